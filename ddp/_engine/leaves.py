@@ -21,8 +21,8 @@ class AccumulateInto:
 class GradBuffer:
     """The memory of a leaf's gradient: empty, or holding an array.
 
-    A bound one writes into memory that was laid out by others; an unbound one makes its own at the first write and
-    keeps it, so that a training loop allocates gradients once, unless it was lent: then a caller may still hold it.
+    A bound buffer uses the memory that `bind` gave it. An unbound one allocates its own at the first write and uses it
+    again in later steps, unless a caller may still hold it.
     """
 
     __slots__ = ("adding", "array", "bound", "dtype", "full", "in_graph", "lent", "shape", "withheld", "xp", "zeroed")
@@ -35,10 +35,10 @@ class GradBuffer:
         self.full = False  # holds a gradient now
         self.adding = False  # an op was asked to add to it: see `target`
         self.bound = False
-        self.lent = False  # the memory was handed out since it was made
-        self.in_graph = False  # a graph may have saved the array, which is not written to then: see `hold`
-        self.withheld: str | None = None  # why what was last written here must not be read as the gradient
-        self.zeroed = False  # what it holds was thrown away, and zeros were put there
+        self.lent = False  # a caller was given a tensor over this memory
+        self.in_graph = False  # a graph may have saved the array, so that it must not be written to: see `hold`
+        self.withheld: str | None = None  # why `grad` raises: this rank has only a part of the gradient
+        self.zeroed = False  # holds the zeros of zero_grad(set_to_none=False)
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
@@ -55,9 +55,9 @@ class GradBuffer:
             self.set(g)
 
     def target(self, adding: bool = False) -> Array | AccumulateInto | None:
-        """Where the next gradient may be computed, so that accumulating it copies nothing.
+        """The array that the next gradient may be computed in, so that accumulating it copies nothing.
 
-        If one is there: None, or with `adding` the place to add to.
+        If the buffer holds a gradient: None, or with `adding` an `AccumulateInto`.
         """
         if self.full:
             self.adding = adding and not self.in_graph
@@ -75,7 +75,7 @@ class GradBuffer:
         self.full, self.withheld, self.zeroed = True, None, False
 
     def hold(self, array: Array) -> None:
-        """Takes `array` itself, a gradient with a graph, and is bound no more: what is added goes into a copy."""
+        """Holds `array` itself, a gradient with a graph, and unbinds. The next gradient is added to a copy."""
         self.array, self.full, self.in_graph, self.lent = array, True, True, True
         self.bound, self.withheld, self.zeroed = False, None, False
 
@@ -102,9 +102,9 @@ class GradBuffer:
 
 
 class GradReadyHook(Protocol):
-    """Follows leaves through a backward: called with those that it will reach, and when each gradient is complete.
+    """Called with the leaves that a backward will reach, and when the gradient of each of them is complete.
 
-    turn: of several, the one with the lowest begins first, and ends first, whichever the graph comes to first
+    turn: of several hooks, that with the lowest begins first and ends first
     """
 
     turn: int
@@ -122,15 +122,16 @@ class GradReadyHook(Protocol):
         """Backward raised after begin() was called."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """In the place of all these under create_graph, where gradients of the leaves are accumulated inside."""
+        """Instead of the other methods under create_graph: gradients of the leaves are accumulated in this context."""
 
 
 @final
 class Leaf:
     """The graph's end for one tensor that requires grad.
 
-    hooks: see the sum of a backward's gradients before it is accumulated, and may replace it; after: are called once it
-    is; owner: a weak reference to the tensor, for gradients that are tensors themselves
+    hooks: called with the sum of a backward's gradients before it is accumulated; each may return another one
+    after: called once it is accumulated
+    owner: a weak reference to the tensor, for gradients that are tensors themselves
     """
 
     __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")

@@ -26,10 +26,12 @@ class Mode(threading.local):
 
     enabled = True  # ops are recorded
     inference = False
-    anomaly = False  # gradients are checked for nan as they come
-    guarded = False  # inside an op that looks after its device: see `ddp._tensor.base`
-    observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
-    reached: Callable[[Sequence[Any]], None] | None = None  # sees the leaves of a backward: CUDA graphs
+    anomaly = False  # backward checks every gradient for nan
+    guarded = False  # inside `ddp._tensor.base.guarded_run`
+    # Called with every new node: for anomaly mode and checkpointed regions.
+    observers: tuple[Callable[[Any], None], ...] = ()
+    # Called with the leaves that a backward reaches: for CUDA graphs.
+    reached: Callable[[Sequence[Any]], None] | None = None
     autocast: Casting | None = None
 
 

@@ -17,9 +17,10 @@ from ddp.errors import VersionError
 class Version:
     """How often the memory of a tensor and its views was written in place; shared by all of them.
 
-    count: writes of any kind; epoch: those that autograd follows, after which the other tensors over this memory no
-    longer say where their values come from; base: a weak reference to the tensor that views were first made of;
-    saved_by: a weak reference to the node that made this memory and saved it as its own result
+    count: all writes
+    epoch: the writes that autograd recorded; the edge of a tensor that was made in an earlier epoch is stale
+    base: a weak reference to the tensor that views were first made of
+    saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
 
     # Class attributes, so that making one for every tensor runs no __init__.
@@ -30,16 +31,16 @@ class Version:
 
 
 Versions = Sequence[tuple[Version, int, int]]
-Differentiable = Any  # an op: its name, what it saves, whether it writes into given arrays, and backward
+Differentiable = Any  # an op: see `ddp.ops.op.Op`; a node reads its name, saves, into and backward
 Hook = Callable[[Array], "Array | None"]
 
 
 class NodeMetadata:
     """State that few nodes need.
 
-    hooks: see a node's incoming gradient first, and may replace it
-    retained_grad: is given it then
-    recompute: fills in saved values that were dropped, before backward reads them
+    hooks: called with the node's incoming gradient; each may return another one
+    retained_grad: called after the hooks with the gradient, which it adds to a tensor's `grad`
+    recompute: called before backward reads saved values that a checkpoint dropped; fills them in
     trace: the line of user code that ran the op
     stream: the CUDA stream that the op ran on, where there are several
     """
@@ -82,8 +83,8 @@ class Node:
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
-        # Of an op whose residual changes with its inputs, what its forward can run again with: arrays and numbers, the
-        # versions of the tensors among them as above, and the parameters.
+        # Of an op whose residual changes with its inputs, so that its forward can run again: the inputs as arrays and
+        # numbers, the versions of the tensors among them (as above), and the parameters.
         self.call: tuple[Sequence[Any], Versions, dict[str, Any]] | None = None
         self.metadata: NodeMetadata | None = None
 
@@ -124,7 +125,7 @@ class Node:
         return self.op.backward(self.xp, g, needs, saved, self.residual, outs)
 
     def free(self) -> None:
-        """Lets go of everything, so that memory falls while backward still runs."""
+        """Drops all that the node keeps, so that memory falls while backward still runs."""
         self.edges = None
         self.saved = ()
         self.versions = ()
@@ -133,22 +134,22 @@ class Node:
 
 
 class ReusableNode(Node):
-    """A node that several graphs share, of an op that keeps nothing for backward: each of them may be freed."""
+    """A node that several graphs share. Its op keeps nothing, so that there is nothing to free."""
 
     __slots__ = ()
 
     def free(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing."""
 
 
 class CollectiveNode(Node):
-    """A node whose backward all ranks run together: it runs, with None, even where no gradient reached it."""
+    """A node whose backward is a collective. It runs on every rank, with None where no gradient arrived."""
 
     __slots__ = ()
 
 
 class MultiOutputNode(Node):
-    """The node of an op with `outputs` results: its gradient is a list of one each, None where none arrived."""
+    """The node of an op with `outputs` results: its gradient is a list with a gradient or None for each of them."""
 
     __slots__ = ("outputs",)
     outputs: int

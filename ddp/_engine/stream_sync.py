@@ -1,4 +1,4 @@
-"""Backward on the streams that forward ran on: a gradient that crosses from one stream to another brings an edge along.
+"""Backward on the streams that forward ran on: a stream that reads a gradient of another one waits for it.
 
 As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward on `s`; gradients of leaves are added up
 on the stream that `backward` was called on, and that one waits, at the end, for all others. So a call of `backward`
@@ -43,7 +43,7 @@ def on_other_gpu(grads: Iterable[Any]) -> bool:
 
 
 def note_stream(node: Node) -> None:
-    """An observer of new nodes: they remember the current stream."""
+    """Observes new nodes: each remembers the current stream."""
     # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
@@ -61,12 +61,13 @@ class StreamSync:
         xp = self._xp = _device.device("cuda").xp
         self._streams = _device.runtime().stream_order
         self._home: Any = self._streams.current(xp)
-        # Where nodes run that remember no stream: they were made before a stream was chosen.
+        # The stream of nodes that remember none: they were made before a stream was chosen.
         self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
-        self._at = self._home  # the current one
-        self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
+        self._current = self._home
+        self._source = self._home  # the stream that computed the gradients being delivered
+        self._computed: Any = None  # the event after them
         self._before = {self._home.device: self._home}  # what was current on each device
-        self._used: dict[Any, None] = {}  # the streams that were used, but for that one
+        self._used: dict[Any, None] = {}  # the other streams that were used
         self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
         self._node: Node | None = None
         self._several = any(type(edge) is not Leaf and self._stream_of(edge) != self._home for edge in edges)
@@ -78,7 +79,7 @@ class StreamSync:
         try:
             for stream in self._used:
                 self._home.wait_for(stream)
-            for arrays in self._crossed.values():  # what was asked for, and what an error left behind
+            for arrays in self._crossed.values():  # gradients of sinks, and those that an error left behind
                 for array in arrays:
                     self._streams.record(getattr(array, "gradient", array), self._home)
         finally:
@@ -89,21 +90,22 @@ class StreamSync:
             self._name_failed_op(error, self._node)
 
     def enter(self, node: Node, g: Any) -> None:
-        """Before `node` runs on `g`: its stream is the current one."""
+        """Called before `node` runs on `g`: makes its stream the current one."""
         self._node = node
-        self._source, self._mark = self._stream_of(node, g), None
+        self._source = self._stream_of(node, g)
+        self._computed = None
         self._use(self._source)
 
     @property
     def on_home_stream(self) -> bool:
         """Whether the current stream is that of leaves, so that their memory may be written to."""
-        return self._at == self._home
+        return self._current == self._home
 
     def leave(self, node: Node, g: Any) -> None:
-        """After `node` ran on `g`, and before it lets go of what it saved."""
+        """Called after `node` ran on `g`, before it is freed."""
         # Code of the node may have left another stream current (`stream_order.StreamGuard`).
-        if self._streams.current(self._xp) != self._at:
-            self._at.use()
+        if self._streams.current(self._xp) != self._current:
+            self._current.use()
         if self._several:
             # Memory goes back to the stream that it was made on, which may be another than the one that reads it here.
             self._streams.keep_alive(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)
@@ -115,24 +117,24 @@ class StreamSync:
                 raise
 
     def begin_delivery(self, edge: Edge, result: Any) -> None:
-        """Before `result` is added to the gradient of `edge`: its stream is the current one, and waits for it."""
+        """Called before `result` is added to the gradient of `edge`: makes the stream of `edge` current, and wait."""
         stream = self._stream_of(edge, result)
         if result is not None and stream != self._source:
-            if self._mark is None:
-                self._mark = self._source.record()
-            stream.wait(self._mark)
+            if self._computed is None:
+                self._computed = self._source.record()
+            stream.wait(self._computed)
             self._crossed.setdefault(edge, []).append(result)
         self._use(stream)
 
     def end_delivery(self, edge: Edge, collects: bool) -> None:
-        """After it was added. A leaf has read what arrived, unless it still collects it."""
+        """Called after it was added. collects: the leaf has not read the result yet."""
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
-            self._streams.keep_alive(self._at, *arrays)
+            self._streams.keep_alive(self._current, *arrays)
 
     def _stream_of(self, edge: Edge, result: Any = None) -> Any:
         if isinstance(edge, Node):
-            if type(edge.op) is SelectOutput and edge.edges:  # a port launches nothing of its own
-                return self._stream_of(edge.edges[0], result)  # type: ignore[arg-type]  # its joint
+            if type(edge.op) is SelectOutput and edge.edges:  # it launches nothing of its own
+                return self._stream_of(edge.edges[0], result)  # type: ignore[arg-type]  # the MultiOutputNode
             if edge.metadata is not None and edge.metadata.stream is not None:
                 return edge.metadata.stream
         index = _device_of(result)
@@ -141,14 +143,14 @@ class StreamSync:
         return self._home if isinstance(edge, Leaf) else self._usual
 
     def _use(self, stream: Any) -> None:
-        if stream == self._at:
+        if stream == self._current:
             return
         if stream.device not in self._before:
             self._before[stream.device] = self._streams.current(self._xp, stream.device)
         if stream != self._home:
             self._used[stream] = None
         stream.use()
-        self._at = stream
+        self._current = stream
 
     @staticmethod
     def _name_failed_op(error: Exception, node: Node) -> None:
@@ -161,7 +163,7 @@ class StreamSync:
 
 
 def _device_of(result: Any) -> int | None:
-    """The GPU that a gradient is on; None for one on the CPU, and for none."""
+    """The GPU that a gradient is on; None for one on the CPU, or for no gradient."""
     if isinstance(result, list):  # of an op with several results
         result = next((gradient for gradient in result if gradient is not None), None)
     array = getattr(result, "gradient", result)

@@ -54,7 +54,7 @@ class TensorBase:
     _device: Device
     edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
     accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
-    _epoch: int  # of the version, when this tensor's place in the graph was true; -1 if detached: it has none
+    _epoch: int  # the epoch of the version for which `edge` is right; -1 for a detached tensor
     grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
     version: Version
 
@@ -170,8 +170,8 @@ def share_storage(self: Self, data: TensorBase) -> Self:
 
 def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
     """A tensor around `array`, outside the graph; with `like`, one more view of that tensor's memory."""
-    kind = _plain[0]
-    self = kind.__new__(kind)
+    cls = _plain[0]
+    self = cls.__new__(cls)
     self.array = array
     self._device = where
     self.edge = self.accumulate_grad = self.grad_view = None
@@ -203,14 +203,14 @@ def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versi
 def alias(view: TensorBase, x: TensorBase) -> None:
     """`view` shares the memory of `x` from now on, and its version."""
     version = view.version = x.version
-    if x._epoch < 0:  # from here on a write into one of the two moves the other's place, too
+    if x._epoch < 0:  # from here on a recorded write into one of the two makes the other stale
         x._epoch = version.epoch
     view._epoch = x._epoch
     if version.base is None or version.base() is None:
         version.base = weakref.ref(x)
 
 
-# The class of results. Tensor is made of the mixins that call `apply`, so it can only be put here once it exists.
+# The class of results: `Tensor` puts itself here. It is made of mixins that call `apply`, so it cannot be imported.
 _plain: list[type[Tensor]] = []
 
 
@@ -312,9 +312,9 @@ FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and n
 
 
 def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
-    """Keeps what the forward can run again with, of an op whose residual changes with its inputs.
+    """Stores the inputs and parameters of an op whose residual changes with its inputs, to run its forward again.
 
-    Unless backward reads none of them: then it would keep memory alive.
+    Not if backward reads none of the inputs: storing them would keep their memory alive.
     """
     if node.versions:
         versions = [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)]
@@ -322,7 +322,7 @@ def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: 
 
 
 def record(node: Node, results: Sequence[TensorBase | None]) -> None:
-    """Puts results behind the node of what made them; those without a gradient, such as integers, stay outside.
+    """Makes `node` the edge of the results; those without a gradient, such as integers, get none.
 
     node: a `MultiOutputNode` for several results
     """
@@ -338,7 +338,7 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 
 
 def make_node(
-    kind: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
+    node_class: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
     # Loops without comprehensions, which are calls: this runs for every op.
@@ -359,7 +359,7 @@ def make_node(
             versions.append((x.version, x.version.count, len(saved)))
             x = x.array
         saved.append(x)
-    node = kind(run, xp, tuple(edges), wanted, tuple(saved), versions, residual)
+    node = node_class(run, xp, tuple(edges), wanted, tuple(saved), versions, residual)
     if result is not None and len(inputs) in plan:
         result.version.saved_by = weakref.ref(node)
     return node
@@ -378,7 +378,7 @@ def check_current(name: str, x: TensorBase) -> None:
 
 
 def stale_view(name: str, x: TensorBase) -> InplaceError:
-    """What to raise where `x` has a place in the graph that is not true any more."""
+    """What to raise where the edge of `x` is stale: its memory was changed in place after the view was made."""
     return InplaceError(
         f"{name}: a tensor of shape {x.array.shape} shares memory with one that was changed in place inside the graph "
         "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
@@ -476,10 +476,10 @@ def guarded_function(function: F) -> F:
     return cast(F, inner)
 
 
-def guard_methods(kind: type, names: str) -> None:
+def guard_methods(tensor_class: type, names: str) -> None:
     """Puts methods that launch without `apply` under the device of their tensor; called once CUDA is used."""
     for name in names.split():
-        owner = next(cls for cls in kind.__mro__ if name in vars(cls))
+        owner = next(cls for cls in tensor_class.__mro__ if name in vars(cls))
         method = vars(owner)[name]
         if not hasattr(method, "guarded"):
             setattr(owner, name, guarded_function(method))

@@ -181,9 +181,9 @@ class Tensor(
 
 
 base._plain.append(Tensor)
-for _kind in Tensor.__mro__[1:-1]:
-    for _function in filter(inspect.isfunction, vars(_kind).values()):
-        if _function.__qualname__ == f"{_kind.__name__}.{_function.__name__}":  # Python's errors show it
+for _mixin in Tensor.__mro__[1:-1]:
+    for _function in filter(inspect.isfunction, vars(_mixin).values()):
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's errors show it
             _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
 
 _WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim
@@ -193,7 +193,7 @@ _WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim
 for _name in _WITH_NUMPY_NAMES.split():
     setattr(Tensor, _name, numpy_names(getattr(Tensor, _name)))
 
-# What launches without `apply`.
+# Methods that compute on the device without `apply`.
 _LAUNCHING = (
     "__contains__ __deepcopy__ __getitem__ __invert__ __setitem__ all allclose any argmax argmin argsort "
     "bernoulli bernoulli_ bincount bitwise_not copy_ count_nonzero cummax cummin equal exponential_ fill_ "

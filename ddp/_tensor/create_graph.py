@@ -1,8 +1,8 @@
 """Backward under create_graph: each node's reference backward on recording arrays, so that gradients have a graph.
 
-What a node saved returns to its place in the graph: an input behind the edge of that input, the result behind the node.
-The residual is constant. Of an op whose residual changes with its inputs (`Op.derived`), the reference forward runs
-again, recorded, and makes another one; or the op is differentiated as a composite of others, where these are fewer.
+What a node saved becomes a tensor of the graph again: an input gets the edge of that input, the result the node itself.
+The residual is constant. If it changes with the inputs (`Op.derived`), the reference forward runs again, recorded, to
+compute it; or the op is differentiated as a composite of other ops, where these are fewer steps.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def recorded_gradients(
 ) -> list[Tensor | None]:
     """The gradients of all `tensors` with respect to edges, as tensors with a graph; None where none arrived.
 
-    What a collective computed that no gradient here was made of is behind all of them, with a gradient of zero: other
-    ranks' gradients were made of it, and theirs lead to a collective in which this rank takes part.
+    Results of collectives that no gradient here depends on are in the graph of all of them, with a gradient of zero:
+    gradients of other ranks depend on them, and differentiating those runs collectives in which this rank takes part.
 
     Raises: GraphError for tensors on a GPU, and for an op without a second derivative; GraphFreedError, VersionError.
     """
@@ -154,7 +154,7 @@ def recorded_gradients(
 
 
 class _recorded(enable_grad):
-    """Where gradients are recorded, in the dtypes of what they are gradients of: without autocast."""
+    """Recording without autocast: gradients have the dtypes of the inputs."""
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "autocast": None}
@@ -170,7 +170,7 @@ def _seed(x: TensorBase, gradient: Any) -> Tensor:
 def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Sequence[Any]:
     """The gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
 
-    for_others: is given what a collective computed that is not wanted here
+    for_others: gets the results of collectives that are not wanted here
     """
     if isinstance(node.op, SelectOutput):
         return node.op.backward(None, g, needs, (), node.residual)
@@ -218,7 +218,7 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
 
 
 def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Any]:
-    """What a node kept, where it stood in the graph; numbers and integers as they are."""
+    """What a node kept, as recording arrays with these edges; numbers and integers as they are."""
     tensors = restore_tensors(arrays, edges, versions)
     return [
         x if tensor is None or x.dtype.kind not in FLOATS else RecordingArray(tensor)
@@ -230,7 +230,7 @@ def _run_composite(
     compose: Composite, inputs: Sequence[Any], parameters: Parameters, g: Any, needs: Needs
 ) -> Sequence[Tensor | None]:
     """The gradients of an op's inputs, by the ops that it can be made of: no forward runs again for a residual."""
-    # Nodes of their own to end at, also where two inputs are one tensor.
+    # The backward below ends at these: a node for each input, also where two inputs are one tensor.
     ends: list[Any] = [None if x is None else apply(elementwise.flat, (x.tensor,)) for x in inputs]
     # In float32 at least, so that each gradient is rounded once.
     wide = [x if x is None else convert(x, np.promote_types(x.array.dtype, "float32")) for x in ends]

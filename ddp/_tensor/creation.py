@@ -115,10 +115,10 @@ def new(
 
     usual: the dtype where none was asked for; None is the default one
     """
-    kind = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
+    dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     where = resolve_device(device)
     with on(where):
-        array = make(np if pin_memory else where.xp, kind)
+        array = make(np if pin_memory else where.xp, dtype)
     x = from_array(array, where, requires_grad)
     return pin(x) if pin_memory else x
 
@@ -208,9 +208,9 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
-    def points(xp: Any, kind: Dtype) -> Any:
+    def points(xp: Any, dtype: Dtype) -> Any:
         # Rounded before the steps, as in PyTorch.
-        low, high = (first, last) if dtypes.is_float(kind) else (int(first), int(last))
+        low, high = (first, last) if dtypes.is_float(dtype) else (int(first), int(last))
         if steps == 1:
             return xp.full((1,), float(low))
         # From each end towards the middle, so that both ends are exact.
@@ -328,25 +328,25 @@ else:
 ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
 
 
-def cast(array: Any, kind: Dtype) -> Any:
-    """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
-    if array.dtype == kind:
+def cast(array: Any, dtype: Dtype) -> Any:
+    """`array` in `dtype`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
+    if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
-        return array.astype(kind)
+        return array.astype(dtype)
 
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
     if isinstance(data, Number) and not isinstance(data, np.generic):
-        kind = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
-        if kind in dtypes.INTEGERS and math.isfinite(data):
+        dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
+        if dtype in dtypes.INTEGERS and math.isfinite(data):
             data = int(data)
         try:
             with np.errstate(over="ignore"):
-                return np.array(data, kind), True
+                return np.array(data, dtype), True
         except (OverflowError, ValueError) as error:
-            raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
+            raise ArgumentError(f"{name}: {data} does not fit {dtype}") from error
     if isinstance(data, TensorBase):
         array = data.array
     elif isinstance(data, np.ndarray):
@@ -359,13 +359,13 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
         array = np.asarray(data)
     else:
         return _of_sequence(data, dtype, name), True
-    kind = dtypes.parse(array.dtype if dtype is None else dtype)
-    return cast(array, kind), array.dtype != kind or isinstance(data, np.generic)
+    dtype = dtypes.parse(array.dtype if dtype is None else dtype)
+    return cast(array, dtype), array.dtype != dtype or isinstance(data, np.generic)
 
 
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
-    if isinstance(data, list | tuple) and any(hasattr(kind, "dtype") for kind in _element_types(data)):
+    if isinstance(data, list | tuple) and any(hasattr(cls, "dtype") for cls in _element_types(data)):
         element_dtypes: set[Dtype] = set()
         data = _unwrap_tensors(data, element_dtypes)
         dtype = functools.reduce(dtypes.promote_types, element_dtypes) if dtype is None else dtype
@@ -375,20 +375,20 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
         raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
     if dtype is None:
         return cast(array, dtypes.get_default_dtype() if array.dtype == dtypes.float64 else dtypes.parse(array.dtype))
-    kind = dtypes.parse(dtype)
+    dtype = dtypes.parse(dtype)
     dtypes.parse(array.dtype)
-    if kind in dtypes.INTEGERS and array.size:
-        limits, low, high = dtypes.iinfo(kind), array.min(), array.max()
+    if dtype in dtypes.INTEGERS and array.size:
+        limits, low, high = dtypes.iinfo(dtype), array.min(), array.max()
         if not (low >= limits.min and high <= limits.max):
-            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
-    return cast(array, kind)
+            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {dtype}")
+    return cast(array, dtype)
 
 
 def _element_types(data: Any) -> set[type]:
     """The types of what is in nested lists."""
-    kinds = set(map(type, data))
-    nested = any(issubclass(kind, list | tuple) for kind in kinds)
-    return kinds.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
+    classes = set(map(type, data))
+    nested = any(issubclass(cls, list | tuple) for cls in classes)
+    return classes.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
 def _unwrap_tensors(data: Any, element_dtypes: set[Dtype]) -> Any:
@@ -458,8 +458,8 @@ def asarray(
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
-    kind = dtypes.get_default_dtype() if dtype is None else dtypes.parse(dtype)
-    return tensor(as_number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
+    dtype = dtypes.get_default_dtype() if dtype is None else dtypes.parse(dtype)
+    return tensor(as_number(s, "scalar_tensor"), dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:

@@ -130,14 +130,14 @@ def set_default_dtype(d: Any) -> None:
     Raises: DtypeError unless it is floating.
     """
     global _default
-    kind = parse(d)
-    if kind not in FLOATS:
-        raise DtypeError(f"set_default_dtype: expected a floating dtype, got {kind.name}")
-    _default = kind
+    dtype = parse(d)
+    if dtype not in FLOATS:
+        raise DtypeError(f"set_default_dtype: expected a floating dtype, got {dtype.name}")
+    _default = dtype
 
 
 class _Limits:
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         limits = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
@@ -154,12 +154,12 @@ class finfo(_Limits):
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
 
     def __init__(self, dtype: Any = None) -> None:
-        kind = _default if dtype is None else parse(dtype)
-        if kind not in FLOATS:
-            raise DtypeError(f"finfo: expected a floating dtype, got {kind.name}; iinfo has the limits of integers")
-        limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]  # it has no annotations
-        self.dtype = kind.name
-        self.bits = kind.itemsize * 8
+        dtype = _default if dtype is None else parse(dtype)
+        if dtype not in FLOATS:
+            raise DtypeError(f"finfo: expected a floating dtype, got {dtype.name}; iinfo has the limits of integers")
+        limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # it has no annotations
+        self.dtype = dtype.name
+        self.bits = dtype.itemsize * 8
         self.eps, self.max, self.min = float(limits.eps), float(limits.max), float(limits.min)
         self.tiny = self.smallest_normal = float(limits.smallest_normal)
         self.resolution = 10.0**-limits.precision
@@ -171,8 +171,8 @@ class iinfo(_Limits):
     __slots__ = ("bits", "dtype", "max", "min")
 
     def __init__(self, dtype: Any) -> None:
-        kind = parse(dtype)
-        if kind not in INTEGERS:
-            raise DtypeError(f"iinfo: expected an integer dtype, got {kind.name}; finfo has the limits of floats")
-        limits = np.iinfo(kind)
-        self.dtype, self.bits, self.max, self.min = kind.name, limits.bits, limits.max, limits.min
+        dtype = parse(dtype)
+        if dtype not in INTEGERS:
+            raise DtypeError(f"iinfo: expected an integer dtype, got {dtype.name}; finfo has the limits of floats")
+        limits = np.iinfo(dtype)
+        self.dtype, self.bits, self.max, self.min = dtype.name, limits.bits, limits.max, limits.min

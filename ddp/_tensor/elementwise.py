@@ -15,8 +15,17 @@ from ddp._tensor import operands
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.indexing import broadcast_shape
-from ddp._tensor.inplace import assign, both_forms, in_place, update
-from ddp._tensor.operands import as_method, binary, check_operand, compare, operand_as_tensor, promote_all, promote_pair
+from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
+from ddp._tensor.operands import (
+    Other,
+    as_method,
+    binary,
+    check_operand,
+    compare,
+    operand_as_tensor,
+    promote_all,
+    promote_pair,
+)
 from ddp._tensor.reductions import required_float, to_dtype
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import activation, special
@@ -24,7 +33,6 @@ from ddp.ops import elementwise as ops
 from ddp.ops.op import Op
 
 T = TypeVar("T", bound="Elementwise")
-Other = Any  # a tensor, a Python number, or an array
 Unary = Callable[[Any], "Tensor"]
 Binary = Callable[[Any, Other], "Tensor"]
 Comparison = tuple[Binary, Binary, TensorFunction]  # an operator, its method, the form in place
@@ -89,7 +97,7 @@ def _reverse(ufunc: str) -> Binary:
 
 
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
-    """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with.
+    """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is no operand.
 
     Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU is not looked for, since the host
     would have to wait.
@@ -407,10 +415,10 @@ class Elementwise(TensorBase):
         """self **= exponent."""
         return update(self, "pow_", operator.pow, "power", exponent)
 
-    floor_divide_, lerp_, addcmul_, addcdiv_ = map(in_place, (floor_divide, lerp, addcmul, addcdiv))
-    neg_, abs_, square_, sign_, frac_, round_ = map(in_place, (neg, abs, square, sign, frac, round))
-    logit_, relu_, nan_to_num_, bitwise_not_ = map(in_place, (logit, relu, nan_to_num, bitwise_not))
-    clamp_, clamp_min_, clamp_max_ = map(in_place, (clamp, clamp_min, clamp_max))
+    floor_divide_, lerp_, addcmul_, addcdiv_ = in_place_forms(floor_divide, lerp, addcmul, addcdiv)
+    neg_, abs_, square_, sign_, frac_, round_ = in_place_forms(neg, abs, square, sign, frac, round)
+    logit_, relu_, nan_to_num_, bitwise_not_ = in_place_forms(logit, relu, nan_to_num, bitwise_not)
+    clamp_, clamp_min_, clamp_max_ = in_place_forms(clamp, clamp_min, clamp_max)
 
     negative_, absolute_, fix_, arctan2_, clip_ = neg_, abs_, trunc_, atan2_, clamp_
     arcsin_, arccos_, arctan_ = asin_, acos_, atan_

@@ -36,9 +36,8 @@ def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
 
-def _others(names: str) -> Iterator[Callable[..., Any]]:
-    """The same, of methods that return something other than one tensor."""
-    return _forms(names)
+# The same, of methods that return something other than one tensor.
+_others: Callable[[str], Iterator[Callable[..., Any]]] = _forms
 
 
 # Arithmetic

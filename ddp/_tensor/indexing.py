@@ -37,10 +37,10 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
     """
     parts = where if type(where) is tuple else _as_parts(where)
     for part in parts:
-        kind = type(part)
-        if kind not in _PLAIN:
+        cls = type(part)
+        if cls not in _PLAIN:
             return _split_mixed(x, [_parse_part(part, x) for part in parts])
-        if kind is slice and part.step is not None and part.step < 1:
+        if cls is slice and part.step is not None and part.step < 1:
             raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
     return None, _with_one_ellipsis(parts)
 
@@ -64,8 +64,8 @@ def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
 
 def _parse_part(part: Any, x: TensorBase) -> Any:
     """One part of an index: an int, slice, None, Ellipsis or bool as it is; tensors, lists and arrays as arrays."""
-    kind = type(part)
-    if kind in _PLAIN or kind is bool:
+    cls = type(part)
+    if cls in _PLAIN or cls is bool:
         return part
     if isinstance(part, TensorBase):
         array = part.array
@@ -73,10 +73,10 @@ def _parse_part(part: Any, x: TensorBase) -> Any:
         array = np.asarray(part) if len(part) else np.zeros(0, np.int64)
     elif hasattr(part, "dtype") and hasattr(part, "ndim"):
         array = part
-    elif hasattr(kind, "__index__"):
+    elif hasattr(cls, "__index__"):
         return part.__index__()
     else:
-        raise RangeError(f"indexing by {kind.__name__}: expected integers, slices, Ellipsis, None, tensors or lists")
+        raise RangeError(f"indexing by {cls.__name__}: expected integers, slices, Ellipsis, None, tensors or lists")
     if array.dtype.kind not in "biu" or array.dtype.char == "B":
         raise RangeError(f"indexing by {array.dtype}: expected int64 or int32, or bool for a mask")
     if not array.ndim:
@@ -285,8 +285,8 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, Number):
-        kind = ShapeError if isinstance(value, TensorBase) else DtypeError
-        raise kind(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
+        error = ShapeError if isinstance(value, TensorBase) else DtypeError
+        raise error(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
     return value
 
 
@@ -522,7 +522,7 @@ class Indexing(TensorBase):
         """Where elements are not zero, int64 (n, ndim), in order."""
         return self.nonzero()
 
-    # Where a place is named twice, sums add both up; what else is written there is one of both.
+    # Values for one index that is named twice are added up, or one of them is written.
     scatter, scatter_ = _forms(_scatter)
     scatter_add, scatter_add_ = _forms(_scatter_add)
     index_add, index_add_ = _forms(_index_add)

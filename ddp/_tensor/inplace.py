@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -66,7 +66,7 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
 
 
 def assign(x: T, name: str, result: TensorBase) -> T:
-    """Writes the values of `result`, which was computed of `x`, into `x`, which takes over its place in the graph.
+    """Writes the values of `result`, which was computed from `x`, into `x`, and gives `x` the edge of `result`.
 
     Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `must_record`). Nothing is written then.
     """
@@ -107,7 +107,7 @@ def _copy_saved_result(x: TensorBase) -> None:
 
 
 def _copy_saved(node: Node, x: TensorBase) -> None:
-    """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
+    """Replaces what `node` saved of `x`, which is about to be overwritten, by copies."""
     saved = list(node.saved)
     changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
     for _, _, position in changed if saved else ():  # a checkpointed region keeps none
@@ -138,7 +138,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> T:
-    """x = function(x, y) in the memory of `x`; where autograd need not follow, by the array module's `ufunc`."""
+    """x = function(x, y) in the memory of `x`; by the array module's `ufunc` if autograd does not record it."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
@@ -170,6 +170,11 @@ def in_place(
         return write(x, name, getattr(x, name[:-1])(*args, **named))
 
     return as_method(form, name, f"{method.__name__}() in place. {method.__doc__}", method)
+
+
+def in_place_forms(*methods: Callable[..., Any]) -> Iterator[TensorFunction]:
+    """The forms in place of several methods."""
+    return map(in_place, methods)
 
 
 def both_forms(method: F) -> tuple[F, TensorFunction]:
@@ -241,8 +246,8 @@ def _write_out(name: str, result: Any, out: Any) -> Any:
     if not isinstance(out, Sequence) or len(out) != len(result):
         raise ArgumentError(f"{name}: out is {len(result)} tensors, for the results one each")
     written = [_write_one(name, one, memory) for one, memory in zip(result, out, strict=True)]
-    kind: Any = type(result)
-    return kind(*written) if hasattr(result, "_fields") else tuple(written)
+    cls: Any = type(result)
+    return cls(*written) if hasattr(result, "_fields") else tuple(written)
 
 
 def _write_one(name: str, result: Any, out: Any) -> Any:
@@ -259,4 +264,4 @@ def _write_one(name: str, result: Any, out: Any) -> Any:
             None,
             None,
         )
-    return assign(cast(Any, out), name, result)
+    return assign(out, name, result)

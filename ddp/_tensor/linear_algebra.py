@@ -13,15 +13,12 @@ from ddp._tensor.base import Tensor, TensorBase, apply
 from ddp._tensor.complex_numbers import ComplexTensor, product
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import in_place, with_out
-from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
+from ddp._tensor.operands import Other, array_as_tensor, broadcast, check_operand
 from ddp._tensor.reductions import resolve_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
 
 __all__ = ["cdist", "einsum", "kron", "tensordot"]
-
-
-Other = Any  # a tensor, or an array
 
 
 def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:

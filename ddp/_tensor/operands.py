@@ -42,7 +42,7 @@ REJECTED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1,
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
-    """`x` and `y` in the dtype of their result; None if `y` is nothing to compute with.
+    """`x` and `y` in the dtype of their result; None if `y` is no operand.
 
     floating: integers become float32, as in a true division. Raises: ShapeError if they do not broadcast.
     """
@@ -81,7 +81,7 @@ def floating(x: TensorBase) -> TensorBase:
 
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
-    """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with."""
+    """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is no operand."""
     pair = promote_pair(x, y, op.name, floating)
     if pair is None:
         return NotImplemented

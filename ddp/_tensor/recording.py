@@ -41,7 +41,7 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """The numbers of a recording array, where no gradient passes, which it notes; anything else as it is."""
+    """The numbers of a recording array, marked as compared: no gradient passes. Anything else as it is."""
     if not isinstance(x, RecordingArray):
         return x
     noted: RecordingArray | None = x
@@ -54,7 +54,7 @@ def as_array(x: Any) -> Any:
 class RecordingArray:
     """A tensor with the methods of an array. A view reads its base anew after the base was written to.
 
-    compared: whether a mask, a sign or the like was made of it, which changes with it in steps
+    compared: whether a mask, a sign or another step function was computed from it
     """
 
     __slots__ = ("_base", "_read", "_replace", "_seen", "_tensor", "compared")

@@ -118,16 +118,16 @@ def _extreme(op: Any, doc: str) -> Any:
     return as_method(method, op.name, f"{doc}; equal ones share the gradient. Raises: ArgumentError if there is none.")
 
 
-def _extreme_of(kind: Any, which: str, elementwise: str) -> Any:
+def _extreme_of(result_type: Any, which: str, elementwise: str) -> Any:
     """The methods max and min. kind: the type of their results; elementwise: the method of two tensors."""
-    name = kind.__name__
+    name = result_type.__name__
 
     def method(self: Any, dim: Any = None, keepdim: bool = False, *, other: TensorBase | None = None) -> Any:
         if other is not None or isinstance(dim, TensorBase):
             return getattr(self, elementwise)(dim if other is None else other)
         if dim is None:
             return getattr(self, f"a{name}")()
-        return kind(*_values_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
+        return result_type(*_values_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
 
     doc = f"The {which} element of all; with `dim`, (values, indices) along it, the gradient going to the index; with"
     return as_method(method, name, f"{doc} another tensor, the {which.removesuffix('st')}r of both elementwise.")
@@ -141,17 +141,17 @@ def _arg_extreme(name: str, which: str) -> Any:
     return as_method(method, name, doc)
 
 
-def _running(kind: Any, ufunc: str, which: str) -> Any:
+def _running(result_type: Any, ufunc: str, which: str) -> Any:
     """The methods cummax and cummin. kind: the type of their results."""
-    name = kind.__name__
+    name = result_type.__name__
 
     def method(self: TensorBase, dim: int) -> Any:
         xp, axis = self._device.xp, resolve_axis(self, dim, name)
         if not self.array.ndim:
-            return kind(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
+            return result_type(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
         index = reduction.running(xp, ufunc, upcast(self.array), axis)
         values = apply(reduction.running_extreme, (self,), index=index, dim=axis)
-        return kind(values, wrap(index if values.edge is None else index.copy(), self._device))
+        return result_type(values, wrap(index if values.edge is None else index.copy(), self._device))
 
     return as_method(
         method, name, f"(values, indices): the {which} element up to each along `dim`, and its last place."

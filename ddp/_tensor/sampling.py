@@ -87,20 +87,20 @@ def seed() -> int:
 _BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # of precision
 
 
-def draw(source: Any, method: str, shape: Ints, kind: Dtype) -> Any:
+def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
     """An array of `shape` by the generator's `method` ("random" or "standard_normal"), which knows no half precision.
 
     Raises: DtypeError unless floating.
     """
-    if not dtypes.is_float(kind):
-        raise DtypeError(f"random numbers are floating, not {kind}")
-    drawn = getattr(source, method)(shape, dtype=dtypes.float32 if kind in dtypes.HALVES else kind)
-    if kind not in dtypes.HALVES:
+    if not dtypes.is_float(dtype):
+        raise DtypeError(f"random numbers are floating, not {dtype}")
+    drawn = getattr(source, method)(shape, dtype=dtypes.float32 if dtype in dtypes.HALVES else dtype)
+    if dtype not in dtypes.HALVES:
         return drawn
     if method == "random":
-        scale = 2.0 ** _BITS[kind]  # multiples of 1 / scale are exact, where rounding would reach 1
+        scale = 2.0 ** _BITS[dtype]  # multiples of 1 / scale are exact, where rounding would reach 1
         drawn = np.floor(drawn * dtypes.float32.type(scale)) / dtypes.float32.type(scale)
-    return drawn.astype(kind)
+    return drawn.astype(dtype)
 
 
 class RandomOptions(Options, total=False):
@@ -121,8 +121,8 @@ def _sampled(
     where = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
-    def make(xp: Any, kind: Dtype) -> Any:
-        return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
+    def make(xp: Any, dtype: Dtype) -> Any:
+        return where.xp.asarray(sample(_device.generator(where, generator), dtype)).astype(dtype, copy=False)
 
     return new(make, usual, device=where, **options)
 

@@ -11,7 +11,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -144,10 +144,10 @@ class Storage(TensorBase):
         return self._device is not CPU or is_shared(self.array)
 
 
-def _write(x: T, name: str, source: Any, values: Any, recorded: bool) -> T:
+def _write(x: Any, name: str, source: Any, values: Any, recorded: bool) -> Any:
     """x[...] = source, whose `values` are a number or an array; `recorded`: followed by autograd."""
     if recorded:
-        cast(Any, x)[...] = source
+        x[...] = source
         return x
     try:
         x.array[...] = values
@@ -171,19 +171,19 @@ def _copy_as_leaf(x: T, array: Any, name: str, like: TensorBase | None = None) -
     return twin.requires_grad_(x.edge is not None)
 
 
-def as_subclass(kind: type[T], plain: Any) -> T:
-    """A tensor of the class `kind` in the place of a new one."""
-    if kind is type(plain):
+def as_subclass(cls: type[T], plain: Any) -> T:
+    """A tensor of the class `cls` in the place of a new one."""
+    if cls is type(plain):
         return plain
-    self = object.__new__(kind)
+    self = object.__new__(cls)
     for name in TensorBase.__slots__:
         if name[:2] != "__" and hasattr(plain, name):
             setattr(self, name, getattr(plain, name))
     return self
 
 
-def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    return as_subclass(kind, wrap(to_device(array, where), where)).requires_grad_(requires_grad)
+def _rebuild(cls: type[T], array: Any, where: device, requires_grad: bool) -> T:
+    return as_subclass(cls, wrap(to_device(array, where), where)).requires_grad_(requires_grad)
 
 
 _class_hooks: list[Callable[[type], Any]] = []
@@ -191,10 +191,10 @@ _class_hooks: list[Callable[[type], Any]] = []
 
 def for_each_class(hook: Callable[[type], Any]) -> None:
     """Calls `hook` with each class of tensors, those to come included: pickles know classes one by one."""
-    kinds: list[type] = [Storage]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        hook(kind)
+    classes: list[type] = [Storage]
+    for cls in classes:
+        classes += cls.__subclasses__()
+        hook(cls)
     _class_hooks.append(hook)
 
 
@@ -296,7 +296,7 @@ class Conversion(TensorBase):
 
         memory_format: ddp.channels_last for images whose channels lie side by side, which GPUs convolve faster.
         copy: a copy even if nothing changes. non_blocking: a copy from pinned memory to a GPU, or from a GPU into
-        pinned memory that is made for it, does not wait; what comes from a GPU is there when the current stream is past
+        pinned memory that is made for it, does not wait; a copy from a GPU is complete when the current stream has done
         it (`ddp.cuda.synchronize()`, or an event). Both may follow by position, in that order.
         Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
@@ -370,8 +370,8 @@ class Conversion(TensorBase):
     def record_stream(self, stream: Any) -> None:
         """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which another stream's work made.
 
-        When the tensor dies, its memory is kept until what `stream` was given by then is done. Without it the memory is
-        given to later work of the stream that made it. Raises: DeviceError for a tensor on the CPU.
+        When the tensor dies, its memory is used again only after the work that `stream` has by then. Without this call,
+        later work of the stream that made the tensor may use it at once. Raises: DeviceError for a tensor on the CPU.
         """
         if self._device is CPU:
             raise DeviceError("record_stream: this tensor is on the CPU, whose work no stream runs")

@@ -29,13 +29,13 @@ class _Region:
         self.recomputed: list[Node] = []
 
     def empty(self, node: Node) -> None:
-        """Sees a new node, and lets go of what it saved; its versions stay, to be compared in backward."""
+        """Observes the first run: drops what a new node saved. Its versions stay, to be compared in backward."""
         self.nodes.append(weakref.ref(node))
         node.saved, node.residual, node.call = (), None, None
         node.ensure_metadata().recompute = self.fill
 
     def collect(self, node: Node) -> None:
-        """Sees a new node of the second run."""
+        """Observes the second run: keeps each new node."""
         self.recomputed.append(node)
 
     def fill(self) -> None:

@@ -50,8 +50,8 @@ def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
 def vhp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
     """func(*inputs), which is a single element, and v^T @ H, H its Hessian. Raises: as vjp."""
     call = Call(func, inputs, create_graph)
-    slopes = differentiate(call.outputs, call.inputs, None, True, strict)
-    products = differentiate(slopes, call.inputs, v, call.create_graph, strict)
+    gradients = differentiate(call.outputs, call.inputs, None, True, strict)
+    products = differentiate(gradients, call.inputs, v, call.create_graph, strict)
     return call.finish(call.outputs, call.result), call.finish(products, inputs)
 
 
@@ -95,10 +95,10 @@ def hessian(
     vectorize, outer_jacobian_strategy: as for jacobian. Raises: as jacobian.
     """
 
-    def slopes(*given: Tensor) -> Any:
+    def gradients(*given: Tensor) -> Any:
         return vjp(func, given if isinstance(inputs, tuple) else given[0], None, True, strict)[1]
 
-    return jacobian(slopes, inputs, create_graph, strict)
+    return jacobian(gradients, inputs, create_graph, strict)
 
 
 class Call:

@@ -129,17 +129,17 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
         probabilities = work.scores(heads)
         probabilities -= sums[heads][..., None]
         xp.exp(probabilities, out=probabilities)
-        slopes = product(xp, g[heads], work.v[heads].swapaxes(-1, -2))
+        dscores = product(xp, g[heads], work.v[heads].swapaxes(-1, -2))
         kept: Any = None
         if keep is not None:
             kept = keep(probabilities.shape) * work.dtype.type(1 / (1 - p) if p < 1 else 1)
-            slopes *= kept
-        slopes -= (g[heads] * out[heads]).sum(-1, keepdims=True)
-        slopes *= probabilities
+            dscores *= kept
+        dscores -= (g[heads] * out[heads]).sum(-1, keepdims=True)
+        dscores *= probabilities
         if dq is not None:
-            dq[heads] = product(xp, slopes, work.k[heads]) * scale
+            dq[heads] = product(xp, dscores, work.k[heads]) * scale
         if dk is not None:
-            dk[heads] = product(xp, slopes.swapaxes(-1, -2), work.q[heads]) * scale
+            dk[heads] = product(xp, dscores.swapaxes(-1, -2), work.q[heads]) * scale
         if dv is not None:
             dv[heads] = product(
                 xp, (probabilities if kept is None else probabilities * kept).swapaxes(-1, -2), g[heads]
@@ -150,7 +150,7 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
                 for i, n in zip(heads, mask.shape, strict=False)
             ]
             part = dmask[tuple(index)]
-            part += unbroadcast(slopes, part.shape)
+            part += unbroadcast(dscores, part.shape)
     if not k.shape[-2] and dq is not None:
         dq[...] = 0
     summed = [None if d is None else unbroadcast(d, x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]

@@ -69,12 +69,12 @@ def _ctc_loss(
     losses = xp.where(ends, -_arrive(xp, last, -xp.inf)[0], 0).sum(axis=1)
     lost = losses == xp.inf
     out = xp.where(lost, 0, losses) if zero_infinity else losses
-    slope = xp.where(lost, 0 if zero_infinity else xp.nan, 1)
-    return out.astype(x.dtype), (paths, last, skip, where, ends, input_lengths, slope)
+    derivative = xp.where(lost, 0 if zero_infinity else xp.nan, 1)
+    return out.astype(x.dtype), (paths, last, skip, where, ends, input_lengths, derivative)
 
 
 def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    paths, last, skip, where, ends, input_lengths, slope = residual
+    paths, last, skip, where, ends, input_lengths, derivative = residual
     (x,) = as_float32(saved[0])
     ending = _depart(xp, ends.astype(x.dtype), last, -xp.inf)
     probability = 0
@@ -84,7 +84,7 @@ def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
         passed[step] = probability[:, 2:]
         probability = _depart(xp, probability[:, 2:], paths[step], skip)
     dx = xp.exp(x) - add_flat(xp, xp.zeros(x.size, x.dtype), where, passed).reshape(x.shape)
-    dx *= (g * slope)[:, None]
+    dx *= (g * derivative)[:, None]
     inside = xp.arange(len(x))[:, None] < input_lengths
     return (xp.where(inside[..., None], dx, 0).astype(g.dtype),)
 

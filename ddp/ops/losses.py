@@ -246,7 +246,7 @@ def _binary_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved
     dx = dt = None
     if needs[0]:
         dx = x - t
-        # The floor that PyTorch has: at 0 and 1 the slope is large, not infinite. float16 has a coarser one.
+        # The floor that PyTorch has: at 0 and 1 the derivative is large, not infinite. float16 has a coarser one.
         dx /= xp.maximum((1 - x) * x, 1e-12 if x.dtype.itemsize > 2 else 6e-8)
         dx *= g
     if needs[1]:
@@ -339,8 +339,8 @@ def _kl_div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
     dx = p * -g if needs[0] else None
     if not needs[1]:
         return dx, None
-    slope = (t if log_target else xp.log(xp.where(t > 0, t, 1).astype(t.dtype, copy=False))) + 1 - x
-    return dx, slope * p * g if log_target else slope * g
+    derivative = (t if log_target else xp.log(xp.where(t > 0, t, 1).astype(t.dtype, copy=False))) + 1 - x
+    return dx, derivative * p * g if log_target else derivative * g
 
 
 kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": ("t",), "t": ("t", "x")})
@@ -348,7 +348,7 @@ kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": 
 
 # Losses of a difference d = x - y: mean squared, absolute, and the two that change over.
 #
-# Each is a value and a slope; the reduction is folded into both, so that no array is made of it.
+# Each is a value and a derivative; both apply the reduction, too, so that no array is made for it.
 
 
 def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:
@@ -367,14 +367,14 @@ def unreduced_gradient(g: Array, reduction: str, size: int) -> Array:
 
 
 Value = Callable[[Any, Array, float, str], Array]  # the reduced loss of the differences
-Slope = Callable[[Any, Array, float, Array], Array]  # its derivative, times a gradient
+Derivative = Callable[[Any, Array, float, Array], Array]  # its derivative, times a gradient
 
 
 def _difference(xp: Any, x: Array, y: Array) -> Array:
     return xp.subtract(x, y, dtype=compute_dtype(x))
 
 
-def _pair(name: str, value: Value, slope: Slope) -> Op:
+def _pair(name: str, value: Value, derivative: Derivative) -> Op:
     def forward(xp: Any, x: Array, y: Array, reduction: str, bound: float = 1.0) -> ForwardResult:
         d = _difference(xp, x, y)
         return xp.asarray(value(xp, d, bound, reduction)).astype(x.dtype, copy=False), (bound, reduction)
@@ -383,7 +383,7 @@ def _pair(name: str, value: Value, slope: Slope) -> Op:
         bound, reduction = residual
         d = _difference(xp, *saved)
         wide = g.astype(d.dtype, copy=False)
-        dx = slope(xp, d, bound, unreduced_gradient(wide, reduction, d.size)).astype(g.dtype, copy=False)
+        dx = derivative(xp, d, bound, unreduced_gradient(wide, reduction, d.size)).astype(g.dtype, copy=False)
         return dx if needs[0] else None, -dx if needs[1] else None
 
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
@@ -397,11 +397,11 @@ def _square(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     return out / d.size if reduction == "mean" else out
 
 
-def _square_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+def _square_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
     return d * (2 * g)
 
 
-mse_loss = _pair("mse_loss", _square, _square_slope)
+mse_loss = _pair("mse_loss", _square, _square_derivative)
 
 
 # z = |d|;  dd = g*sign d
@@ -409,11 +409,11 @@ def _absolute(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     return reduce_losses(xp, xp.abs(d), reduction)
 
 
-def _absolute_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+def _absolute_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
     return xp.sign(d) * g
 
 
-l1_loss = _pair("l1_loss", _absolute, _absolute_slope)
+l1_loss = _pair("l1_loss", _absolute, _absolute_derivative)
 
 
 # z = a*(d - a/2), a = d held within [-bound, bound];  dd = g*a
@@ -425,11 +425,11 @@ def _bounded(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     return reduce_losses(xp, losses, reduction)
 
 
-def _bounded_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
+def _bounded_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
     return xp.clip(d, -bound, bound) * g
 
 
-huber_loss = _pair("huber_loss", _bounded, _bounded_slope)
+huber_loss = _pair("huber_loss", _bounded, _bounded_derivative)
 
 
 # z = a*(d - a/2)/bound, a = d held within [-bound, bound];  dd = g*a/bound
@@ -437,8 +437,8 @@ def _smooth(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     return _bounded(xp, d, bound, reduction) / bound
 
 
-def _smooth_slope(xp: Any, d: Array, bound: float, g: Array) -> Array:
-    return _bounded_slope(xp, d, bound, g / bound)
+def _smooth_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
+    return _bounded_derivative(xp, d, bound, g / bound)
 
 
-smooth_l1_loss = _pair("smooth_l1_loss", _smooth, _smooth_slope)
+smooth_l1_loss = _pair("smooth_l1_loss", _smooth, _smooth_derivative)

@@ -68,10 +68,10 @@ def _rows_backward(
         scale = rstd.astype(x.dtype)
         h = x * scale if mean is None else standardize(xp, x, mean, rstd)
         if needs[0]:
-            slope = g if w is None else g * w.reshape(-1)
-            dx = slope - h * row_mean(xp, slope * h)
+            dh = g if w is None else g * w.reshape(-1)
+            dx = dh - h * row_mean(xp, dh * h)
             if mean is not None:
-                dx -= row_mean(xp, slope)
+                dx -= row_mean(xp, dh)
             dx = (dx * scale).reshape(shape).astype(dtype, copy=False)
         if needs[1]:
             dw = (g * h).sum(axis=0).reshape(inner).astype(kind, copy=False)
@@ -131,16 +131,16 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     over = xp.where(norm > eps, norm, 1)
     unit = x / over
     if p == 2:
-        slope = unit
+        dnorm = unit
     elif p == 1:
-        slope = xp.sign(x)
+        dnorm = xp.sign(x)
     elif p == math.inf:
-        slope = xp.sign(x) * (xp.abs(x) == norm)
-        slope /= xp.maximum(xp.abs(slope).sum(axis=dim, keepdims=True), 1)  # maxima that are equal share
+        dnorm = xp.sign(x) * (xp.abs(x) == norm)
+        dnorm /= xp.maximum(xp.abs(dnorm).sum(axis=dim, keepdims=True), 1)  # maxima that are equal share
     else:
-        slope = xp.sign(x) * xp.abs(unit) ** (p - 1)
-    slope = slope * (g * unit).sum(axis=dim, keepdims=True) * (norm > eps)
-    dx = (g - slope) / xp.maximum(norm, eps)
+        dnorm = xp.sign(x) * xp.abs(unit) ** (p - 1)
+    dnorm = dnorm * (g * unit).sum(axis=dim, keepdims=True) * (norm > eps)
+    dx = (g - dnorm) / xp.maximum(norm, eps)
     return (dx.astype(dtype, copy=False),)
 
 

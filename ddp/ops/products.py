@@ -212,7 +212,7 @@ diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("
 
 # A linear layer with its activation, and two of them with one between: what a Transformer's feed-forward part is.
 #
-# On a GPU the activation, its slope and the bias gradients ride along with the products, and nothing of the hidden
+# On a GPU the activation, its derivative and the bias gradients ride along with the products, and nothing of the hidden
 # width passes through memory more often than it must. Elsewhere these are the separate ops, one after the other.
 
 
