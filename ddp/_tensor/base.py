@@ -269,7 +269,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)
     if type(out) is tuple:
-        results = tuple([wrap(each if isinstance(each, xp.ndarray) else xp.asarray(each), where) for each in out])
+        results = tuple([wrap(y if isinstance(y, xp.ndarray) else xp.asarray(y), where) for y in out])
         if recorded:
             node = make_node(MultiOutputNode, op, run, xp, inputs, None, residual)
             if op.derived:
@@ -330,9 +330,9 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
     if isinstance(node, MultiOutputNode):
         node.outputs = len(results)
         nodes = output_nodes(node)
-    for result, each in zip(results, nodes, strict=True):
+    for result, edge in zip(results, nodes, strict=True):
         if result is not None and result.array.dtype.kind in FLOATS:
-            result.edge = each
+            result.edge = edge
     for observer in modes.state.observers:
         observer(node)
 

@@ -304,7 +304,7 @@ class Reductions(TensorBase):
         if not 1 <= k <= x.shape[axis]:
             raise RangeError(f"kthvalue: k={k} of dimension {axis} of shape {self.array.shape}")
         pair = _gather(self, reduction.ranked(xp, x, k, axis), dim)
-        return results.kthvalue(*(pair if keepdim or not self.array.ndim else [each.squeeze(axis) for each in pair]))
+        return results.kthvalue(*(pair if keepdim or not self.array.ndim else [x.squeeze(axis) for x in pair]))
 
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None

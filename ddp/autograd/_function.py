@@ -73,8 +73,8 @@ class _FunctionBackward:
         ctx, _, outputs, where, _ = residual
         grads = gradient_tensors(g, outputs, where, ctx.materialize_grads)
         with no_grad():
-            found = self._call(residual, grads, [None if x is None else wrap(x, where) for x in saved], needs)
-        return [None if dx is None else dx.array for dx in found]
+            gradients = self._call(residual, grads, [None if x is None else wrap(x, where) for x in saved], needs)
+        return [None if dx is None else dx.array for dx in gradients]
 
     def record_backward(self, node: Node, g: Any, needs: Sequence[bool]) -> list[Any]:
         """Gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""

@@ -75,9 +75,9 @@ def jacobian(
     blocks = []
     for y in call.outputs:
         elements = [y.reshape(-1)[i] for i in range(y.numel())]
-        rows = [differentiate([each], call.inputs, None, call.create_graph, strict) for each in elements]
+        rows = [differentiate([element], call.inputs, None, call.create_graph, strict) for element in elements]
         columns = [stack(column) for column in zip(*rows, strict=True)] or [x.new_zeros(0) for x in call.inputs]
-        block = [each.reshape((*y.shape, *x.shape)) for each, x in zip(columns, call.inputs, strict=True)]
+        block = [column.reshape((*y.shape, *x.shape)) for column, x in zip(columns, call.inputs, strict=True)]
         blocks.append(call.finish(block, inputs))
     return tuple(blocks) if isinstance(call.result, tuple) else blocks[0]
 

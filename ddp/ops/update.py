@@ -48,8 +48,8 @@ def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> 
 
 def _run_row(xp: Any, program: Program, scalars: Array, row: tuple[Array, ...]) -> None:
     for start in range(0, row[0].size, TILE):
-        registers = [each[start : start + TILE] for each in row]
+        registers = [array[start : start + TILE] for array in row]
         registers += [xp.empty_like(registers[0]) for _ in range(program.registers - len(row))]
         for function, inputs, out in program.passes:
-            operands = [registers[each] if each >= 0 else scalars[-1 - each] for each in inputs]
+            operands = [registers[i] if i >= 0 else scalars[-1 - i] for i in inputs]
             getattr(xp, function)(*operands, out=registers[out])
