@@ -19,7 +19,7 @@ from ddp._device import device as Device
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, Versions, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
 from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
-from ddp.ops.arrays import BFLOAT16
+from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.op import Op
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 else:
     Tensor = Any  # a name for annotations alone: the class is made of what imports this
 
-Array = Any
 Tensors = tuple[Tensor, ...]
 TensorFunction = Callable[..., Tensor]
 Parameters = dict[str, Any]  # of an op, by name

@@ -50,10 +50,9 @@ from ddp.ops import (
     softmax_ops,
     special,
 )
-from ddp.ops.arrays import Ints
+from ddp.ops.arrays import Array, Ints
 from ddp.ops.op import OPS, Needs, Op, Upcast
 
-Array = Any  # an array, a recording one, or None
 Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops, of its inputs and parameters
 
 # Functions of formulas that recording arrays cannot take, or that would take many steps.

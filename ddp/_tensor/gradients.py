@@ -203,7 +203,7 @@ def sink_gradients(
     return [sinks[root_of(x)] for x in wanted]
 
 
-def _starts(tensors: Sequence[TensorBase], gradients: Sequence[Any]) -> Any:
+def _starts(tensors: Sequence[TensorBase], gradients: Sequence[Any]) -> tuple[list[Node | Leaf], list[Any]]:
     """Where a backward of all `tensors` begins, and the arrays that it begins with."""
     seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
     return [root_of(x) for x in tensors], seeds

@@ -18,6 +18,7 @@ import numpy as np
 from ddp._device import on, to_device
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import (
+    Self,
     TensorBase,
     TensorFunction,
     apply,
@@ -33,7 +34,6 @@ from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, conv
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
 
-T = TypeVar("T", bound=TensorBase)
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
@@ -65,7 +65,7 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     return True
 
 
-def assign(x: T, name: str, result: TensorBase) -> T:
+def assign(x: Self, name: str, result: TensorBase) -> Self:
     """Writes the values of `result`, which was computed from `x`, into `x`, and gives `x` the edge of `result`.
 
     Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `must_record`). Nothing is written then.
@@ -137,7 +137,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
     return to_device(y, x._device)
 
 
-def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> T:
+def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
     """x = function(x, y) in the memory of `x`; by the array module's `ufunc` if autograd does not record it."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
@@ -162,7 +162,7 @@ def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: 
 
 def in_place(
     method: Callable[Concatenate[Any, P], Any], write: Callable[..., Any] = assign
-) -> Callable[Concatenate[T, P], T]:
+) -> Callable[Concatenate[Self, P], Self]:
     """The method `x.NAME_()`, which writes what `x.NAME()` returns into `x`; by `become_view`, it becomes that view."""
     name = f"{method.__name__}_"
 
@@ -182,7 +182,7 @@ def both_forms(method: F) -> tuple[F, TensorFunction]:
     return method, in_place(method)
 
 
-def become_view(x: T, name: str, view: TensorBase) -> T:
+def become_view(x: Self, name: str, view: TensorBase) -> Self:
     """Gives `x` the shape of `view`, one of its own. Raises: InplaceError if a gradient of the old shape is to come."""
     if x.edge is not None and (x.is_leaf or not modes.state.enabled):
         raise InplaceError(

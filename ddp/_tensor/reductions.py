@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ddp._device import to_device
 from ddp._tensor import results
-from ddp._tensor.base import Tensor, TensorBase, apply, guarded_function, wrap
+from ddp._tensor.base import Self, Tensor, TensorBase, apply, guarded_function, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.inplace import in_place
 from ddp._tensor.operands import as_method, convert, floating
@@ -21,7 +21,6 @@ from ddp.ops.arrays import Ints, upcast
 __all__ = ["isin", "searchsorted"]
 
 
-T = TypeVar("T", bound=TensorBase)
 Dims = int | Sequence[int] | None
 
 
@@ -61,7 +60,7 @@ def to_dtype(x: TensorBase, dtype: Any) -> TensorBase:
     return x if dtype is None else convert(x, parse(dtype))
 
 
-def required_float(x: T, name: str) -> T:
+def required_float(x: Self, name: str) -> Self:
     """`x`, if it is floating. Raises: DtypeError."""
     if not is_float(x.array.dtype):
         raise DtypeError(f"{name}: expected a floating tensor, got {x.array.dtype}; convert it with float()")
@@ -161,7 +160,9 @@ def _running(result_type: Any, ufunc: str, which: str) -> Any:
 def _spread(name: str, doc: str) -> Any:
     """The methods var and std."""
 
-    def method(self: T, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+    def method(
+        self: Self, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
+    ) -> Any:
         if isinstance(dim, bool):
             dim, unbiased = None, dim
         x = required_float(self, name)
