@@ -16,7 +16,8 @@ from ddp.ops.special import compute_erfc
 # it. Backward evaluates it again: keeping the derivative would cost memory beside x, which a second derivative reads.
 
 
-Curve = Callable[..., tuple[Array, Callable[[], Array]]]  # of xp, x and parameters: z, and what computes z'
+ValueAndDerivative = tuple[Array, Callable[[], Array]]  # z, and a function that computes z'
+Curve = Callable[..., ValueAndDerivative]  # of xp, x and parameters
 
 
 def _smooth(name: str, curve: Curve) -> Op:
@@ -60,7 +61,7 @@ tanh_gradient = formula_op(
 
 
 # z = x*s, s = sigmoid x;  z' = s + z*(1 - s)
-def _silu(xp: Any, x: Array) -> ForwardResult:
+def _silu(xp: Any, x: Array) -> ValueAndDerivative:
     s = 1 / (1 + xp.exp(-x))
     z = x * s
     return z, lambda: s + z * (1 - s)
@@ -70,7 +71,7 @@ silu = _smooth("silu", _silu)
 
 
 # z = x*t, t = tanh(log(1 + e)) = n/(n + 2), n = e*(e + 2), e = e^x;  z' = t + x*(1 - t^2)*e/(1 + e)
-def _mish(xp: Any, x: Array) -> ForwardResult:
+def _mish(xp: Any, x: Array) -> ValueAndDerivative:
     e = xp.exp(xp.minimum(x, 20))  # t is 1 from there on, and e^2 must not overflow
     n = e * (e + 2)
     t = n / (n + 2)
@@ -81,7 +82,7 @@ mish = _smooth("mish", _mish)
 
 
 # z = log(1 + e)/b, e = e^(b*x), or x where b*x > threshold;  z' = e/(1 + e), 1 there
-def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> ForwardResult:
+def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> ValueAndDerivative:
     scaled = x * beta
     e = xp.exp(xp.minimum(scaled, 80))  # finite in float32
     over = scaled > threshold
@@ -96,7 +97,7 @@ logsigmoid = _smooth("logsigmoid", functools.partial(_softplus, beta=-1, thresho
 
 # z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi);  or with tanh
 # z = x*s, s = (1 + tanh u)/2, u = k*(x + a*x^3), k = sqrt(2/pi), a = 0.044715;  z' = s + 2*z*(1 - s)*u'
-def _gelu(xp: Any, x: Array, tanh: bool) -> ForwardResult:
+def _gelu(xp: Any, x: Array, tanh: bool) -> ValueAndDerivative:
     if not tanh:
         c = compute_erfc(xp, x * -sqrt(0.5)) * 0.5
         return x * c, lambda: c + x * xp.exp(x * x * -0.5) * (1 / sqrt(2 * pi))
@@ -111,7 +112,7 @@ gelu = _smooth("gelu", _gelu)
 
 
 # z = s*x for x > 0, else s*a*(e^(i*x) - 1);  z' = s, else s*a*i*e^(i*x)
-def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> ForwardResult:
+def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> ValueAndDerivative:
     e = xp.expm1(xp.minimum(x, 0) * input_scale)
     positive = x > 0
     z = xp.where(positive, scale * x, (scale * alpha) * e)

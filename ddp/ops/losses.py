@@ -19,7 +19,7 @@ def columns(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
 
 
-def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> ForwardResult:
+def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
     """Where the targets are in x.ravel(), and the weight of each sample: an array, or None if all weigh 1.
 
     x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool like target, None for all.
@@ -52,7 +52,7 @@ def sample_gradient(
     return g if keep is None else xp.where(keep.reshape(where.shape), g, g.dtype.type(0))
 
 
-def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> ForwardResult:
+def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
     """The sum or the weighted mean of the losses, and 1 / the sum of the weights."""
     added_up = losses.sum()
     if reduction == "sum":

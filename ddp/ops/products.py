@@ -219,7 +219,7 @@ diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("
 ACTIVATIONS = ("relu", "gelu_tanh")
 
 
-def _act(xp: Any, x: Array, activation: str) -> ForwardResult:
+def _act(xp: Any, x: Array, activation: str) -> tuple[Array, Any]:
     """z = act(x), and what its backward reads."""
     if activation == "relu":
         z = xp.maximum(x, 0)
