@@ -146,6 +146,7 @@ static inline void clip(size n, size stride, size offset, size *start, size *sto
 
 #include "convolution.c"
 #include "depthwise.c"
+#include "recurrent.c"
 
 /* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
 typedef struct {
@@ -249,15 +250,22 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, const REAL *restrict g, REA
     {                                                                                                                  \
         PARALLEL_SIMD(n, out[i] = (REAL)function(x[i]);)                                                               \
     }
-#define relu(x) ((x) > 0 || (x) != (x) ? (x) : 0)
-OF_EACH(relu)
 OF_EACH(erf)
 OF_EACH(erfc) /* 1 - erf x */
 
-/* dx = g unless z = 0 */
-void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z, REAL *restrict dx)
+/* out = x held within [low, high]; high may be nan, for none */
+void NAME(clamp)(size n, double low, double high, const REAL *restrict x, REAL *restrict out)
 {
-    PARALLEL_SIMD(n, dx[i] = z[i] != 0 ? g[i] : 0;)
+    const REAL a = (REAL)low, b = (REAL)high;
+    PARALLEL_SIMD(n, out[i] = x[i] <= a ? a : x[i] >= b ? b : x[i];)
+}
+
+/* dx = g where x lies strictly between, or is nan */
+void NAME(clamp_backward)(size n, double low, double high, const REAL *restrict g, const REAL *restrict x,
+                          REAL *restrict dx)
+{
+    const REAL a = (REAL)low, b = (REAL)high;
+    PARALLEL_SIMD(n, dx[i] = x[i] <= a ? 0 : x[i] >= b ? 0 : g[i];)
 }
 
 /* dx = g where x > 0, else g*slope */
@@ -497,31 +505,11 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 
 /* Row i is of channel i % channels; its mean and rstd are those numbered i / members % statistics. */
 
-/* The means and biased variances of up to 256 columns from `first` on. x: (rows, n); mean, var: (n,) */
-NARROW INLINE void NAME(column_moments)(size rows, size n, size first, const REAL *restrict x, double *restrict mean,
-                                        double *restrict var)
-{
-    const size last = n - first < 256 ? n : first + 256;
-    for (size i = first; i < last; i++)
-        mean[i] = var[i] = 0;
-    for (size row = 0; row < rows; row++)
-        SIMD for (size i = first; i < last; i++) mean[i] += (double)x[row * n + i] - x[i];
-    SIMD for (size i = first; i < last; i++) mean[i] = x[i] + mean[i] / rows;
-    for (size row = 0; row < rows; row++)
-        SIMD for (size i = first; i < last; i++) var[i] += (x[row * n + i] - mean[i]) * (x[row * n + i] - mean[i]);
-    SIMD for (size i = first; i < last; i++) var[i] /= rows;
-}
-
 /* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,);
- * means, vars: (outer*statistics,), for those of single rows, unless n is 1 */
+ * means, vars: (outer*statistics,), for those of single rows */
 NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *restrict means,
                                   double *restrict vars, double *restrict mean, double *restrict var)
 {
-    if (n == 1) {
-        PARALLEL(outer * statistics) for (size first = 0; first < statistics; first += 256)
-            NAME(column_moments)(outer, statistics, first, xs, mean, var);
-        return;
-    }
     PARALLEL(outer * statistics * n) for (size row = 0; row < outer * statistics; row++)
         means[row] = NAME(row_moments)(n, xs + row * n, vars + row);
     for (size s = 0; s < statistics; s++)

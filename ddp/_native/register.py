@@ -25,6 +25,7 @@ from ddp.ops import (
     losses,
     normalization,
     pooling,
+    recurrent,
     reduction,
     softmax_ops,
     special,
@@ -103,17 +104,25 @@ def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kerne
     function.attach_native_form(form)
 
 
-def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
-    return (_elementwise(RELU, x), None) if is_plain(x) else activation.relu.reference.forward(xp, x)
+def _attach_clamp(op: Op) -> None:
+    """Gives hardtanh its kernels, or relu, which has no bounds among its parameters: [0, none]."""
 
+    def forward(xp: Any, x: Array, low: float = 0, high: float = math.nan) -> tuple[Array, Any]:
+        if not is_plain(x):
+            return op.reference.forward(xp, x) if op is activation.relu else op.reference.forward(xp, x, low, high)
+        out = np.empty_like(x)
+        CLAMP[x.dtype.char](x.size, low, high, address(x), address(out))
+        return out, (low, high)
 
-def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    z = saved[0]
-    if not (is_plain(z) and is_plain(g, z.dtype.char)):
-        return activation.relu.reference.backward(xp, g, needs, saved, residual)
-    dx = np.empty_like(z)
-    RELU_BACKWARD[z.dtype.char](z.size, address(g), address(z), address(dx))
-    return (dx,)
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
+        x = saved[0]
+        if not (is_plain(x) and is_plain(g, x.dtype.char)):
+            return op.reference.backward(xp, g, needs, saved, bounds)
+        dx = np.empty_like(x)
+        CLAMP_BACKWARD[x.dtype.char](x.size, *(bounds or (0, math.nan)), address(g), address(x), address(dx))
+        return (dx,)
+
+    op.attach_native_form(forward, backward)
 
 
 def _leaky_relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
@@ -196,7 +205,7 @@ def _normalize_backward(
 
 
 def _moments(xp: Any, x: Array) -> tuple[Array, Array]:
-    if not _takes(x):
+    if not _takes(x) or x.shape[2] == 1:
         return reduction.moments.__wrapped__(xp, x)
     rows, results = np.empty((2, len(x) * x.shape[1])), np.empty((2, x.shape[1]))
     CHANNEL_MOMENTS[x.dtype.char](*x.shape, address(x), *map(address, (*rows, *results)))
@@ -407,6 +416,44 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
     kernel(*_encode(program)[:2], address(scalars), *rows.addresses[0])
 
 
+# --- recurrent layers
+
+_BLOCK = 16  # columns of weights, WIDE of convolution.c
+
+
+def _has_steps(gates: Array, cs: Array, *weights: Array | None) -> bool:
+    """Whether the kernels take what an LSTM of such states is given; gates: whole steps, in either order."""
+    is_float = all(x is not None and x.dtype.char == "f" for x in (gates, cs, *weights[:1]))
+    return is_float and gates.size > 0 and cs.shape[2] % _BLOCK == 0 and weights[1] is None
+
+
+def _blocks(w: Array) -> Array:
+    """w: (n, m) as (m / _BLOCK, n, _BLOCK), in one piece"""
+    return np.ascontiguousarray(w.reshape(len(w), -1, _BLOCK).swapaxes(0, 1))
+
+
+def _lstm_steps(xp: Any, gates: Array, hs: Array, cs: Array, w_hh: Array, w_hr: Array | None) -> None:
+    if not _has_steps(gates, cs, w_hh, w_hr):
+        recurrent.lstm_steps.__wrapped__(xp, gates, hs, cs, w_hh, w_hr)
+        return
+    w = _blocks(w_hh.T)
+    at = gates.ctypes.data, address(hs), address(cs)
+    LSTM(*gates.shape[:2], cs.shape[2], gates.strides[0] // 4, address(w), *at)
+
+
+def _lstm_steps_backward(
+    xp: Any, each: Array | None, dh: Array, dc: Array, gates: Array, cs: Array, w_hh: Array, w_hr: Array | None, da: Array
+) -> Array | None:
+    if not _has_steps(gates, cs, w_hh, w_hr):
+        return recurrent.lstm_steps_backward.__wrapped__(xp, each, dh, dc, gates, cs, w_hh, w_hr, da)
+    w = _blocks(w_hh)
+    each = np.broadcast_to(np.float32(0), cs[1:].shape) if each is None else each
+    each = np.ascontiguousarray(each, np.float32)
+    at = gates.ctypes.data, address(cs), address(each), da.ctypes.data, address(dh), address(dc)
+    LSTM_BACKWARD(*gates.shape[:2], cs.shape[2], gates.strides[0] // 4, address(w), *at)
+    return None
+
+
 # --- attention
 
 
@@ -525,10 +572,10 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     return [dx if need else None for dx, need in zip((dq, dk, dv, None), needs, strict=True)]
 
 
-RELU, SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("relu", "sigmoid", "erf", "erfc"))
+SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("sigmoid", "erf", "erfc"))
 GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
 LEAKY_RELU_BACKWARD = kernels("leaky_relu_backward", N, REAL, P, P, P)
-RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
+CLAMP, CLAMP_BACKWARD = kernels("clamp", N, REAL, REAL, P, P), kernels("clamp_backward", N, REAL, REAL, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
 CHANNEL_MOMENTS, CHANNEL_NORM = (
@@ -546,6 +593,9 @@ ATTENTION = kernels("attention", *[P] * 8, FLAG)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
 IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
+LSTM, LSTM_BACKWARD = library.lstm_f32, library.lstm_backward_f32
+LSTM.argtypes, LSTM_BACKWARD.argtypes = [N] * 4 + [P] * 4, [N] * 4 + [P] * 7
+LSTM.restype = LSTM_BACKWARD.restype = None
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
 arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
@@ -554,7 +604,8 @@ _attach_curve(activation.gelu, lambda tanh: GELU_TANH if tanh else GELU)
 _attach_curve(activation.silu, lambda: SILU)
 _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
-activation.relu.attach_native_form(_relu, _relu_backward)
+_attach_clamp(activation.relu)
+_attach_clamp(activation.hardtanh)
 activation.leaky_relu.attach_native_form(activation.leaky_relu.reference.forward, _leaky_relu_backward)
 normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
 normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
@@ -572,5 +623,7 @@ convolution.unfold.attach_native_form(_unfold)
 convolution.fold_into.attach_native_form(_fold_into)
 pooling.maxima.attach_native_form(_maxima)
 pooling.add_at_maxima.attach_native_form(_add_at_maxima)
+recurrent.lstm_steps.attach_native_form(_lstm_steps)
+recurrent.lstm_steps_backward.attach_native_form(_lstm_steps_backward)
 update.run_program.attach_native_form(_run_program)
 attention.attention.attach_native_form(_attention, _attention_backward)

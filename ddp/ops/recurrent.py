@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.arrays import Array, Ints, as_float32, compute_dtype
+from ddp.ops.arrays import Array, Ints, array_function, as_float32, compute_dtype
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import column_sums, product
 
@@ -142,6 +142,34 @@ def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
 # c_t = f*c_(t-1) + i*u, m_t = o*tanh(c_t), h_t = m_t, or w_hr@m_t;
 # dc_t += dm_t*o*(1 - tanh^2 c_t), da_i = dc_t*u*i*(1 - i), da_f = dc_t*c_(t-1)*f*(1 - f), da_u = dc_t*i*(1 - u^2),
 # da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
+@array_function
+def lstm_steps(xp: Any, gates: Array, hs: Array, cs: Array, w_hh: Array, w_hr: Array | None) -> None:
+    """Fills hs: (T + 1, N, P) and cs: (T + 1, N, H) from the first on.
+
+    gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which become the activations
+    """
+    size = cs.shape[2]
+    # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
+    half = halves(xp, 4, size, gates.dtype)
+    rest = 1 - half
+    gates *= half
+    recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
+    room, inner = xp.empty_like(gates[0]), xp.empty_like(cs[0])
+    for t, a in enumerate(gates):
+        a += product(xp, hs[t], recurrent, room)
+        xp.tanh(a, out=a)
+        a *= half
+        a += rest
+        xp.multiply(a[:, size : 2 * size], cs[t], out=cs[t + 1])
+        cs[t + 1] += xp.multiply(a[:, :size], a[:, 2 * size : 3 * size], out=inner)
+        xp.tanh(cs[t + 1], out=inner)
+        if w_hr is None:
+            xp.multiply(inner, a[:, 3 * size :], out=hs[t + 1])
+        else:
+            inner *= a[:, 3 * size :]
+            product(xp, inner, w_hr.T, hs[t + 1])
+
+
 def _lstm(
     xp: Any,
     x: Array,
@@ -160,48 +188,35 @@ def _lstm(
     """
     dtype = x.dtype
     x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = as_float32(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
-    size = c.shape[1]
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
-    # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
-    half = halves(xp, 4, size, x.dtype)
-    rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
-    gates *= half
-    recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
-    turned = _in_order(gates, reverse)
-    room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
-    i, f, u, o = (turned[..., n * size : (n + 1) * size] for n in range(4))
-    for t in range(len(x)):
-        a, next_h, next_c = turned[t], hs[t + 1], cs[t + 1]
-        a += product(xp, hs[t], recurrent, room)
-        xp.tanh(a, out=a)
-        a *= half
-        a += rest
-        xp.multiply(f[t], cs[t], out=next_c)
-        next_c += xp.multiply(i[t], u[t], out=inner)
-        xp.tanh(next_c, out=inner)
-        if w_hr is None:
-            xp.multiply(inner, o[t], out=next_h)
-        else:
-            inner *= o[t]
-            product(xp, inner, w_hr.T, next_h)
+    lstm_steps(xp, _in_order(gates, reverse), hs, cs, w_hh, w_hr)
     return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
 
 
-def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh, w_hr = as_float32(*saved)
-    hs, cs, gates, reverse = residual
+@array_function
+def lstm_steps_backward(
+    xp: Any,
+    step_gradients: Array | None,
+    dh: Array,
+    dc: Array,
+    gates: Array,
+    cs: Array,
+    w_hh: Array,
+    w_hr: Array | None,
+    da: Array,
+) -> Array | None:
+    """Writes the gradients of what `lstm_steps` was given as gates to da: (T, N, 4H).
+
+    step_gradients: of hs[1:], None for none; dh, dc: those of the last states, which become those of the first.
+    Returns the gradients of hs[1:] with what came through the later ones where w_hr, which projects them, is given.
+    """
     size = cs.shape[2]
-    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
-    dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
-    activations = _in_order(gates, reverse)
-    i, f, u, o = (activations[..., n * size : (n + 1) * size] for n in range(4))
+    i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
     high = xp.tanh(cs[1:])
     # What the gates' gradients are multiples of, for all steps at once; the loop turns it into the gradients.
-    da = xp.empty_like(gates)
-    turned = _in_order(da, reverse)
     for n, (a, factor) in enumerate(((i, u), (f, cs[:-1]), (None, i), (o, high))):
-        part = turned[..., n * size : (n + 1) * size]
+        part = da[..., n * size : (n + 1) * size]
         if a is None:
             xp.multiply(u, u, out=part)
             xp.subtract(1, part, out=part)
@@ -211,29 +226,37 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
         part *= factor
     through = 1 - high * high
     through *= o
-    steps, batch = len(x), x.shape[1]
-    dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
+    dhs: Any = None if w_hr is None else xp.empty((len(da), *dh.shape), dh.dtype)
     dm = dh
     back = xp.ascontiguousarray(w_hh)
-    to_cell = turned.reshape(steps, batch, 4, size)[:, :, :3]
-    to_out = turned[..., 3 * size :]
-    for t in reversed(range(steps)):
+    for t in reversed(range(len(da))):
         if step_gradients is not None:
             dh += step_gradients[t]
         if w_hr is not None:
             dhs[t] = dh
             dm = product(xp, dh, w_hr)
         dc += dm * through[t]
-        a, b = to_cell[t], to_out[t]
-        a *= dc[:, None]
-        b *= dm
+        a = da[t]
+        to_cell = a.reshape(len(a), 4, size)[:, :3]
+        to_cell *= dc[:, None]
+        a[:, 3 * size :] *= dm
         dc *= f[t]
-        product(xp, turned[t], back, dh)
+        product(xp, a, back, dh)
+    return dhs
+
+
+def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x, w_ih, w_hh, w_hr = as_float32(*saved)
+    hs, cs, gates, reverse = residual
+    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
+    activations, da = _in_order(gates, reverse), xp.empty_like(gates)
+    dhs = lstm_steps_backward(xp, step_gradients, dh, dc, activations, cs, w_hh, w_hr, _in_order(da, reverse))
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
-    if needs[7]:
-        high *= o
-        dw_hr = product(xp, _rows(dhs).T, _rows(high))
+    if dhs is not None and needs[7]:
+        states = xp.tanh(cs[1:]) * activations[..., 3 * cs.shape[2] :]
+        dw_hr = product(xp, _rows(dhs).T, _rows(states))
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dc if needs[2] else None, *dws, dw_hr)
 
 

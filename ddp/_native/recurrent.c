@@ -1,0 +1,66 @@
+/* The steps of an LSTM of floats: a part of kernels.c.
+ *
+ * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states, the first given. Steps of
+ * gates lie `stride` floats apart. n is a multiple of WIDE; weights (rows, columns) lie in blocks: (columns/WIDE, rows, WIDE).
+ */
+
+static inline float sigmoid(float x)
+{
+    return 1 / (1 + exp_f32(-x));
+}
+
+/* To 2 ulp: where 1 - 2/(e^2x + 1) cancels, by an odd polynomial. */
+static inline float tanh_f32(float x)
+{
+    const float y = x * x, far = 1 - 2 / (1 + exp_f32(2 * x));
+    const float p = ((2.06390709e-2f - 5.70496772e-3f * y) * y - 5.37397104e-2f) * y + 1.33314422e-1f;
+    return y < 0.390625f ? x + x * (y * (p * y - 3.33332819e-1f)) : far;
+}
+
+/* gates: what the input and the biases give, which become the activations; w: (n, 4*n) */
+void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *hs, float *cs)
+{
+    for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)
+        PARALLEL(batch * n * n)
+        for (size k = 0; k < n; k += WIDE) {
+            for (size at = k; at < 4 * n; at += n)
+                multiply(batch, n, hs, n, 1, w + at * n, WIDE, gates + at, 4 * n, 1);
+            for (size row = 0; row < batch; row++) {
+                float *restrict a = gates + row * 4 * n + k, *restrict c = cs + row * n + k, *restrict h = hs + row * n + k;
+                SIMD for (size q = 0; q < WIDE; q++) {
+                    const float i = sigmoid(a[q]), f = sigmoid(a[q + n]), u = tanh_f32(a[q + 2 * n]);
+                    const float o = sigmoid(a[q + 3 * n]), next = f * c[q] + i * u;
+                    a[q] = i, a[q + n] = f, a[q + 2 * n] = u, a[q + 3 * n] = o;
+                    c[q + batch * n] = next;
+                    h[q + batch * n] = o * tanh_f32(next);
+                }
+            }
+        }
+}
+
+/* das: the gradients of what the gates are activations of, as these lie; each: those of hs[1:]; dhs, dcs: those
+ * of the last states, which become those of the first. w: (4*n, n) */
+void lstm_backward_f32(size steps, size batch, size n, size stride, const float *w, const float *gates,
+                       const float *cs, const float *each, float *das, float *dhs, float *dcs)
+{
+    for (size t = steps - 1; t >= 0; t--) {
+        PARALLEL(batch * n * n)
+        for (size row = 0; row < batch; row++) {
+            const float *restrict a = gates + t * stride + row * 4 * n, *restrict c = cs + (t * batch + row) * n;
+            const float *restrict g = each + (t * batch + row) * n;
+            float *restrict da = das + t * stride + row * 4 * n, *restrict dh = dhs + row * n, *restrict dc = dcs + row * n;
+            SIMD for (size q = 0; q < n; q++) {
+                const float i = a[q], f = a[q + n], u = a[q + 2 * n], o = a[q + 3 * n], z = tanh_f32(c[q + batch * n]);
+                const float dm = dh[q] + g[q], d = dc[q] + dm * o * (1 - z * z);
+                da[q] = d * u * i * (1 - i);
+                da[q + n] = d * c[q] * f * (1 - f);
+                da[q + 2 * n] = d * i * (1 - u * u);
+                da[q + 3 * n] = dm * z * o * (1 - o);
+                dc[q] = d * f;
+            }
+        }
+        PARALLEL(batch * n * n)
+        for (size k = 0; k < n; k += WIDE)
+            multiply(batch, 4 * n, das + t * stride, 4 * n, 1, w + 4 * n * k, WIDE, dhs + k, n, 0);
+    }
+}
