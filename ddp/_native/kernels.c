@@ -156,12 +156,6 @@ typedef struct {
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 #define REGISTERS 16
 
-void gelu_f64(size n, const double *restrict x, const double *restrict g, double *restrict out)
-{
-    CURVE(const double c = 0.5 * erfc(-0.70710678118654752440 * x[i]), x[i] * c,
-          c + x[i] * exp_f64(-0.5 * x[i] * x[i]) * 0.39894228040143267794)
-}
-
 #define TOTAL(f, REAL)                                                                                                 \
     static inline REAL f(REAL *sums)                                                                                   \
     {                                                                                                                  \
@@ -341,8 +335,6 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
         rstd[row] = r;
         if (!centered)
             SIMD for (size i = 0; i < n; i++) out[i] = x[i] * r * (w ? w[i] : 1);
-        else if (w && b)
-            SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * w[i] + b[i];
         else
             SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * (w ? w[i] : 1) + (b ? b[i] : 0);
     }
@@ -362,16 +354,10 @@ NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const R
             const REAL rounding = centered ? (REAL)((m - mean[row]) * r) : 0;
             if (dxs) {
                 REAL along[LANES] = {0}, across[LANES] = {0}, *restrict dx = dxs + row * n;
-                if (w)
-                    EACH(n, along[l] += g[i] * w[i]; across[l] += g[i] * w[i] * ((x[i] - m) * r))
-                else
-                    EACH(n, along[l] += g[i]; across[l] += g[i] * ((x[i] - m) * r))
+                EACH(n, const REAL z = w ? g[i] * w[i] : g[i]; along[l] += z; across[l] += z * ((x[i] - m) * r))
                 const REAL sum = centered ? NAME(total)(along) : 0, c = (NAME(total)(across) + rounding * sum) / n;
                 const REAL a = sum / n + rounding * c;
-                if (w)
-                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] * w[i] - a - (x[i] - m) * r * c);
-                else
-                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] - a - (x[i] - m) * r * c);
+                SIMD for (size i = 0; i < n; i++) dx[i] = r * ((w ? g[i] * w[i] : g[i]) - a - (x[i] - m) * r * c);
             }
             if (dw)
                 SIMD for (size i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - m) * r + rounding);
@@ -421,60 +407,37 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, co
     }
 }
 
-static inline double NAME(mass)(size n, const REAL *w)
-{
-    double mass = w ? 0 : n;
-    for (size i = 0; w && i < n; i++)
-        mass += w[i];
-    return mass;
-}
-
-/* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
- * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses;
- * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and the gradients' factor */
+/* The loss of row r: log sum_c e^x_c - x_t, t its target; 0 unless keep[r]. x: (rows, n); target, keep: (rows,), keep NULL for
+ * all; each: (rows,), the losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and
+ * the gradients' factor */
 void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restrict target,
-                         const uint8_t *restrict keep, const REAL *restrict w, double s, int mean, REAL *restrict top,
-                         REAL *restrict sum, double *restrict each, double *restrict out)
+                         const uint8_t *restrict keep, int mean, REAL *restrict top, REAL *restrict sum,
+                         double *restrict each, double *restrict out)
 {
-    double losses = 0, weights = 0;
-    const double mass = NAME(mass)(n, s ? w : NULL);
+    double losses = 0, kept = 0;
     /* each thread's own: the compiler need not read them again after every store */
-    PARALLEL(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
+    PARALLEL(rows * n, firstprivate(n, xs, target, keep, top, sum, each))
     for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n, most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
         EACH(n, sums[l] += EXP(x[i] - most));
         top[row] = most;
         sum[row] = NAME(total)(sums);
-        double loss = 0;
-        if (!keep || keep[row]) {
-            const double log_sum = log(sum[row]) + most, weight = w ? w[target[row]] : 1;
-            loss = (log_sum - x[target[row]]) * weight * (1 - s);
-            if (s) {
-                REAL even[LANES] = {0};
-                EACH(n, even[l] += x[i] * (w ? w[i] : 1));
-                loss += (log_sum * mass - NAME(total)(even)) * s / n;
-            }
-        }
-        each[row] = loss;
+        each[row] = keep && !keep[row] ? 0 : log(sum[row]) + most - x[target[row]];
     }
     for (size row = 0; row < rows; row++) {
         losses += each[row];
-        if (!keep || keep[row])
-            weights += w ? w[target[row]] : 1;
+        kept += !keep || keep[row];
     }
-    out[0] = mean ? losses / weights : losses;
-    out[1] = mean ? 1 / weights : 1;
+    out[0] = mean ? losses / kept : losses;
+    out[1] = mean ? 1 / kept : 1;
 }
 
-/* dx_c = g*((w_t*(1 - s) + s/n*sum w)*e^(x_c - top)/sum - w_t*(1 - s)*[c = t] - s/n*w_c), 0 unless keep[r];
- * g: (rows,), times factor; NULL for ones */
+/* dx_c = g*(e^(x_c - top)/sum - [c = t]), 0 unless keep[r]; g: (rows,), times factor; NULL for ones */
 void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64_t *restrict target,
-                                  const uint8_t *restrict keep, const REAL *restrict w, double s,
-                                  const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
-                                  double factor, REAL *dxs)
+                                  const uint8_t *restrict keep, const REAL *restrict top, const REAL *restrict sum,
+                                  const REAL *restrict g, double factor, REAL *dxs)
 {
-    const double mass = NAME(mass)(n, s ? w : NULL);
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict dx = dxs + row * n;
@@ -482,13 +445,10 @@ void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64
             memset(dx, 0, n * sizeof(REAL));
             continue;
         }
-        const double scale = (g ? g[row] : 1) * factor, at_target = scale * (w ? w[target[row]] : 1) * (1 - s);
-        const REAL f = (REAL)((at_target + scale * s / n * mass) / sum[row]), even = (REAL)(scale * s / n);
-        const REAL most = top[row];
+        const double scale = (g ? g[row] : 1) * factor;
+        const REAL f = (REAL)(scale / sum[row]), most = top[row];
         SIMD for (size i = 0; i < n; i++) dx[i] = EXP(x[i] - most) * f;
-        if (s)
-            SIMD for (size i = 0; i < n; i++) dx[i] -= even * (w ? w[i] : 1);
-        dx[target[row]] -= (REAL)at_target;
+        dx[target[row]] -= (REAL)scale;
     }
 }
 
@@ -649,18 +609,6 @@ NARROW void NAME(im2col)(const window *s, size n, size channels, size first, siz
     }
 }
 
-/* top = max(top, x[0], x[step], ...), at = where it is, counted from `first`; without branches, which nothing predicts */
-NARROW INLINE void NAME(keep_larger)(size n, size step, const REAL *restrict x, int32_t first, REAL *restrict top,
-                                     int32_t *restrict at)
-{
-    SIMD for (size q = 0; q < n; q++) {
-        const REAL v = x[q * step], t = top[q], larger = v > t ? v : t;
-        const int32_t better = -((v > t) | (v != v) | (at[q] < 0));
-        top[q] = v != v ? v : larger;
-        at[q] ^= (at[q] ^ (first + (int32_t)(q * step))) & better;
-    }
-}
-
 /* top = max of x under the window, at = where in H*W it lies: of equals the first, the last nan; -1 if it sees nothing.
  * x: (planes, H, W); top, at: (planes, OH, OW) */
 NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *tops, int32_t *ats)
@@ -677,11 +625,12 @@ NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *t
                 for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
                     size start = 0, stop = row >= 0 && row < h ? ow : 0;
                     clip(w, step, right, &start, &stop);
-                    const size first = row * w + start * step + right;
-                    if (step == 2) /* a constant: the compiler shuffles, where it would gather */
-                        NAME(keep_larger)(stop - start, 2, x + first, (int32_t)first, top + start, at + start);
-                    else
-                        NAME(keep_larger)(stop - start, step, x + first, (int32_t)first, top + start, at + start);
+                    SIMD for (size q = start; q < stop; q++) { /* without branches, which nothing predicts */
+                        const REAL v = x[row * w + q * step + right], t = top[q], larger = v > t ? v : t;
+                        const int32_t better = -((v > t) | (v != v) | (at[q] < 0));
+                        top[q] = v != v ? v : larger;
+                        at[q] ^= (at[q] ^ (int32_t)(row * w + q * step + right)) & better;
+                    }
                 }
         }
 }

@@ -4,10 +4,7 @@
  * gates lie `stride` floats apart. n is a multiple of WIDE; weights (rows, columns) lie in blocks: (columns/WIDE, rows, WIDE).
  */
 
-static inline float sigmoid(float x)
-{
-    return 1 / (1 + exp_f32(-x));
-}
+#define SIGMOID(x) (1 / (1 + exp_f32(-(x))))
 
 /* To 2 ulp: where 1 - 2/(e^2x + 1) cancels, by an odd polynomial. */
 static inline float tanh_f32(float x)
@@ -18,7 +15,7 @@ static inline float tanh_f32(float x)
 }
 
 /* gates: what the input and the biases give, which become the activations; w: (n, 4*n) */
-void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *hs, float *cs)
+void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *cs, float *hs)
 {
     for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)
         PARALLEL(batch * n * n)
@@ -28,8 +25,8 @@ void lstm_f32(size steps, size batch, size n, size stride, const float *w, float
             for (size row = 0; row < batch; row++) {
                 float *restrict a = gates + row * 4 * n + k, *restrict c = cs + row * n + k, *restrict h = hs + row * n + k;
                 SIMD for (size q = 0; q < WIDE; q++) {
-                    const float i = sigmoid(a[q]), f = sigmoid(a[q + n]), u = tanh_f32(a[q + 2 * n]);
-                    const float o = sigmoid(a[q + 3 * n]), next = f * c[q] + i * u;
+                    const float i = SIGMOID(a[q]), f = SIGMOID(a[q + n]), u = tanh_f32(a[q + 2 * n]);
+                    const float o = SIGMOID(a[q + 3 * n]), next = f * c[q] + i * u;
                     a[q] = i, a[q + n] = f, a[q + 2 * n] = u, a[q + 3 * n] = o;
                     c[q + batch * n] = next;
                     h[q + batch * n] = o * tanh_f32(next);
@@ -38,8 +35,8 @@ void lstm_f32(size steps, size batch, size n, size stride, const float *w, float
         }
 }
 
-/* das: the gradients of what the gates are activations of, as these lie; each: those of hs[1:]; dhs, dcs: those
- * of the last states, which become those of the first. w: (4*n, n) */
+/* das: the gradients of what the gates are activations of, as these lie; each: those of hs[1:], in the
+ * order in which gates lie; dhs, dcs: those of the last states, which become those of the first. w: (4*n, n) */
 void lstm_backward_f32(size steps, size batch, size n, size stride, const float *w, const float *gates,
                        const float *cs, const float *each, float *das, float *dhs, float *dcs)
 {
@@ -47,7 +44,7 @@ void lstm_backward_f32(size steps, size batch, size n, size stride, const float 
         PARALLEL(batch * n * n)
         for (size row = 0; row < batch; row++) {
             const float *restrict a = gates + t * stride + row * 4 * n, *restrict c = cs + (t * batch + row) * n;
-            const float *restrict g = each + (t * batch + row) * n;
+            const float *restrict g = each + t * stride / 4 + row * n;
             float *restrict da = das + t * stride + row * 4 * n, *restrict dh = dhs + row * n, *restrict dc = dcs + row * n;
             SIMD for (size q = 0; q < n; q++) {
                 const float i = a[q], f = a[q + n], u = a[q + 2 * n], o = a[q + 3 * n], z = tanh_f32(c[q + batch * n]);

@@ -41,9 +41,9 @@ assert library is not None
 _count_threads: Callable[[], int] = library.count_threads
 
 
-def kernels(name: str, *arguments: Any) -> dict[str, _Kernel]:
+def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
     """The kernel `name` by the dtype character of what it works on."""
-    found = {char: getattr(library, f"{name}_{tag}") for char, tag in _TAGS.items()}
+    found = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
     for function in found.values():
         function.argtypes, function.restype = arguments, None
     return found
@@ -66,19 +66,22 @@ def is_plain(x: Any, char: str | None = None) -> bool:
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
     """Gives a smooth activation a kernel, which its parameters choose."""
 
+    def takes(x: Array, parameters: dict[str, Any]) -> bool:
+        return is_plain(x) and x.dtype.char in kernel_of(**parameters)
+
     def run(x: Array, g: Array | None, parameters: dict[str, Any]) -> Array:
         out = np.empty_like(x)
         kernel_of(**parameters)[x.dtype.char](x.size, address(x), address(g), address(out))
         return out
 
     def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
-        if not is_plain(x):
+        if not takes(x, parameters):
             return op.reference.forward(xp, x, **parameters)
         return run(x, None, parameters), parameters
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
         x = saved[0]
-        if not (is_plain(x) and is_plain(g, x.dtype.char)):
+        if not (takes(x, parameters) and is_plain(g, x.dtype.char)):
             return op.reference.backward(xp, g, needs, saved, parameters)
         return (run(x, g, parameters),)
 
@@ -105,14 +108,14 @@ def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kerne
 
 
 def _attach_clamp(op: Op) -> None:
-    """Gives hardtanh its kernels, or relu, which has no bounds among its parameters: [0, none]."""
+    """Gives hardtanh its kernels, or relu, which has no parameters, and only a lower bound."""
 
-    def forward(xp: Any, x: Array, low: float = 0, high: float = math.nan) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, **bounds: float) -> tuple[Array, Any]:
         if not is_plain(x):
-            return op.reference.forward(xp, x) if op is activation.relu else op.reference.forward(xp, x, low, high)
+            return op.reference.forward(xp, x, **bounds)
         out = np.empty_like(x)
-        CLAMP[x.dtype.char](x.size, low, high, address(x), address(out))
-        return out, (low, high)
+        CLAMP[x.dtype.char](x.size, *(bounds.values() or (0, math.nan)), address(x), address(out))
+        return out, tuple(bounds.values())
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
         x = saved[0]
@@ -291,8 +294,6 @@ def _rows(x: Array) -> tuple[int, int]:
 class _CrossEntropyResidual(NamedTuple):
     target: Array
     keep: Array | None
-    weight: Array | None
-    smoothing: float
     sums: Array  # (2, N): the maximum of each row, and the sum of its e^(x - maximum)
     factor: float | None  # None: the losses were not reduced
 
@@ -307,34 +308,30 @@ def _cross_entropy(
     reduction: str,
     single: bool = False,
 ) -> tuple[Array, Any]:
-    if x.ndim != 2 or not x.size or not is_plain(x) or not target.flags.c_contiguous:
+    is_matrix = x.ndim == 2 and x.size and is_plain(x) and target.flags.c_contiguous
+    if not is_matrix or weight is not None or smoothing:
         reference = losses.cross_entropy.reference
         return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
-    if weight is not None:
-        weight = np.ascontiguousarray(weight, x.dtype)
     sums, each, out = np.empty((2, len(x)), x.dtype), np.empty(len(x)), np.empty(2)
-    where = address(sums)
-    assert where is not None
     CROSS_ENTROPY[x.dtype.char](
-        *(*x.shape, address(x), address(target), address(keep), address(weight), smoothing, reduction == "mean"),
-        *(where, where + sums.nbytes // 2, address(each), address(out)),
+        *(*x.shape, address(x), address(target), address(keep), reduction == "mean"),
+        *map(address, (*sums, each, out)),
     )
     kind = np.dtype("float32") if single else x.dtype
     z = np.array(each if reduction == "none" else out[0], kind)
-    return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
+    return z, _CrossEntropyResidual(target, keep, sums, None if reduction == "none" else out[1])
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
     if not isinstance(residual, _CrossEntropyResidual):
         return losses.cross_entropy.reference.backward(xp, g, needs, saved, residual)
-    target, keep, weight, smoothing, sums, factor = residual
-    dx, where = np.empty_like(x), address(sums)
-    assert where is not None
+    target, keep, sums, factor = residual
+    dx = np.empty_like(x)
     each = np.ascontiguousarray(g, x.dtype) if factor is None else None
     CROSS_ENTROPY_BACKWARD[x.dtype.char](
-        *(*x.shape, address(x), address(target), address(keep), address(weight), smoothing),
-        *(where, where + sums.nbytes // 2, address(each), 1.0 if factor is None else factor * float(g), address(dx)),
+        *(*x.shape, *map(address, (x, target, keep, *sums, each))),
+        *(1.0 if factor is None else factor * float(g), address(dx)),
     )
     return (dx,)
 
@@ -421,37 +418,18 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
 _BLOCK = 16  # columns of weights, WIDE of convolution.c
 
 
-def _has_steps(gates: Array, cs: Array, *weights: Array | None) -> bool:
-    """Whether the kernels take what an LSTM of such states is given; gates: whole steps, in either order."""
-    is_float = all(x is not None and x.dtype.char == "f" for x in (gates, cs, *weights[:1]))
-    return is_float and gates.size > 0 and cs.shape[2] % _BLOCK == 0 and weights[1] is None
+def _attach_steps(function: Any, kernel: Any, *arguments: Any) -> None:
+    kernel.argtypes, kernel.restype = arguments, None
 
+    def form(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, *others: Array) -> None:
+        if w_hr is not None or gates.dtype.char != "f" or cs.shape[2] % _BLOCK or not gates.size:
+            function.__wrapped__(xp, w, w_hr, gates, cs, *others)
+            return
+        blocks = np.ascontiguousarray(w.reshape(len(w), -1, _BLOCK).swapaxes(0, 1))
+        sizes = *gates.shape[:2], cs.shape[2], gates.strides[0] // gates.itemsize  # negative in a reversed layer
+        kernel(*sizes, *[x.ctypes.data for x in (blocks, gates, cs, *others)])
 
-def _blocks(w: Array) -> Array:
-    """w: (n, m) as (m / _BLOCK, n, _BLOCK), in one piece"""
-    return np.ascontiguousarray(w.reshape(len(w), -1, _BLOCK).swapaxes(0, 1))
-
-
-def _lstm_steps(xp: Any, gates: Array, hs: Array, cs: Array, w_hh: Array, w_hr: Array | None) -> None:
-    if not _has_steps(gates, cs, w_hh, w_hr):
-        recurrent.lstm_steps.__wrapped__(xp, gates, hs, cs, w_hh, w_hr)
-        return
-    w = _blocks(w_hh.T)
-    at = gates.ctypes.data, address(hs), address(cs)
-    LSTM(*gates.shape[:2], cs.shape[2], gates.strides[0] // 4, address(w), *at)
-
-
-def _lstm_steps_backward(
-    xp: Any, each: Array | None, dh: Array, dc: Array, gates: Array, cs: Array, w_hh: Array, w_hr: Array | None, da: Array
-) -> Array | None:
-    if not _has_steps(gates, cs, w_hh, w_hr):
-        return recurrent.lstm_steps_backward.__wrapped__(xp, each, dh, dc, gates, cs, w_hh, w_hr, da)
-    w = _blocks(w_hh)
-    each = np.broadcast_to(np.float32(0), cs[1:].shape) if each is None else each
-    each = np.ascontiguousarray(each, np.float32)
-    at = gates.ctypes.data, address(cs), address(each), da.ctypes.data, address(dh), address(dc)
-    LSTM_BACKWARD(*gates.shape[:2], cs.shape[2], gates.strides[0] // 4, address(w), *at)
-    return None
+    function.attach_native_form(form)
 
 
 # --- attention
@@ -573,7 +551,8 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 
 
 SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("sigmoid", "erf", "erfc"))
-GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
+GELU = kernels("gelu", N, P, P, P, chars="f")
+GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu_tanh", "silu"))
 LEAKY_RELU_BACKWARD = kernels("leaky_relu_backward", N, REAL, P, P, P)
 CLAMP, CLAMP_BACKWARD = kernels("clamp", N, REAL, REAL, P, P), kernels("clamp_backward", N, REAL, REAL, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
@@ -586,16 +565,13 @@ CHANNEL_SUMS = kernels("channel_sums", *[N] * 4, *[P] * 6)
 CHANNEL_GRADIENT = kernels("channel_gradient", *[N] * 5, *[P] * 8)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
 SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
-CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, FLAG, P, P, P, P)
-CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REAL, P, P, P, REAL, P)
+CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, FLAG, P, P, P, P)
+CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, P, P, REAL, P)
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", *[P] * 8, FLAG)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
 IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
-LSTM, LSTM_BACKWARD = library.lstm_f32, library.lstm_backward_f32
-LSTM.argtypes, LSTM_BACKWARD.argtypes = [N] * 4 + [P] * 4, [N] * 4 + [P] * 7
-LSTM.restype = LSTM_BACKWARD.restype = None
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
 arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
@@ -623,7 +599,7 @@ convolution.unfold.attach_native_form(_unfold)
 convolution.fold_into.attach_native_form(_fold_into)
 pooling.maxima.attach_native_form(_maxima)
 pooling.add_at_maxima.attach_native_form(_add_at_maxima)
-recurrent.lstm_steps.attach_native_form(_lstm_steps)
-recurrent.lstm_steps_backward.attach_native_form(_lstm_steps_backward)
+_attach_steps(recurrent.lstm_steps, library.lstm_f32, *[N] * 4, *[P] * 4)
+_attach_steps(recurrent.lstm_steps_backward, library.lstm_backward_f32, *[N] * 4, *[P] * 7)
 update.run_program.attach_native_form(_run_program)
 attention.attention.attach_native_form(_attention, _attention_backward)

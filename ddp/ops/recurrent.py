@@ -45,12 +45,10 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
     return tuple(x.astype(dtype) for x in (_in_order(hs[1:], reverse), hs[-1], *last))
 
 
-def _output_gradients(xp: Any, g: Sequence[Array | None], shape: Ints, reverse: bool) -> tuple[Any, Array]:
-    """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
-    step_gradients, last = as_float32(*g[:2])
-    return None if step_gradients is None else _in_order(step_gradients, reverse), _gradient_or_zeros(
-        xp, last, shape, g
-    )
+def _output_gradients(xp: Any, g: Sequence[Array | None], hs: Array, reverse: bool) -> tuple[Array, Array]:
+    """The gradients of the states of all steps, and that of the last one, both in memory of their own."""
+    step_gradients = _gradient_or_zeros(xp, g[0], hs[1:].shape, g)
+    return _in_order(step_gradients, reverse), _gradient_or_zeros(xp, g[1], hs[0].shape, g)
 
 
 def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Array | None]) -> Array:
@@ -103,14 +101,13 @@ def _rnn(
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, w_ih, w_hh = as_float32(*saved)
     hs, relu, reverse = residual
-    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
     turned = _in_order(da, reverse)
     back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(len(x))):
-        if step_gradients is not None:
-            dh += step_gradients[t]
+        dh += step_gradients[t]
         product(xp, xp.multiply(dh, slope[t], out=turned[t]), back, dh)
     wants = (needs[0], *needs[2:])
     dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
@@ -143,17 +140,17 @@ def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
 # dc_t += dm_t*o*(1 - tanh^2 c_t), da_i = dc_t*u*i*(1 - i), da_f = dc_t*c_(t-1)*f*(1 - f), da_u = dc_t*i*(1 - u^2),
 # da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
 @array_function
-def lstm_steps(xp: Any, gates: Array, hs: Array, cs: Array, w_hh: Array, w_hr: Array | None) -> None:
-    """Fills hs: (T + 1, N, P) and cs: (T + 1, N, H) from the first on.
+def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, hs: Array) -> None:
+    """Fills cs: (T + 1, N, H) and hs: (T + 1, N, P) from the first on.
 
-    gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which become the activations
+    w: (P, 4H); gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which become the activations
     """
     size = cs.shape[2]
     # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
     half = halves(xp, 4, size, gates.dtype)
     rest = 1 - half
     gates *= half
-    recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
+    recurrent = xp.ascontiguousarray(w * half)
     room, inner = xp.empty_like(gates[0]), xp.empty_like(cs[0])
     for t, a in enumerate(gates):
         a += product(xp, hs[t], recurrent, room)
@@ -190,26 +187,18 @@ def _lstm(
     x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = as_float32(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
-    lstm_steps(xp, _in_order(gates, reverse), hs, cs, w_hh, w_hr)
+    lstm_steps(xp, w_hh.T, w_hr, _in_order(gates, reverse), cs, hs)
     return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
 
 
 @array_function
 def lstm_steps_backward(
-    xp: Any,
-    step_gradients: Array | None,
-    dh: Array,
-    dc: Array,
-    gates: Array,
-    cs: Array,
-    w_hh: Array,
-    w_hr: Array | None,
-    da: Array,
-) -> Array | None:
+    xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, each: Array, da: Array, dh: Array, dc: Array
+) -> None:
     """Writes the gradients of what `lstm_steps` was given as gates to da: (T, N, 4H).
 
-    step_gradients: of hs[1:], None for none; dh, dc: those of the last states, which become those of the first.
-    Returns the gradients of hs[1:] with what came through the later ones where w_hr, which projects them, is given.
+    w: (4H, P); each: (T, N, P), the gradients of hs[1:], to which those through the later ones are added where w_hr is
+    given; dh, dc: those of the last states, which become those of the first
     """
     size = cs.shape[2]
     i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
@@ -226,14 +215,12 @@ def lstm_steps_backward(
         part *= factor
     through = 1 - high * high
     through *= o
-    dhs: Any = None if w_hr is None else xp.empty((len(da), *dh.shape), dh.dtype)
     dm = dh
-    back = xp.ascontiguousarray(w_hh)
+    back = xp.ascontiguousarray(w)
     for t in reversed(range(len(da))):
-        if step_gradients is not None:
-            dh += step_gradients[t]
+        dh += step_gradients[t]
         if w_hr is not None:
-            dhs[t] = dh
+            step_gradients[t] = dh
             dm = product(xp, dh, w_hr)
         dc += dm * through[t]
         a = da[t]
@@ -242,21 +229,20 @@ def lstm_steps_backward(
         a[:, 3 * size :] *= dm
         dc *= f[t]
         product(xp, a, back, dh)
-    return dhs
 
 
 def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, w_ih, w_hh, w_hr = as_float32(*saved)
     hs, cs, gates, reverse = residual
-    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
     activations, da = _in_order(gates, reverse), xp.empty_like(gates)
-    dhs = lstm_steps_backward(xp, step_gradients, dh, dc, activations, cs, w_hh, w_hr, _in_order(da, reverse))
+    lstm_steps_backward(xp, w_hh, w_hr, activations, cs, each, _in_order(da, reverse), dh, dc)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
-    if dhs is not None and needs[7]:
+    if needs[7]:
         states = xp.tanh(cs[1:]) * activations[..., 3 * cs.shape[2] :]
-        dw_hr = product(xp, _rows(dhs).T, _rows(states))
+        dw_hr = product(xp, _rows(each).T, _rows(states))
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dc if needs[2] else None, *dws, dw_hr)
 
 
@@ -323,7 +309,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     x, w_ih, w_hh = as_float32(*saved)
     hs, gates, news, reverse = residual
     size = hs.shape[2]
-    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
     # What da is a multiple of, for all steps at once: of da_n at r, of dh at z and n.
@@ -343,8 +329,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     new = _in_order(da_n, reverse)
     back, room = xp.ascontiguousarray(w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
-        if step_gradients is not None:
-            dh += step_gradients[t]
+        dh += step_gradients[t]
         xp.multiply(at_n[t], dh, out=new[t])
         at_z[t] *= dh
         at_r[t] *= new[t]

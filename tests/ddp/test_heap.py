@@ -15,7 +15,7 @@ if "ddp" in sys.argv:
     import ddp
 
 def step():
-    arrays = [np.ones(1 << 20, np.uint8) for _ in range(150)]  # 150 MiB alive at once, in blocks of 1 MiB
+    arrays = [np.ones(1 << 20, np.uint8) for _ in range(100)]  # 100 MiB alive at once, in blocks of 1 MiB
 
 for _ in range(3):
     step()
