@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ddp import _engine
-from ddp._device import CPU
 from ddp._engine import Edge, Node, SelectOutput, Versions, enable_grad, modes
 from ddp._engine.anomaly import check_gradients
 from ddp._tensor.base import (
@@ -44,7 +43,6 @@ from ddp.ops import (
     losses,
     normalization,
     products,
-    recurrent,
     reduction,
     shape,
     softmax_ops,
@@ -251,10 +249,9 @@ def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> Tensors:
 
 
 def _lstm_step(a: Tensor, e: Tensor, h: Tensor, c: Tensor, w_hr: Tensor | None) -> Tensors:
-    half = wrap(recurrent.halves(np, 4, c.array.shape[1], c.array.dtype), CPU)
-    i, f, u, o = (((a + e) * half).tanh() * half + (1 - half)).chunk(4, 1)
-    c = f * c + i * u
-    m = o * c.tanh()
+    i, f, u, o = (a + e).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * u.tanh()
+    m = o.sigmoid() * c.tanh()
     return m if w_hr is None else apply(products.linear, (m, w_hr, None)), c
 
 

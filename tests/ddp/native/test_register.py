@@ -19,7 +19,18 @@ import ddp
 from collectives.native import builds
 from ddp import _native
 from ddp.backends import native
-from ddp.ops import activation, attention, convolution, indexing, losses, normalization, pooling, softmax_ops, update
+from ddp.ops import (
+    activation,
+    attention,
+    convolution,
+    indexing,
+    losses,
+    normalization,
+    pooling,
+    recurrent,
+    softmax_ops,
+    update,
+)
 from ddp.ops.convolution import Window
 from ddp.ops.op import OPS, Op
 from ddp.optim.formula import compile_formula
@@ -90,10 +101,14 @@ def layouts(x: Any) -> list[Any]:
 @needs_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE)
 class TestNumbers:
-    @pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_tanh", "leaky_relu"])
+    @pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_tanh", "leaky_relu", "hardtanh"])
     def test_activations(self, name: str, dtype: str) -> None:
         op = OPS[name.removesuffix("_tanh")]
-        of_op: dict[str, dict[str, Any]] = {"gelu": {"tanh": name == "gelu_tanh"}, "leaky_relu": {"slope": 0.2}}
+        of_op: dict[str, dict[str, Any]] = {
+            "gelu": {"tanh": name == "gelu_tanh"},
+            "leaky_relu": {"slope": 0.2},
+            "hardtanh": {"low": -1.0, "high": 2.0},
+        }
         parameters = of_op.get(op.name, {})
         for shape in SHAPES:
             for x in layouts(normal(*shape, dtype=dtype)):
@@ -105,8 +120,31 @@ class TestNumbers:
             x = normal(size, dtype=dtype)
             x[:3] = np.nan, np.inf, -np.inf
             z = np.maximum(x, 0)
-            (dx,) = activation.relu.backward(np, np.ones_like(x), (True,), (z,), None)
-            np.testing.assert_array_equal(dx, z != 0)
+            np.testing.assert_array_equal(activation.relu.forward(np, x)[0], z)
+            for residual in (None, ()):  # the formula's, and the kernel's
+                (dx,) = activation.relu.backward(np, np.ones_like(x), (True,), (z,), residual)
+                np.testing.assert_array_equal(dx, z != 0)
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    @pytest.mark.parametrize("sizes", [(5, 3, 16), (1, 7, 48), (4, 13, 20)], ids=str)  # 20: no whole blocks of columns
+    def test_lstm(self, sizes: tuple[int, ...], reverse: bool, dtype: str) -> None:
+        steps, batch, n = sizes
+        states = (steps, batch, n), (batch, n), (batch, n)
+        shapes = (steps, batch, 7), *states[1:], (4 * n, 7), (4 * n, n), (4 * n,), (4 * n,)
+        for given in ((True, True, True), (True, False, False), (False, False, True)):
+            results = []
+            for kind in ("float64", dtype):
+                arrays = [normal(*shape, seed=i).astype(kind) / 10 for i, shape in enumerate(shapes)]
+                out, residual = recurrent.lstm.forward(np, *arrays, None, reverse=reverse)
+                g = [
+                    normal(*shape).astype(kind) if is_given else None
+                    for shape, is_given in zip(states, given, strict=True)
+                ]
+                saved = arrays[0], *arrays[3:5], None
+                grads = recurrent.lstm.backward(np, g, (*[True] * 7, False), saved, residual)
+                results.append([*out, *grads])
+            for own, expected in zip(results[1], results[0], strict=True):
+                close(own, expected, dtype)
 
     @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # float32 has no squares of the first and the last
     @pytest.mark.parametrize("name", ["batch_norm", "group_norm"])
@@ -259,6 +297,7 @@ def test_infinities_and_nan_are_values(dtype: str) -> None:
     x = np.array([[np.nan, 1, 2], [np.inf, 1, 2], [-np.inf, 1, 2], [-np.inf] * 3, [1e4, -1e4, 0], [0, -0.0, 5]], dtype)
     calls: list[tuple[Op, dict[str, Any]]] = [
         (activation.sigmoid, {}),
+        (activation.hardtanh, {"low": -1.0, "high": 2.0}),
         (activation.silu, {}),
         (activation.gelu, {"tanh": True}),
         (activation.gelu, {"tanh": False}),
@@ -323,6 +362,7 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
 
     both(activation.sigmoid, [x], lambda out: (out,))
     both(activation.relu, [x], lambda out: (out,))
+    both(activation.hardtanh, [x], lambda out: (x,), low=-1.0, high=2.0)
     both(activation.leaky_relu, [x], lambda out: (x,), slope=0.2)
     both(activation.silu, [x], lambda out: (x,))
     both(activation.gelu, [x], lambda out: (x,), tanh=True)
@@ -331,15 +371,20 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     both(softmax_ops.log_softmax, [x], lambda out: (out,), dim=1)
     both(normalization.layer_norm, [x, w, b], lambda out: (w, x), axes=1, eps=1e-5)
     target = np.arange(rows) % n
-    settings = {"target": target, "keep": target != 3, "weight": np.abs(w), "smoothing": 0.1, "reduction": "mean"}
+    settings = {"target": target, "keep": target != 3, "weight": None, "smoothing": 0.0, "reduction": "mean"}
     both(losses.cross_entropy, [x], lambda out: (x,), **settings)
     both(attention.attention, [*heads, None], lambda out: (*heads, None, out), scale=0.3, causal=True, p=0.0, seed=0)
-    both(normalization.batch_norm, [x, w, b], lambda out: (w, x), eps=1e-5, tell=None)
+    both(normalization.batch_norm, [image, None, None], lambda out: (None, image), eps=1e-5, tell=None)
     both(normalization.group_norm, [image, None, None], lambda out: (None, image), groups=1, eps=1e-5)
     columns = convolution.unfold(np, image, window, slice(0, window.out[0]))
     convolution.fold_into(np, columns, window, slice(0, window.out[0]), image)
     top, at = pooling.maxima(np, image, window)
     results.extend([columns, image, top, at, pooling.add_at_maxima(np, top, at, window)])
+    state, weight = normal(3, 40, 64, dtype=dtype) / 9, normal(256, 64, dtype=dtype) / 9
+    sequence, steps = recurrent.lstm.forward(np, state, *state[:2], weight, weight, None, None, None, reverse=True)
+    wanted = *[True] * 5, *[False] * 3
+    grads = recurrent.lstm.backward(np, [*sequence], wanted, (state, weight, weight, None), steps)
+    results.extend([*sequence, *grads[:5]])
     parameter = ddp.from_numpy(x).requires_grad_()
     parameter.grad = ddp.from_numpy(g)
     ddp.optim.AdamW([parameter]).step()
