@@ -23,6 +23,7 @@
 #define PARALLEL(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
 #endif
 #define CHUNK 4096 /* elements that a thread takes at a time */
+#define PIECE 4096 /* elements whose moments are taken at a time: they stay in L1 */
 /* Runs a statement for i = 0 to n - 1, on several threads and in vectors. */
 #define PARALLEL_SIMD(n, ...)                                                                                          \
     PARALLEL(n) for (size start = 0; start < (n); start += CHUNK)                                                      \
@@ -270,52 +271,50 @@ void NAME(leaky_relu_backward)(size n, double slope, const REAL *restrict g, con
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
-/* The mean of n squares of x - shift; share: 1/n. They are added up in REAL; where that over- or underflows, in double. */
-NARROW INLINE double NAME(mean_square)(size n, double share, const REAL *restrict x, REAL shift)
+/* The mean of the squares of x - shift. They are added up in REAL; where that over- or underflows, in double.
+ * x: `rows` rows of n elements, which begin `apart` elements apart */
+NARROW INLINE double NAME(mean_square)(size rows, size apart, size n, const REAL *restrict x, REAL shift)
 {
     REAL sums[LANES] = {0};
-    EACH(n, sums[l] += (x[i] - shift) * (x[i] - shift));
-    double mean = NAME(total)(sums) * share;
+    for (const REAL *row = x; row < x + rows * apart; row += apart)
+        EACH(n, sums[l] += (row[i] - shift) * (row[i] - shift));
+    double mean = NAME(total)(sums) / (double)(rows * n);
     if (__builtin_expect(!(mean > 1e-30 && mean < INFINITY), 0)) {
         double wide[LANES] = {0};
-        EACH(n, wide[l] += ((double)x[i] - shift) * ((double)x[i] - shift));
-        mean = total_f64(wide) * share;
+        for (const REAL *row = x; row < x + rows * apart; row += apart)
+            EACH(n, wide[l] += ((double)row[i] - shift) * ((double)row[i] - shift));
+        mean = total_f64(wide) / (double)(rows * n);
     }
     return mean;
 }
 
-/* The mean and the biased variance of n > 0 elements, exact for equal ones: sums are of what is left without the first. */
-NARROW INLINE double NAME(moments_of_piece)(size n, const REAL *restrict x, double *var)
+/* The mean and the biased variance, exact for equal elements: sums are of what is left without the first. */
+NARROW INLINE double NAME(moments_of_piece)(size rows, size apart, size n, const REAL *restrict x, double *var)
 {
     const REAL origin = x[0];
-    const double share = 1.0 / n;
     REAL sums[LANES] = {0};
-    EACH(n, sums[l] += x[i] - origin);
-    double shift = NAME(total)(sums) * share;
+    for (const REAL *row = x; row < x + rows * apart; row += apart)
+        EACH(n, sums[l] += row[i] - origin);
+    double shift = NAME(total)(sums) / (double)(rows * n);
     if (__builtin_expect(!isfinite(shift), 0)) {
         double wide[LANES] = {0};
-        EACH(n, wide[l] += (double)x[i] - origin);
-        shift = total_f64(wide) * share;
+        for (const REAL *row = x; row < x + rows * apart; row += apart)
+            EACH(n, wide[l] += (double)row[i] - origin);
+        shift = total_f64(wide) / (double)(rows * n);
     }
     const double mean = origin + shift, rounding = mean - (REAL)mean;
-    *var = NAME(mean_square)(n, share, x, (REAL)mean) - rounding * rounding;
+    *var = NAME(mean_square)(rows, apart, n, x, (REAL)mean) - rounding * rounding;
     return mean;
 }
 
-/* The same of rows that do not fit into the cache: pieces are joined by Chan, Golub and LeVeque 1983. */
-NARROW INLINE double NAME(row_moments)(size n, const REAL *restrict x, double *var)
+/* Joins a piece with `seen` elements before it, whose mean and variance are given, by Chan, Golub and LeVeque 1983. */
+NARROW INLINE void NAME(add_piece)(size rows, size apart, size n, const REAL *restrict x, size seen, double *mean, double *var)
 {
-    const size piece = 1 << 12;
-    double mean = NAME(moments_of_piece)(n < piece ? n : piece, x, var);
-    for (size start = piece; start < n; start += piece) {
-        const size k = n - start < piece ? n - start : piece;
-        const double part = (double)k / (start + k);
-        double square;
-        const double step = NAME(moments_of_piece)(k, x + start, &square) - mean;
-        mean += step * part;
-        *var += (square - *var + step * step * (1 - part)) * part;
-    }
-    return mean;
+    const double part = (double)(rows * n) / (double)(seen + rows * n);
+    double square;
+    const double step = NAME(moments_of_piece)(rows, apart, n, x, &square) - *mean;
+    *mean += step * part;
+    *var += (square - *var) * part + step * (1 - part) * (step * part);
 }
 
 /* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: 0 takes 0 for the mean.
@@ -326,11 +325,13 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict out = outs + row * n;
-        double center = 0, var;
+        double center = 0, var = 0;
         if (centered) {
-            mean[row] = center = NAME(row_moments)(n, x, &var);
+            for (size start = 0; start < n; start += PIECE)
+                NAME(add_piece)(1, n, least(PIECE, n - start), x + start, start, &center, &var);
+            mean[row] = center;
         } else
-            var = NAME(mean_square)(n, 1.0 / n, x, 0);
+            var = NAME(mean_square)(1, n, n, x, 0);
         const REAL r = (REAL)(1 / sqrt(var + eps)), m = (REAL)center, rounding = (REAL)((m - center) * r);
         rstd[row] = r;
         if (!centered)
@@ -465,25 +466,16 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 
 /* Row i is of channel i % channels; its mean and rstd are those numbered i / members % statistics. */
 
-/* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,);
- * means, vars: (outer*statistics,), for those of single rows */
-NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *restrict means,
-                                  double *restrict vars, double *restrict mean, double *restrict var)
+/* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,), zeros */
+NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *mean, double *var)
 {
-    PARALLEL(outer * statistics * n) for (size row = 0; row < outer * statistics; row++)
-        means[row] = NAME(row_moments)(n, xs + row * n, vars + row);
-    for (size s = 0; s < statistics; s++)
-        mean[s] = var[s] = 0;
-    for (size row = 0; row < outer; row++)
-        for (size s = 0; s < statistics; s++)
-            mean[s] += (means[row * statistics + s] - means[s]) / outer;
-    for (size s = 0; s < statistics; s++)
-        mean[s] += means[s];
-    for (size row = 0; row < outer; row++)
-        for (size s = 0; s < statistics; s++) {
-            const double shift = means[row * statistics + s] - mean[s];
-            var[s] += (vars[row * statistics + s] + shift * shift) / outer;
-        }
+    const size rows = n < PIECE / 8 ? PIECE / n : 1, many = 16; /* of a piece; statistics that a thread takes at a time */
+    PARALLEL(outer * statistics * n) for (size first = 0; first < statistics; first += many)
+        for (size row = 0; row < outer; row += rows)
+            for (size s = first; s < least(first + many, statistics); s++)
+                for (size start = 0; start < n; start += PIECE)
+                    NAME(add_piece)(least(rows, outer - row), statistics * n, least(PIECE, n - start),
+                                    xs + (row * statistics + s) * n + start, row * n + start, mean + s, var + s);
 }
 
 /* out = (x - mean)*rstd*w + b. w, b: (channels,) or NULL; mean, rstd: (statistics,) */

@@ -210,9 +210,9 @@ def _normalize_backward(
 def _moments(xp: Any, x: Array) -> tuple[Array, Array]:
     if not _takes(x) or x.shape[2] == 1:
         return reduction.moments.__wrapped__(xp, x)
-    rows, results = np.empty((2, len(x) * x.shape[1])), np.empty((2, x.shape[1]))
-    CHANNEL_MOMENTS[x.dtype.char](*x.shape, address(x), *map(address, (*rows, *results)))
-    return results[0], results[1]
+    mean, var = np.zeros((2, x.shape[1]))
+    CHANNEL_MOMENTS[x.dtype.char](*x.shape, address(x), address(mean), address(var))
+    return mean, var
 
 
 def _channel_norm(
@@ -558,7 +558,7 @@ CLAMP, CLAMP_BACKWARD = kernels("clamp", N, REAL, REAL, P, P), kernels("clamp_ba
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
 CHANNEL_MOMENTS, CHANNEL_NORM = (
-    kernels("channel_moments", *[N] * 3, *[P] * 5),
+    kernels("channel_moments", *[N] * 3, *[P] * 3),
     kernels("channel_norm", *[N] * 5, *[P] * 6),
 )
 CHANNEL_SUMS = kernels("channel_sums", *[N] * 4, *[P] * 6)
