@@ -194,12 +194,20 @@ def _lstm(
 
 @array_function
 def lstm_steps_backward(
-    xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, each: Array, da: Array, dh: Array, dc: Array
+    xp: Any,
+    w: Array,
+    w_hr: Array | None,
+    gates: Array,
+    cs: Array,
+    step_gradients: Array,
+    da: Array,
+    dh: Array,
+    dc: Array,
 ) -> None:
     """Writes the gradients of what `lstm_steps` was given as gates to da: (T, N, 4H).
 
-    w: (4H, P); each: (T, N, P), the gradients of hs[1:], to which those through the later ones are added where w_hr is
-    given; dh, dc: those of the last states, which become those of the first
+    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; where w_hr is given, what came through later steps is added
+    dh, dc: the gradients of the last states, which become those of the first
     """
     size = cs.shape[2]
     i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
@@ -238,12 +246,12 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
     activations, da = _in_order(gates, reverse), xp.empty_like(gates)
-    lstm_steps_backward(xp, w_hh, w_hr, activations, cs, each, _in_order(da, reverse), dh, dc)
+    lstm_steps_backward(xp, w_hh, w_hr, activations, cs, step_gradients, _in_order(da, reverse), dh, dc)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
     if needs[7]:
         states = xp.tanh(cs[1:]) * activations[..., 3 * cs.shape[2] :]
-        dw_hr = product(xp, _rows(each).T, _rows(states))
+        dw_hr = product(xp, _rows(step_gradients).T, _rows(states))
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dc if needs[2] else None, *dws, dw_hr)
 
 
