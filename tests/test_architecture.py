@@ -130,7 +130,7 @@ def test_the_kernels_are_short() -> None:
     lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
     assert max(lines) <= 713
     # Of which 722 for convolution, and 110 for statistics of norms: they neither over- nor underflow nor cancel.
-    assert sum(lines) <= 1_666
+    assert sum(lines) <= 1_674
 
 
 def test_every_folder_keeps_within_its_limit() -> None:

@@ -408,36 +408,49 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, co
     }
 }
 
-/* The loss of row r: log sum_c e^x_c - x_t, t its target; 0 unless keep[r]. x: (rows, n); target, keep: (rows,), keep NULL for
- * all; each: (rows,), the losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and
- * the gradients' factor */
+/* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
+ * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones, mass: their sum; each: (rows,), the
+ * losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and the gradients' factor */
 void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restrict target,
-                         const uint8_t *restrict keep, int mean, REAL *restrict top, REAL *restrict sum,
-                         double *restrict each, double *restrict out)
+                         const uint8_t *restrict keep, const REAL *restrict w, double s, double mass, int mean,
+                         REAL *restrict top, REAL *restrict sum, double *restrict each, double *restrict out)
 {
-    double losses = 0, kept = 0;
+    double losses = 0, weights = 0;
     /* each thread's own: the compiler need not read them again after every store */
-    PARALLEL(rows * n, firstprivate(n, xs, target, keep, top, sum, each))
+    PARALLEL(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
     for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n, most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
         EACH(n, sums[l] += EXP(x[i] - most));
         top[row] = most;
         sum[row] = NAME(total)(sums);
-        each[row] = keep && !keep[row] ? 0 : log(sum[row]) + most - x[target[row]];
+        double loss = 0;
+        if (!keep || keep[row]) {
+            const double log_sum = log(sum[row]) + most, weight = w ? w[target[row]] : 1;
+            loss = (log_sum - x[target[row]]) * weight * (1 - s);
+            if (s) {
+                REAL even[LANES] = {0};
+                EACH(n, even[l] += x[i] * (w ? w[i] : 1));
+                loss += (log_sum * mass - NAME(total)(even)) * s / n;
+            }
+        }
+        each[row] = loss;
     }
     for (size row = 0; row < rows; row++) {
         losses += each[row];
-        kept += !keep || keep[row];
+        if (!keep || keep[row])
+            weights += w ? w[target[row]] : 1;
     }
-    out[0] = mean ? losses / kept : losses;
-    out[1] = mean ? 1 / kept : 1;
+    out[0] = mean ? losses / weights : losses;
+    out[1] = mean ? 1 / weights : 1;
 }
 
-/* dx_c = g*(e^(x_c - top)/sum - [c = t]), 0 unless keep[r]; g: (rows,), times factor; NULL for ones */
+/* dx_c = g*((w_t*(1 - s) + s/n*sum w)*e^(x_c - top)/sum - w_t*(1 - s)*[c = t] - s/n*w_c), 0 unless keep[r];
+ * g: (rows,), times factor; NULL for ones */
 void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64_t *restrict target,
-                                  const uint8_t *restrict keep, const REAL *restrict top, const REAL *restrict sum,
-                                  const REAL *restrict g, double factor, REAL *dxs)
+                                  const uint8_t *restrict keep, const REAL *restrict w, double s, double mass,
+                                  const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
+                                  double factor, REAL *dxs)
 {
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
@@ -446,10 +459,13 @@ void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64
             memset(dx, 0, n * sizeof(REAL));
             continue;
         }
-        const double scale = (g ? g[row] : 1) * factor;
-        const REAL f = (REAL)(scale / sum[row]), most = top[row];
+        const double scale = (g ? g[row] : 1) * factor, at_target = scale * (w ? w[target[row]] : 1) * (1 - s);
+        const REAL f = (REAL)((at_target + scale * s / n * mass) / sum[row]), even = (REAL)(scale * s / n);
+        const REAL most = top[row];
         SIMD for (size i = 0; i < n; i++) dx[i] = EXP(x[i] - most) * f;
-        dx[target[row]] -= (REAL)scale;
+        if (s)
+            SIMD for (size i = 0; i < n; i++) dx[i] -= even * (w ? w[i] : 1);
+        dx[target[row]] -= (REAL)at_target;
     }
 }
 

@@ -294,8 +294,15 @@ def _rows(x: Array) -> tuple[int, int]:
 class _CrossEntropyResidual(NamedTuple):
     target: Array
     keep: Array | None
+    weight: Array | None
+    smoothing: float
     sums: Array  # (2, N): the maximum of each row, and the sum of its e^(x - maximum)
     factor: float | None  # None: the losses were not reduced
+
+
+def _mass(x: Array, weight: Array | None) -> float:
+    """The sum of the classes' weights; x: (N, C)."""
+    return float(x.shape[1] if weight is None else weight.sum(dtype=np.float64))
 
 
 def _cross_entropy(
@@ -309,28 +316,31 @@ def _cross_entropy(
     single: bool = False,
 ) -> tuple[Array, Any]:
     is_matrix = x.ndim == 2 and x.size and is_plain(x) and target.flags.c_contiguous
-    if not is_matrix or weight is not None or smoothing:
+    if not is_matrix:
         reference = losses.cross_entropy.reference
         return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
+    if weight is not None:
+        weight = np.ascontiguousarray(weight, x.dtype)
     sums, each, out = np.empty((2, len(x)), x.dtype), np.empty(len(x)), np.empty(2)
     CROSS_ENTROPY[x.dtype.char](
-        *(*x.shape, address(x), address(target), address(keep), reduction == "mean"),
+        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight), reduction == "mean"),
         *map(address, (*sums, each, out)),
     )
     kind = np.dtype("float32") if single else x.dtype
     z = np.array(each if reduction == "none" else out[0], kind)
-    return z, _CrossEntropyResidual(target, keep, sums, None if reduction == "none" else out[1])
+    return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
     if not isinstance(residual, _CrossEntropyResidual):
         return losses.cross_entropy.reference.backward(xp, g, needs, saved, residual)
-    target, keep, sums, factor = residual
+    target, keep, weight, smoothing, sums, factor = residual
     dx = np.empty_like(x)
     each = np.ascontiguousarray(g, x.dtype) if factor is None else None
     CROSS_ENTROPY_BACKWARD[x.dtype.char](
-        *(*x.shape, *map(address, (x, target, keep, *sums, each))),
+        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight)),
+        *map(address, (*sums, each)),
         *(1.0 if factor is None else factor * float(g), address(dx)),
     )
     return (dx,)
@@ -565,8 +575,8 @@ CHANNEL_SUMS = kernels("channel_sums", *[N] * 4, *[P] * 6)
 CHANNEL_GRADIENT = kernels("channel_gradient", *[N] * 5, *[P] * 8)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
 SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
-CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, FLAG, P, P, P, P)
-CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, P, P, REAL, P)
+CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, REAL, FLAG, P, P, P, P)
+CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REAL, REAL, P, P, P, REAL, P)
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", *[P] * 8, FLAG)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
