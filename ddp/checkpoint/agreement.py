@@ -1,6 +1,6 @@
-"""All ranks or none: each rank does its part, and then all know whether every rank's succeeded.
+"""Runs a piece of work on all ranks, so that it succeeds on all of them or raises on all of them.
 
-An error is one sentence: the rank, the file and the system's reason."""
+An error message is one sentence: the rank, the file and the system's reason."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveTimeout
+from collectives.errors import CollectiveTimeout, name_ranks
 from collectives.monitored_section import MonitoredSection
 from ddp.errors import CheckpointError
 
 T = TypeVar("T")
 
-PATIENCE = 1800.0  # s without a byte, or an answer from the disk, after which a rank is given up
+# A rank whose disk has made no progress for so long (s) is given up.
+PATIENCE = 1800.0
 
-# What says nothing of the file: another process, or this one later, could read it.
-_TRANSIENT = {errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}
-_TRANSIENT |= {errno.ENOMEM, errno.ETIMEDOUT}
+# Errors that do not mean that the file is damaged: another process could read it, or this one later.
+_TRANSIENT = {
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ETIMEDOUT,
+}
 
 
 @contextlib.contextmanager
 def describing_os_errors(what: str, path: str) -> Iterator[None]:
-    """Raises CheckpointError for an OSError of the block: "writing runs/x: No space left". what: "writing" """
+    """Turns an OSError of the block into a CheckpointError: "writing runs/x: No space left". what: "writing" """
     try:
         yield
     except OSError as error:
@@ -34,44 +44,50 @@ def describing_os_errors(what: str, path: str) -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """The system's words for it, without a path."""
-    number = errno.ENOENT if isinstance(error, FileNotFoundError) else error.errno  # fsspec gives none
+    """The system's message for the error, without a path."""
+    # The FileNotFoundError of fsspec has no number.
+    number = errno.ENOENT if isinstance(error, FileNotFoundError) else error.errno
     return os.strerror(number) if number else str(error)
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether a file that could not be read may still be as it was written."""
+    """Whether a file that could not be read, because of this error, may be undamaged."""
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
 class Agreement:
-    """One rank's end of the agreement. Collective, from any one thread.
+    """Runs work on all ranks, and makes its outcome known to all of them. Collective; one thread at a time calls it.
 
-    comm: of the ranks, of which a duplicate is made; None: this process alone
-    A disk may take longer than a collective may, so ranks work in a `MonitoredSection`.
+    comm: the ranks' communicator, of which this makes a duplicate; None: this process alone
+    A disk may take longer than the time limit of a collective, so ranks work in a `MonitoredSection`.
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
-        self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
-        self._comm = None if comm is None or comm.size == 1 else comm.duplicate()
-        self._broken: str | None = None
-        self._beat: MonitoredSection | None = None
+        self.rank = 0
+        self.size = 1
+        self._comm: Communicator | None = None
+        if comm is not None and comm.size > 1:
+            self.rank = comm.rank
+            self.size = comm.size
+            self._comm = comm.duplicate()
+        self._broken: str | None = None  # why no more calls can be made
+        self._section: MonitoredSection | None = None
 
     def close(self) -> None:
-        """Takes no further calls."""
+        """Closes the duplicate of the communicator."""
         if self._comm is not None:
             self._comm.close()
 
     def progress(self) -> None:
-        """Says, from within `work`, that this rank gets on."""
-        if self._beat is not None:
-            self._beat.progress()
+        """Called by `work` as it goes on: this rank is not stuck."""
+        if self._section is not None:
+            self._section.progress()
 
     def run(self, failed: str, work: Callable[[], T], reraise: bool = False) -> list[T]:
-        """What `work` returned on each rank, on all of them; results are pickled, as ranks of one job do.
+        """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
-        failed: how the error begins; reraise: a rank whose `work` raised raises the same again
-        Raises: CheckpointError on every rank if `work` raised on one; PeerLeft and its kin if a rank is gone.
+        failed: the beginning of the error message; reraise: a rank on which `work` raised raises that error itself
+        Raises: CheckpointError on every rank if `work` raised on one; PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")
@@ -90,19 +106,20 @@ class Agreement:
             raise cause
         failures = [rank for rank, (_, text) in enumerate(results) if text]
         if failures:
-            first, *rest = failures
-            more = f"; rank{'s' if len(rest) > 1 else ''} {', '.join(map(str, rest))} too" if rest else ""
+            first, *others = failures
+            more = f"; {name_ranks(others)} too" if others else ""
             raise CheckpointError(f"{failed}: rank {first}: {results[first][1]}{more}") from cause
         return [value for value, _ in results]
 
     def _gather(self, comm: Communicator, failed: str, attempt: Callable[[], tuple[Any, str]]) -> list[tuple[Any, str]]:
-        self._beat = beat = MonitoredSection(comm, PATIENCE)
+        self._section = section = MonitoredSection(comm, PATIENCE)
         try:
-            with beat:
-                mine = attempt()
-        except CollectiveTimeout as error:  # ranks will not meet again
+            with section:
+                result = attempt()
+        except CollectiveTimeout as error:
+            # The ranks' later calls would not match.
             self._broken = f"in an earlier save, {error}"
             raise CheckpointError(f"{failed}: {error}") from error
-        if beat.failed:
-            raise CheckpointError(f"{failed}: rank {beat.failed[0]} was interrupted")
-        return comm.all_gather_object(mine)
+        if section.failed:
+            raise CheckpointError(f"{failed}: rank {section.failed[0]} was interrupted")
+        return comm.all_gather_object(result)

@@ -1,20 +1,19 @@
-"""The files of a checkpoint: the manifest, which says what it consists of, and the shards, one of each rank.
+"""The files of a checkpoint: the manifest, which lists its contents, and one shard for each rank.
 
-The manifest is JSON, and has checksums by which each byte of the checkpoint is known:
+The manifest is JSON. Its checksums cover every byte of the checkpoint:
 
     {"sha256":"...", "format":"ddp.checkpoint", "version":4, "step":120,
      "files":[[bytes, bytes of the header, "its sha256"], ...],
-     "tensors":{"model.0.weight":["F32", [10,64], [[rank, start, stop, at, "sha256"], ...]], ...},
+     "tensors":{"model.0.weight":["F32", [10,64], [[rank, start, stop, offset, "sha256"], ...]], ...},
      "state":..., "own_state":[...]}
 
-The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed.
-A tensor's pieces are stretches (start, stop) of its elements in C order, and cover all of them; `at` is the byte of the
-rank's file at which one begins.
+The first checksum covers all bytes that follow it, so a damaged text is found before any of it is parsed. A tensor's
+pieces are ranges (start, stop) of its elements in C order, which together cover all of them; `offset` is the position
+of a piece in the rank's file, in bytes.
 
-A shard is a safetensors file. It is written in large pieces, from where the data is. SHA-256 is computed meanwhile, by
-another thread: it lets go of the GIL, takes less time than writing does, and refuses whatever else could have come of a
-tensor's bytes. An fsync that has failed is not repeated: the system may have dropped what was to be written, and the
-next would succeed over a hole.
+A shard is a safetensors file. It is written in large chunks, without a copy of the data. Another thread computes
+SHA-256 meanwhile, which releases the GIL and takes less time than writing. An fsync that has failed is not repeated:
+the system may have dropped the data, and the second fsync would succeed although it is missing.
 """
 
 from __future__ import annotations
@@ -38,27 +37,35 @@ from ddp.checkpoint import remote_files
 from ddp.checkpoint.agreement import reason
 from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
-from ddp.serialization.safetensors import CODES, STORED, are_sizes, lay_out
+from ddp.serialization.safetensors import CODES, STORED, are_sizes, lay_out, read_into
 
 Array = np.ndarray[Any, Any]
+#: (start, stop, shape): elements start to stop of a tensor of that shape, in C order.
+PieceRange = tuple[int, int, tuple[int, ...]]
 
 MANIFEST_FILE = "manifest.json"
-MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
+# The largest manifest in bytes. It is read into memory before its checksum is compared.
+MOST_MANIFEST_BYTES = 1 << 30
 _FORMAT = {"format": "ddp.checkpoint", "version": 4}
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
-_SYNCED = 1 << 24  # bytes after which the system is asked to begin with the disk
-_CHUNK = 1 << 21  # bytes of a system call: they are still in the cache when their checksum is computed
-_AHEAD = 16  # chunks that may be written before their checksums are computed
-_COPIES_AHEAD = 3  # the same where a chunk is a copy: this bounds the memory of a save
-_SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand of them are not a thousand calls
+# After so many bytes the system is asked to begin writing to the disk.
+_SYNCED = 1 << 24
+# Bytes of a system call. They are still in the CPU's cache when their checksum is computed.
+_CHUNK = 1 << 21
+# How many chunks may be written before their checksums are computed.
+_AHEAD = 16
+# The same where a chunk is a copy, which limits the memory that a save takes.
+_COPIES_AHEAD = 3
+# Bytes of the buffer in which small arrays are gathered, so that each of them does not need a system call.
+_SMALL = 1 << 20
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A file of a checkpoint is missing, cannot be read, or is not what was written."""
+    """A file of a checkpoint is missing, cannot be read, or differs from what was written."""
 
 
 class ShardInfo(NamedTuple):
-    """A rank's file: its length and that of its header in bytes, and the header's SHA-256 in hexadecimal digits."""
+    """A rank's file. bytes: its length; header: the length of its header in bytes; sha256: of the header, in hex"""
 
     bytes: int
     header: int
@@ -66,25 +73,33 @@ class ShardInfo(NamedTuple):
 
 
 class TensorPiece(NamedTuple):
-    """Elements start to stop of a tensor that is thought of as flat. rank: whose file has them, from byte `at` on"""
+    """Elements start to stop of a flattened tensor. They stand in the file of `rank`, from byte `offset` on."""
 
     rank: int
     start: int
     stop: int
-    at: int
+    offset: int
     sha256: str
 
 
 class TensorEntry(NamedTuple):
-    """A tensor, or what one rank has of it. dtype: its code in safetensors"""
+    """A tensor, or the part of it that one rank writes. dtype: its code in safetensors"""
 
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[TensorPiece, ...]
 
+    @classmethod
+    def decode(cls, value: Any) -> TensorEntry:
+        """The entry that JSON has as nested lists."""
+        dtype, shape, pieces = value
+        return cls(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
+
     def covered(self, name: str) -> TensorEntry:
-        """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave something out."""
-        end, size, pieces = 0, math.prod(self.shape), tuple(sorted(self.pieces, key=lambda piece: piece[1:3]))
+        """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave elements out."""
+        end = 0
+        size = math.prod(self.shape)
+        pieces = tuple(sorted(self.pieces, key=lambda piece: piece[1:3]))
         for piece in pieces:
             if piece.start != end:
                 how = "several ranks" if piece.start < end else "no rank"
@@ -96,7 +111,7 @@ class TensorEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A checkpoint. files, own_state: of each rank"""
+    """The contents of a manifest. files, own_state: one item for each rank"""
 
     step: int
     files: Sequence[ShardInfo]
@@ -105,31 +120,37 @@ class Manifest(NamedTuple):
     own_state: Sequence[Any]
 
 
-def assemble_tensors(ranks: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. ranks: what each has written, by name
+def new_entry(array: Array, piece: PieceRange | None, rank: int, offset: int, sha256: str = "") -> TensorEntry:
+    """The entry of an array that a rank writes at that offset of its file. piece: None: it is a whole tensor"""
+    start, stop, shape = piece or (0, array.size, array.shape)
+    return TensorEntry(CODES[array.dtype], tuple(shape), (TensorPiece(rank, start, stop, offset, sha256),))
 
-    Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave something out.
+
+def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint. tables: for each rank, what it has written, by name
+
+    Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave elements out.
     """
-    found: dict[str, TensorEntry] = {}
-    for mine in ranks:
-        for name, entry in mine.items():
-            first = found.setdefault(name, entry)
+    tensors: dict[str, TensorEntry] = {}
+    for table in tables:
+        for name, entry in table.items():
+            first = tensors.setdefault(name, entry)
             if first[:2] != entry[:2]:
-                ours, theirs = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
-                raise CheckpointError(f"{name} is {ours} and {theirs}")
+                one, other = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
+                raise CheckpointError(f"{name} is {one} and {other}")
             if first is not entry:
-                found[name] = first._replace(pieces=first.pieces + entry.pieces)
-    return {name: found[name].covered(name) for name in sorted(found)}
+                tensors[name] = first._replace(pieces=first.pieces + entry.pieces)
+    return {name: tensors[name].covered(name) for name in sorted(tensors)}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of its file."""
+    """The bytes of a manifest's file."""
     rest = json.dumps({**_FORMAT, **manifest._asdict()}, separators=(",", ":"))[1:].encode() + b"\n"
-    return b'{"sha256":"' + hashlib.sha256(rest).hexdigest().encode() + b'",' + rest
+    return b'{"sha256":"%b",' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in a file. Raises: CheckpointError for anything that `encode_manifest` did not write."""
+    """The manifest in a file's bytes. Raises: CheckpointError for anything that `encode_manifest` did not write."""
     begin = _BEGIN.match(data)
     if begin is None:
         raise CheckpointError("it does not begin as a manifest does" if data else "it is empty")
@@ -137,17 +158,18 @@ def decode_manifest(data: bytes) -> Manifest:
         raise CheckpointError("its checksum is another: it was changed, or cut off")
     try:
         fields = json.loads(data)
-        found = {name: fields.pop(name) for name in _FORMAT}
-        if found != _FORMAT:
-            raise CheckpointError(f"it is of {found}, and {_FORMAT} is known here"[:200])
-        # A valid checksum does not mean that this package wrote it.
+        file_format = {name: fields.pop(name) for name in _FORMAT}
+        if file_format != _FORMAT:
+            raise CheckpointError(f"it is of {file_format}, and {_FORMAT} is known here"[:200])
+        # Other programs can write valid checksums, too, so every field is checked.
         del fields["sha256"]
         manifest = Manifest(**fields)
-        step, files = manifest.step, [ShardInfo(*each) for each in manifest.files]
+        step = manifest.step
+        files = [ShardInfo(*info) for info in manifest.files]
         _require(type(step) is int and 0 <= step < 1 << 63, "step")
         _require(0 < len(files) == len(manifest.own_state) and isinstance(manifest.own_state, list), "files")
-        _require(all(are_sizes([*each[:2]]) and each.header <= each.bytes for each in files), "files")
-        entries = {name: _entry(name, each, files) for name, each in manifest.tensors.items()}
+        _require(all(are_sizes([*info[:2]]) and info.header <= info.bytes for info in files), "files")
+        entries = {name: _checked_entry(name, value, files) for name, value in manifest.tensors.items()}
         return manifest._replace(files=files, tensors=entries)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"it is no manifest of a checkpoint: {error!r:.200}") from None
@@ -158,13 +180,13 @@ def _require(holds: bool, name: str) -> None:
         raise ValueError(f"its {name} cannot be")
 
 
-def _entry(name: str, value: Any, files: Sequence[ShardInfo]) -> TensorEntry:
-    dtype, shape, pieces = value
-    _require(dtype in STORED and are_sizes(shape), name)
-    entry = TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*each) for each in pieces))
-    for rank, start, stop, at, _ in entry.pieces:
-        _require(are_sizes([rank, start, stop, at]) and rank < len(files) and start <= stop, name)
-        _require(at + (stop - start) * STORED[dtype].itemsize <= files[rank].bytes, name)
+def _checked_entry(name: str, value: Any, files: Sequence[ShardInfo]) -> TensorEntry:
+    entry = TensorEntry.decode(value)
+    _require(entry.dtype in STORED and are_sizes(value[1]), name)
+    itemsize = STORED[entry.dtype].itemsize
+    for rank, start, stop, offset, _ in entry.pieces:
+        _require(are_sizes([rank, start, stop, offset]) and rank < len(files) and start <= stop, name)
+        _require(offset + (stop - start) * itemsize <= files[rank].bytes, name)
     return entry.covered(name)
 
 
@@ -172,74 +194,75 @@ def _entry(name: str, value: Any, files: Sequence[ShardInfo]) -> TensorEntry:
 
 
 def write_shard(
-    path: str, rank: int, arrays: Mapping[str, Array], pieces: Mapping[str, Any], progress: Callable[[], None]
+    path: str, rank: int, arrays: Mapping[str, Array], pieces: Mapping[str, PieceRange], progress: Callable[[], None]
 ) -> tuple[ShardInfo, dict[str, TensorEntry]]:
-    """Writes a new safetensors file, to the disk, and says what is in it.
+    """Writes a new safetensors file and syncs it to the disk. Returns its description, and an entry for each array.
 
-    pieces: (start, stop, shape) of the tensor that an array is a piece of, if it is one
-    progress: called now and then
+    pieces: see `Store.write`; progress: called after every chunk
 
-    Raises: OSError; a part of the file may exist then.
+    Raises: OSError; the file may have been written in part.
     """
     layout = lay_out(arrays, {})
     digests = {name: hashlib.sha256() for name in arrays}
     pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
+    with ThreadPoolExecutor(1, "checksums") as worker:  # starts its thread with the first job
 
         def chunks() -> Iterator[memoryview]:
             yield memoryview(layout.begin)
             for name in layout.starts:
-                array, update = arrays[name], digests[name].update
-                # In C order; an array that has its elements in another order is copied chunk by chunk.
+                array = arrays[name]
+                update = digests[name].update
+                # Files are in C order. An array in another order is copied, chunk by chunk.
                 in_order = array.flags.c_contiguous
                 flat = array.reshape(-1) if in_order else array.flat
                 ahead = _AHEAD if in_order else _COPIES_AHEAD
                 count = _CHUNK // array.itemsize
-                for at in range(0, array.size, count):
-                    chunk = flat[at : at + count].view(np.uint8).data
-                    pending.append(helper.submit(update, chunk))
+                for start in range(0, array.size, count):
+                    chunk = flat[start : start + count].view(np.uint8).data
+                    pending.append(worker.submit(update, chunk))
                     while len(pending) > ahead:
                         pending.popleft().result()
                     yield chunk
                     progress()
 
         nbytes = write_file(path, chunks())
-    entries = {}
-    for name, array in arrays.items():
-        start, stop, shape = pieces.get(name, (0, array.size, array.shape))
-        piece = TensorPiece(rank, start, stop, layout.starts[name], digests[name].hexdigest())
-        entries[name] = TensorEntry(CODES[array.dtype], tuple(shape), (piece,))
+    entries = {
+        name: new_entry(array, pieces.get(name), rank, layout.starts[name], digests[name].hexdigest())
+        for name, array in arrays.items()
+    }
     return ShardInfo(nbytes, len(layout.begin), hashlib.sha256(layout.begin).hexdigest()), entries
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder, at a path or URL as in all functions here. Raises: OSError, as all do."""
+    """The names in a folder. The functions of this module take paths and URLs. Raises: OSError, as all of them."""
     return remote_files.list_names(path) if is_url(path) else os.listdir(path)
 
 
 def exists(path: str) -> bool:
-    """Whether there is something of that name."""
+    """Whether there is a file or folder at that path."""
     return remote_files.exists(path) if is_url(path) else os.path.exists(path)
 
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
-    """An unbuffered file for reading; of a URL, what fsspec opens, which has the same methods. flags: as `os.open`'s"""
+    """An unbuffered file for reading; at a URL, the file object of fsspec. flags: those of `os.open`"""
     return remote_files.open_file(path) if is_url(path) else io.FileIO(open_regular(path, flags))
 
 
 def write_file(path: str, chunks: Iterable[memoryview]) -> int:
-    """Writes a new file, to the disk; its length. Raises: FileExistsError if there is something of that name."""
+    """Writes a new file and syncs it to the disk. Returns its length. Raises: FileExistsError if the path exists."""
     if is_url(path):
         return remote_files.write_file(path, chunks)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    written = started = 0
-    with os.fdopen(fd, "wb", _SMALL) as file:  # a network file system may report when it is closed that it was full
+    written = 0
+    started = 0
+    # The block also holds the close, at which a network file system may report that it is full.
+    with os.fdopen(fd, "wb", _SMALL) as file:
         for chunk in chunks:
             written += file.write(chunk)
             if written - started >= _SYNCED:
-                # The disk begins during what comes next, so that less is left for the fsync; then the data leaves the
-                # page cache, as it is not read again.
-                with contextlib.suppress(OSError):  # not every file system takes such advice
+                # The disk begins now, so that the fsync takes less time. Then the data leaves the page cache: it is
+                # not read again.
+                with contextlib.suppress(OSError):  # not every file system supports this advice
                     os.posix_fadvise(fd, started, written - started, os.POSIX_FADV_DONTNEED)
                 started = written
         file.flush()
@@ -248,7 +271,7 @@ def write_file(path: str, chunks: Iterable[memoryview]) -> int:
 
 
 def sync_folder(path: str) -> None:
-    """Returns once the names in a folder are on the disk. Storage at a URL has kept them when they were written."""
+    """Syncs the names in a folder to the disk. At a URL there is nothing to do: names are stored with their files."""
     if is_url(path):
         return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -260,11 +283,11 @@ def sync_folder(path: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder of files, or as much of it as exists; in order: a manifest goes before what it describes."""
+    """Removes a folder of files, or the rest of one. Names are sorted, so the manifest goes before the shards."""
     if is_url(path):
         remote_files.remove_folder(path, MANIFEST_FILE)
         return
-    with contextlib.suppress(FileNotFoundError):  # another process removes it too
+    with contextlib.suppress(FileNotFoundError):  # another process is removing it, too
         for name in sorted(os.listdir(path)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))
@@ -272,9 +295,10 @@ def remove_folder(path: str) -> None:
 
 
 class ShardReader:
-    """A rank's file, open for reading, whose bytes are handed out only if they are those that were written.
+    """A rank's file, open for reading. Every read is compared with its checksum.
 
-    Raises: DamagedCheckpoint, also if the file is of another length than it was, or cannot be read.
+    Raises: DamagedCheckpoint for bytes that are not as written, for a file of another length, and for one that cannot
+    be read.
     """
 
     def __init__(self, path: str, shard: ShardInfo) -> None:
@@ -295,38 +319,36 @@ class ShardReader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _damage(self, what: str) -> DamagedCheckpoint:
+    def _damage(self, problem: str) -> DamagedCheckpoint:
         folder, name = os.path.split(self._path)
-        return DamagedCheckpoint(f"{folder}: {name}: {what}")
+        return DamagedCheckpoint(f"{folder}: {name}: {problem}")
 
     def verified(
         self,
-        what: str,
-        at: int,
+        name: str,
+        offset: int,
         nbytes: int,
         sha256: str,
-        into: memoryview | None = None,
+        out: memoryview | None = None,
         progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Reads and verifies bytes, from byte `at` on. What is in `into` after an error means nothing.
+        """Reads bytes from `offset` on and compares their checksum. After an error, `out` is undefined.
 
-        what: what errors call them; into: where they go; None: nowhere; progress: called with how many have been read
+        name: what errors call these bytes; out: where they go, None: nowhere
+        progress: called after each read, with the number of bytes
         """
         digest = hashlib.sha256()
-        buffer = memoryview(bytearray(min(nbytes, _CHUNK) if into is None else 0))
+        buffer = memoryview(bytearray(min(nbytes, _CHUNK) if out is None else 0))
         try:
-            self._file.seek(at)
+            self._file.seek(offset)
             for start in range(0, nbytes, _CHUNK):
                 count = min(_CHUNK, nbytes - start)
-                rest = view = buffer[:count] if into is None else into[start : start + count]
-                while rest:
-                    got = self._file.readinto(rest)
-                    if not got:
-                        raise self._damage("it became shorter while it was read")
-                    rest = rest[got:]
+                view = buffer[:count] if out is None else out[start : start + count]
+                if not read_into(self._file, view):
+                    raise self._damage("it became shorter while it was read")
                 digest.update(view)
                 progress(count)
         except OSError as error:
             raise self._damage(reason(error)) from error
         if digest.hexdigest() != sha256:
-            raise self._damage(f"{what}, bytes {at:,} to {at + nbytes:,}, is not what was written")
+            raise self._damage(f"{name}, bytes {offset:,} to {offset + nbytes:,}, is not what was written")

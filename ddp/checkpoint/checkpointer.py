@@ -1,7 +1,7 @@
-"""`Checkpointer`: saves what training changes, restores it, and goes on with the loop where it was.
+"""`Checkpointer`: saves and restores the state of training, and continues the loop at the same batch.
 
-What is due in the loop is decided by what all ranks know alike: the number of the step, and the requests that they
-exchanged in the last synchronized backward. So they decide the same, and no call is made for it."""
+Whether a save is due depends only on what all ranks know: the number of the step, and the requests that they exchanged
+in the last synchronized backward. So all ranks decide the same, without a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, to_device
+from ddp._engine import RemovableHandle
 from ddp.checkpoint import state_memory
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
@@ -40,19 +40,19 @@ C = TypeVar("C", bound="Checkpointer")
 
 
 class Checkpointer:
-    """Saves everything that training changes, and goes on from there, exactly.
+    """Saves everything that training changes, and continues from there with the same numbers.
 
-    folder: of this run; checkpoints are folders in it; a path, or a URL of fsspec: "s3://bucket/run"
+    folder: of this run, a path or a URL of fsspec ("s3://bucket/run"); every checkpoint is a folder in it
     model: a Module, or DataParallel; optimizer, scheduler: one, or a list; scaler: a GradScaler
-    user: what else is to be kept: a dict of JSON values, tensors and arrays, or an object with state_dict and
-        load_state_dict; a dict may hold such objects. It is each rank's own; its tensors come back on the CPU
-    keep: how many checkpoints are kept, None: all
-    every: steps from one save to the next, every_seconds: seconds; both may be given, None: neither
-    async_save: a save goes on during training, which waits only where it would change what has not been copied
-    memory_every: under `ddp-launch --max-restarts` on one machine the loop of `resume` holds its state in memory, from
-        which a restart goes on; steps from one copy to the next; "auto": as often as takes 1 % of the time; None: never
-    comm: the ranks; None: `collectives.init()`
-    resume: False: begin anew, in a folder without checkpoints
+    user: further state: a dict of JSON values, tensors and arrays, or an object with state_dict and load_state_dict; a
+        dict may contain such objects. It may differ between ranks. Its tensors are restored on the CPU
+    keep: how many checkpoints are kept; None: all
+    every: save after so many steps; every_seconds: after so many seconds; both may be given
+    async_save: save in the background; training waits only before it changes what has not been copied yet
+    memory_every: under `ddp-launch --max-restarts` on one machine, the loop of `resume` copies the state to memory
+        after so many steps, and a restart continues from there; "auto": as often as takes 1 % of the time; None: never
+    comm: the ranks' communicator; None: `collectives.init()`
+    resume: False: start over, in a folder without checkpoints
 
         ckpt = ddp.checkpoint.Checkpointer("runs/digits", model=model, optimizer=optimizer, every=100)
         for batch in ckpt.resume(loader, epochs=20):
@@ -60,7 +60,7 @@ class Checkpointer:
 
     Collective, as are save, load, wait and close: all ranks make the same calls. Nothing is pickled.
 
-    Raises: ArgumentError or DtypeError for arguments that are none; CheckpointError if the folder cannot be used.
+    Raises: ArgumentError or DtypeError for invalid arguments; CheckpointError if the folder cannot be used.
     """
 
     def __init__(
@@ -81,73 +81,68 @@ class Checkpointer:
         resume: bool = True,
     ) -> None:
         self._training = check_objects(model, optimizer, scheduler, scaler, user)
-        if every is not None and (type(every) is not int or every < 1):
-            raise ArgumentError(f"Checkpointer: every is a number of steps of at least 1, or None, got {every!r}")
+        _check_steps(every, "every is a number of steps of at least 1, or None", None)
         if every_seconds is not None and (not isinstance(every_seconds, int | float) or not every_seconds > 0):
             raise ArgumentError(f"Checkpointer: every_seconds is above 0, or None, got {every_seconds!r}")
-        if memory_every not in ("auto", None) and (type(memory_every) is not int or memory_every < 1):
-            raise ArgumentError(
-                f"Checkpointer: memory_every is a number of steps of at least 1, 'auto' or None, got {memory_every!r}"
-            )
+        _check_steps(memory_every, "memory_every is a number of steps of at least 1, 'auto' or None", None, "auto")
         comm = collectives.init() if comm is None else comm
         self.step = 0
-        self._every, self._every_seconds = every, every_seconds
-        self._async, self._resume_wanted = bool(async_save), bool(resume)
+        self._every = every
+        self._every_seconds = every_seconds
+        self._async = async_save
+        self._load_first = resume
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
         self._memory_every = memory_every
         self._memory: state_memory.StateMemory | None = None
-        self._in_memory: Saved | None = None  # what an earlier start of the job has left there, until `load`
-        self._room_known = False  # all ranks have had memory for the state once
-        self._hold_due = False
+        self._in_memory: Saved | None = None  # the state of an earlier start of the job, until `load`
+        self._room_known = False  # the state has been written to memory on all ranks before
+        self._hold_due = False  # the state is to be written to memory
         self._requests = PendingRequests()
-        for each in self._training.parallel:
-            each.share_requests(self._requests)
+        for model in self._training.parallel:
+            model.share_requests(self._requests)
         self._saving: BackgroundSave | None = None
         self._copy_buffers: dict[str, Any] = {}
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
         self._loaded = False
-        self._loader_state: Any = None  # until a loader comes
+        self._loader_state: Any = None  # to be loaded into the loader of `resume`
         self._restored: Restorer | None = None  # until the loop begins
-        self._in_step = False  # the loop's body has a batch, whose step is not counted yet
-        self._left_early = False  # a loop has begun, and did not come to its end
+        self._in_step = False  # the loop's body is running, and its step is not counted yet
+        self._left_early = False  # a loop was left before its end
         self._stepped = False  # an optimizer has made a step for this batch
-        self._due = False  # a save, on all ranks; it may have to wait for the end of an accumulation
+        self._due = False  # all ranks are to save, after the end of an accumulation
         self._saved_time = 0.0  # when the last save of the loop began
         self._closed = False
-        self._hooks = [
-            handle
-            for each in self._training.optimizers
-            for handle in (
-                each.register_step_pre_hook(self._before_step),
-                each.register_step_post_hook(self._after_step),
-            )
-        ]
+        self._hooks: list[RemovableHandle] = []
+        for trained in self._training.optimizers:
+            self._hooks.append(trained.register_step_pre_hook(self._before_step))
+            self._hooks.append(trained.register_step_post_hook(self._after_step))
         if memory_every is not None and state_memory.offered():
             self._use_memory(self._open_memory, together=True)
 
     @property
     def folder(self) -> Path | str:
-        """Where checkpoints are kept; of a URL a str."""
+        """The folder of the checkpoints, a str if it is a URL."""
         return self._store.folder
 
     def resume(self, loader: Iterable[B], epochs: int | None = None) -> Iterator[B]:
-        """The batches of so many passes over `loader`, without those that a checkpoint says have been had.
+        """The batches of `epochs` passes over `loader`, without those before the checkpoint.
 
-        loader: with `state_dict()`, `load_state_dict()` and `epoch`, the number of passes completed, as
-            `ddp.data.DataLoader` has; epochs: passes in all, those before included; None: without end
+        loader: has `state_dict()`, `load_state_dict()` and `epoch`, the number of completed passes, as
+            `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: without end
 
-        The newest whole checkpoint is loaded first, unless `load` was called. When the loop's body has run for a batch,
-        that is a step: `step` grows by one, a save is made if it is due, and if a rank was asked to stop (SIGTERM,
-        SIGUSR1, Ctrl-C) all save after the same step and leave with exit code 75. At the end a last save is made. A
-        loop that is left by `break` or an error is not saved; its last batch counts as a step, and another loop goes on
-        behind it.
+        First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
+        step: after it, `step` is incremented, and the state is saved if that is due. If a rank was asked to stop
+        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. After the last pass
+        the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as
+        a step, and another loop continues after it.
 
-        In the middle of an accumulation (there are gradients that no step has been made with) a save waits for its end.
+        During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
         Raises: DtypeError for a loader without these; CheckpointError from a save, on all ranks; SystemExit to stop.
         """
-        missing = [each for each in ("state_dict", "load_state_dict", "epoch", "__iter__") if not hasattr(loader, each)]
+        methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
+        missing = [name for name in methods if not hasattr(loader, name)]
         if missing:
             raise DtypeError(
                 f"resume: a loader that can go on has state_dict(), load_state_dict() and epoch, the passes it has "
@@ -159,24 +154,23 @@ class Checkpointer:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether ranks have agreed to stop, for loops of one's own: then save, and `stop()`.
+        """Whether any rank was asked to stop. For loops without `resume`, which then call `stop()`.
 
-        With DataParallel it is known, to all ranks alike, after each synchronized backward. In a world of several ranks
-        without it they ask each other now: then this is collective.
+        With DataParallel, all ranks know it after each synchronized backward. Without DataParallel this is collective.
         """
         self._exchange_requests()
         return self._requests.received[STOP] > 0
 
     def request_stop(self) -> None:
-        """Does what a signal does: asks all ranks, from this one, to save and stop after the next step."""
+        """Asks all ranks to save and stop after the next step, as a signal to this rank does."""
         self._requests.mine[STOP] = True
 
     def signals(self) -> StopSignals:
-        """A context in which signals ask for a stop, for loops of one's own; `resume` has it by itself."""
+        """A context in which signals ask for a stop. For loops without `resume`, which does this itself."""
         return StopSignals(self._requests)
 
     def stop(self) -> NoReturn:
-        """Saves, unless this step is saved, and leaves with exit code 75: start the same command to go on."""
+        """Saves, unless this step is saved already, and exits with code 75. The same command continues the training."""
         self.wait()
         step = self._reached
         if self._saved_at != step:
@@ -192,87 +186,89 @@ class Checkpointer:
         sys.exit(world.STOPPED)
 
     def save(self) -> None:
-        """Saves the state as it is now, as that of `step`. With async_save it returns before that is on disk.
+        """Saves the current state, as that of `step`. With async_save it returns before the state is on disk.
 
-        In the body of `resume`, where the loader counts the batch as had, it is that of the next step: call it when the
-        optimizer has made that.
+        In the body of `resume` it is saved as the state of the next step, because the loader has counted the batch. So
+        call it after the optimizer's step.
 
-        Raises: CheckpointError on all ranks, also for what became of an earlier save in the background;
-        ArgumentError, naming it, for state that a checkpoint cannot hold.
+        Raises: CheckpointError on all ranks, also if an earlier save in the background has failed; ArgumentError, with
+        its name, for state that a checkpoint cannot hold.
         """
         self._raise_if_closed()
         self._end_saving()
         self._write(self._async)
 
     def wait(self) -> None:
-        """Returns when what was saved is on disk. Raises: CheckpointError, on all ranks, if it is not."""
+        """Waits until a save in the background is on disk. Raises: CheckpointError on all ranks if it has failed."""
         if not self._end_saving():
             self._write()
 
     def load(self, path: str | os.PathLike[str] | None = None, strict: bool = True) -> bool:
-        """Puts everything where it was saved; False, and nothing has changed, if there is no checkpoint.
+        """Loads a checkpoint into all objects. Returns False, without a change, if there is no checkpoint.
 
-        path: None: the newest whole one of this folder; or one checkpoint, or a folder of another run's
-        strict: False: what does not fit stays as it is, and a warning names it; the model's parameters go by name
+        path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder
+        strict: False: objects that do not fit keep their state, with a warning; parameters are matched by name
 
-        Raises: StateDictError, naming what differs, if it is of another model or optimizer, or lacks the state of an
-        object of `user`; CheckpointError for one that is damaged, if it was asked for by path. On all ranks, and
-        nothing has changed then.
+        Raises: StateDictError, with all differences, for another model or optimizer, or if the state of an object in
+        `user` is missing; CheckpointError if the checkpoint at `path` is damaged. On all ranks, without a change.
         """
         self._raise_if_closed()
         self._end_saving()
         self._left_early = False
-        held, self._in_memory = self._in_memory, None
+        in_memory = self._in_memory
+        self._in_memory = None
         if path is not None:
             saved: Saved | None = self._store.find(path)
-        elif held is not None and held.step >= self._store.newest_step():
-            saved = held
+        elif in_memory is not None and in_memory.step >= self._store.newest_step():
+            saved = in_memory
         else:
             saved = self._store.newest()
         if saved is None:
             self._loaded = True
             return False
-        restoring = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
-        for part in (restoring.check, restoring.load_model, restoring.load_rest):
+        restorer = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
+        for part in (restorer.check, restorer.load_model, restorer.load_rest):
             self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step
-        self._saved_at = saved.step if path is None and saved is not held else None
-        self._restored, self._loader_state = restoring, restoring.loader_state()
+        self._saved_at = saved.step if path is None and saved is not in_memory else None
+        self._restored = restorer
+        self._loader_state = restorer.loader_state()
         if self._comm.rank == 0:
-            for note in restoring.notes:
+            for note in restorer.notes:
                 _log.warning("%s: %s", saved.path, note)
         collectives.mark_step(self.step)
         return True
 
     def close(self) -> None:
-        """Waits for a save under way, and lets go of the folder. The model and the optimizers are used as before."""
+        """Waits for a save in the background and unlocks the folder. The model and the optimizers stay usable."""
         if self._closed:
             return
         try:
             self.wait()
         finally:
-            self._leave()
+            self._release()
 
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if error is None or isinstance(error, SystemExit):
             self.close()
             return
-        saving, self._saving = self._saving, None
-        with contextlib.suppress(Exception):  # what is raised already says more
+        saving = self._saving
+        self._saving = None
+        with contextlib.suppress(Exception):  # the error of the block says more
             if saving is not None:
                 saving.result()
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._closed = True
         for handle in self._hooks:
             handle.remove()
-        for each in self._training.parallel:
-            each.share_requests(PendingRequests())
+        for model in self._training.parallel:
+            model.share_requests(PendingRequests())
         self._copy_buffers.clear()
         self._drop_memory()
         self._store.close()
@@ -282,52 +278,52 @@ class Checkpointer:
 
     @property
     def _reached(self) -> int:
-        """The step that the state is of. In the loop's body the loader counts the batch of this step already."""
+        """The step of the current state. In the loop's body it is the next one: the loader has counted the batch."""
         return self.step + (self._in_step and not self._in_micro_batches())
 
     def _in_micro_batches(self) -> bool:
-        """Whether this rank has micro-batches of the same step left."""
+        """Whether this rank has further micro-batches of the same step."""
         return any(model.micro_batches is not None and model.micro_batches.pending for model in self._training.parallel)
 
     def _write(self, background: bool = False) -> None:
-        """Saves: now, in this thread, from where everything lies, or a copy of it in the background."""
-        sources, shared, own = capture(self._training, self._store.ranks)
-        pieces = {each.name: each.piece for each in sources if each.piece is not None}
+        """Saves the state, either now and without a copy, or a copy of it in the background."""
+        sources, state, own_state = capture(self._training, self._store.ranks)
+        pieces = {source.name: source.piece for source in sources if source.piece is not None}
         if not background:
-            arrays = {each.name: np.asarray(to_device(each.array, CPU), order="C") for each in sources}
-            self._store.write(self._reached, arrays, shared, own, pieces)
+            arrays = {source.name: np.asarray(to_device(source.array, CPU), order="C") for source in sources}
+            self._store.write(self._reached, arrays, state, own_state, pieces)
         else:
             later = versions_changed_by_step(self._training.optimizers)
             snapshot = Snapshot(sources, later, self._copy_buffers)
-            # Nothing in it holds the sources: after a new plan of buckets, their memory may go.
-            write = functools.partial(self._store.write, self._reached, snapshot.arrays, shared, own, pieces)
+            # It does not refer to the sources, so that a new plan of buckets can free their memory.
+            write = functools.partial(self._store.write, self._reached, snapshot.arrays, state, own_state, pieces)
             self._requests.received[SAVED] = 0
-            self._saving = BackgroundSave(snapshot, write, self._save_over)
+            self._saving = BackgroundSave(snapshot, write, self._report_saved)
         self._saved_at = self._reached
 
-    def _save_over(self) -> None:
+    def _report_saved(self) -> None:
         self._requests.mine[SAVED] = True
 
     def _end_saving(self) -> bool:
-        """Waits for the save under way, if there is one. False if it has to be made anew."""
-        saving, self._saving = self._saving, None
+        """Waits for the save in the background, if there is one. Returns False if it must be repeated."""
+        saving = self._saving
+        self._saving = None
         if saving is None:
             return True
+        reached = self._saved_at
+        self._saved_at = None
         try:
             path = saving.result()
-        except BaseException:
-            self._saved_at = None
-            raise
         finally:
             self._requests.mine[SAVED] = False
-        if path is None:
-            self._saved_at = None
-            if self._comm.rank == 0:
-                _log.warning(
-                    "parameters were changed by something else than optimizer.step while they were copied: they are "
-                    "saved anew, as of step %d, and training waits for it",
-                    self._reached,
-                )
+        if path is not None:
+            self._saved_at = reached
+        elif self._comm.rank == 0:
+            _log.warning(
+                "parameters were changed by something else than optimizer.step while they were copied: they are "
+                "saved anew, as of step %d, and training waits for it",
+                self._reached,
+            )
         return path is not None
 
     def _before_step(self, *_: Any) -> None:
@@ -340,8 +336,8 @@ class Checkpointer:
     # -- the state in memory
 
     def _open_memory(self) -> None:
-        memory = state_memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
-        self._memory, self._in_memory = memory, memory.newest()
+        self._memory = state_memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
+        self._in_memory = self._memory.newest()
 
     def _drop_memory(self) -> None:
         if self._memory is not None:
@@ -350,18 +346,18 @@ class Checkpointer:
         self._requests.mine[HOLD] = False
 
     def _hold(self) -> None:
-        """Copies the state into memory."""
+        """Copies the state to memory."""
         assert self._memory is not None
         began = time.monotonic()
         self._memory.write(self.step, *capture(self._training, self._store.ranks, alone=True))
         self._memory.took(began)
 
     def _use_memory(self, work: Callable[[], None], together: bool) -> None:
-        """Does something with the memory. Where that fails, it is said once and the state is not held any more.
+        """Calls `work`. If it fails, logs a warning and does not use the memory again.
 
-        together: on all ranks, which all go without if one fails; collective then
+        together: True: collective; if it fails on one rank, no rank uses the memory again
         """
-        failed, rank = "a restart goes on from disk, not from memory", self._comm.rank
+        failed = "a restart goes on from disk, not from memory"
         try:
             if together:
                 self._store.ranks.run(failed, work)
@@ -370,8 +366,8 @@ class Checkpointer:
         except (OSError, ArgumentError, CheckpointError) as error:
             self._drop_memory()
             if not together:
-                _log.warning("%s: rank %d: %s", failed, rank, error)
-            elif rank == 0:
+                _log.warning("%s: rank %d: %s", failed, self._comm.rank, error)
+            elif self._comm.rank == 0:
                 _log.warning("%s", error)
 
     # -- the loop of `resume`
@@ -383,18 +379,20 @@ class Checkpointer:
             self._begin_loop(loader)
             self._stop_if_requested()
             while epochs is None or loader.epoch < epochs:
-                before = loader.epoch
+                epoch = loader.epoch
                 iterator = iter(loader)
-                training.began = before
+                training.began = epoch
                 if self._restored is not None and self._restored.step == self.step and self._restored.within:
-                    # A loader may draw a seed when a pass begins, and did so when this one began: before the save.
+                    # The loader may have drawn a seed now. In the saved run it did so at the start of this pass, before
+                    # the random numbers were saved.
                     self._restored.restore_random()
                 self._restored = None
                 for batch in iterator:
-                    self._stepped, self._in_step = False, True
+                    self._stepped = False
+                    self._in_step = True
                     try:
                         yield batch
-                    finally:  # also where the loop is left: the loader has handed this batch out
+                    finally:  # also if the loop is left: the loader has counted this batch
                         self._in_step = False
                         ended = not self._in_micro_batches()
                         self.step += ended
@@ -402,7 +400,7 @@ class Checkpointer:
                         collectives.mark_step(self.step)
                         self._step_done()
                 training.began = None
-                if loader.epoch <= before:
+                if loader.epoch <= epoch:
                     raise ArgumentError(
                         f"resume: {type(loader).__name__}.epoch is {loader.epoch} after a pass, as before it: it "
                         "should be the number of passes completed"
@@ -422,7 +420,7 @@ class Checkpointer:
             )
         training.loader = loader
         if not self._loaded:
-            if self._resume_wanted:
+            if self._load_first:
                 self.load()
             elif self._store.newest() is not None:
                 raise CheckpointError(
@@ -431,17 +429,18 @@ class Checkpointer:
                 )
             self._loaded = True
         elif self._left_early:
-            self._loader_state = loader.state_dict()  # goes on behind the batch at which the loop was left
+            self._loader_state = loader.state_dict()  # continues after the batch at which the loop was left
         self._left_early = True
         if self._loader_state is not None:
             loader.load_state_dict(self._loader_state)
             self._loader_state = None
         if self._restored is not None:
             training.began = loader.epoch if self._restored.within else None
-        self._due, self._saved_time = False, time.monotonic()
+        self._due = False
+        self._saved_time = time.monotonic()
 
     def _stop_if_requested(self) -> None:
-        """Stops for a signal outside of the steps: before the first of them, or after the last."""
+        """Stops for a signal that came before the first step or after the last."""
         self._sum_requests()
         if self._requests.received[STOP]:
             self.stop()
@@ -450,7 +449,7 @@ class Checkpointer:
         requests = self._requests
         if any(model.joining for model in self._training.parallel):
             raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
-        if self._every_seconds is not None and self._comm.rank == 0:  # whose clock counts
+        if self._every_seconds is not None and self._comm.rank == 0:  # its clock decides for all ranks
             requests.mine[SAVE] |= time.monotonic() - self._saved_time >= self._every_seconds
         if self._memory is not None:
             requests.mine[HOLD] = time.monotonic() >= self._memory.due
@@ -463,32 +462,33 @@ class Checkpointer:
         else:
             self._hold_due |= requests.received[HOLD] == self._comm.size
         if self._accumulating():
-            return  # what was received is still known after the next step
+            return  # the requests stay received until after the next step
         if requests.received[STOP]:
             self.stop()
         if self._due and self._saving is None:
             if self._saved_at != self.step:
                 self.save()
-            self._due, self._saved_time = False, time.monotonic()
-            requests.mine[SAVE], requests.received[SAVE] = False, 0
-        # Where ranks have to agree, they cannot while a save in the background does.
+            self._due = False
+            self._saved_time = time.monotonic()
+            requests.clear(SAVE)
+        # The first write to memory is collective, which is impossible during a save in the background.
         if self._hold_due and self._memory is not None and (self._room_known or self._saving is None):
             self._use_memory(self._hold, together=not self._room_known)
-            self._room_known, self._hold_due = True, False
-            requests.mine[HOLD], requests.received[HOLD] = False, 0
+            self._room_known = True
+            self._hold_due = False
+            requests.clear(HOLD)
 
     def _accumulating(self) -> bool:
-        """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""
+        """Whether there are gradients that no optimizer step has used. They are not part of a checkpoint."""
         if any(model.accumulating for model in self._training.parallel):
             return True
-        leaves = (
-            p.accumulate_grad for each in self._training.optimizers for g in each.param_groups for p in g["params"]
-        )
+        groups = (group for optimizer in self._training.optimizers for group in optimizer.param_groups)
+        leaves = (p.accumulate_grad for group in groups for p in group["params"])
         buffers = (leaf.grad_buffer for leaf in leaves if leaf is not None)
         return not self._stepped and any(buffer.full and not buffer.zeroed for buffer in buffers)
 
     def _exchange_requests(self) -> None:
-        """Where no DataParallel carries the ranks' requests, they exchange them here. Collective then."""
+        """Exchanges the ranks' requests, if no DataParallel does it; then it is collective."""
         if self._comm.size == 1 or not self._training.parallel:
             self._sum_requests()
 
@@ -504,21 +504,33 @@ class Checkpointer:
 
 
 def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, user: Any) -> TrainedObjects:
-    """What training changes. Raises: DtypeError."""
+    """The objects of a Checkpointer. Raises: DtypeError for objects of other types."""
     if model is not None and not isinstance(model, Module):
         raise DtypeError(f"Checkpointer: model is a Module or a DataParallel, not {type(model).__name__}")
-    optimizers, schedulers = _listed(optimizer), _listed(scheduler)
+    optimizers = _as_list(optimizer)
+    schedulers = _as_list(scheduler)
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise DtypeError(f"Checkpointer: optimizer is an Optimizer, or a list of them, not {type(each).__name__}")
-    stateful = [*(("scheduler", each) for each in schedulers), ("scaler", scaler)]
-    for what, each in [*stateful, ("user", None if isinstance(user, dict) else user)]:
-        if each is not None and not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-            raise DtypeError(f"Checkpointer: {what} has state_dict and load_state_dict, {type(each).__name__} has not")
+    for each in schedulers:
+        _check_stateful("scheduler", each)
+    _check_stateful("scaler", scaler)
+    if not isinstance(user, dict):
+        _check_stateful("user", user)
     return TrainedObjects(model=model, optimizers=optimizers, schedulers=schedulers, scaler=scaler, user=user)
 
 
-def _listed(given: Any) -> list[Any]:
-    if given is None:
+def _check_stateful(name: str, value: Any) -> None:
+    if value is not None and not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        raise DtypeError(f"Checkpointer: {name} has state_dict and load_state_dict, {type(value).__name__} has not")
+
+
+def _check_steps(value: Any, requirement: str, *others: object) -> None:
+    if value not in others and (type(value) is not int or value < 1):
+        raise ArgumentError(f"Checkpointer: {requirement}, got {value!r}")
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
         return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,9 +1,9 @@
-"""A lock on a folder, so that one job at a time saves there, and a check that all its ranks see the same folder.
+"""A lock on a folder, so that one job at a time saves there, and a check that all ranks see the same folder.
 
-A second job would remove what the first still needs. The lock is an flock, which the system takes back from a process
-that was killed. Network file systems that have none (or, as NFS with `local_lock=flock`, one for each host) let a
-second job in; it destroys nothing, as names of folders that are not whole hold a token, but the two count each other's
-checkpoints."""
+A second job would remove checkpoints that the first still needs. The lock is an flock, which the system releases when a
+process is killed. Some network file systems have no flock, or one for each host (NFS with `local_lock=flock`). There a
+second job can save, too. It destroys nothing, because the name of an incomplete folder contains a random token, but
+`keep` then counts the checkpoints of both jobs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,34 @@ from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 
 NAME = ".lock"
-_PATIENCE = 20.0  # s; a job that was killed may hang in the kernel until the disk has done what it was asked to
-_VISIBLE = 10.0  # s; what one host has written, another sees when the caches of its file system have aged
-_LENGTH = 256  # bytes; always the same ones, so that a file that exists needs no more room on a full disk
-_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+# How long to wait for the lock (s). A killed job may stay in the kernel until its writes are on the disk.
+_PATIENCE = 20.0
+# How long to wait until a file that another host has written is visible (s): file systems cache names.
+_VISIBLE = 10.0
+# Bytes of the lock file. They are overwritten in place, which works on a full disk, too.
+_LENGTH = 256
+# Errors of a file system without locks.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 _log = logging.getLogger("ddp.checkpoint")
 
 
 class FolderLock:
-    """Rank 0's lock on a folder, until `close`, or until this process ends however it may.
+    """Rank 0's lock on a folder, held until `close` or until this process ends, even if it is killed.
 
-    exclusive: True if no other job can be in the folder; False where the file system knows no locks
+    exclusive: True if no other job can use the folder; False if the file system has no locks
     """
 
     def __init__(self, folder: str) -> None:
         self.exclusive = False
-        self.close: Callable[[], object] = lambda: None  # lets another job have the folder
-        self._folder, self._path = folder, os.path.join(folder, NAME)
+        self.close: Callable[[], object] = lambda: None  # releases the lock
+        self._folder = folder
+        self._path = os.path.join(folder, NAME)
 
     def take(self) -> str:
-        """Makes the folder and locks it; what the lock file says since. At a URL there are no locks, but the file.
+        """Makes the folder and locks it. Returns the new content of the lock file. At a URL there is only the file.
 
-        Raises: CheckpointError
+        Raises: CheckpointError if another job holds the lock, or the folder or file cannot be made.
         """
         content = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(8).hex()})"
         if is_url(self._folder):
@@ -60,9 +65,10 @@ class FolderLock:
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, "") from None
         with describing_os_errors("locking", self._path):
-            fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written to
+            # O_NOFOLLOW: a link could make us overwrite another file.
+            fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             self.close = weakref.finalize(self, os.close, fd)
-            # A forked child has the lock too, until it closes its descriptor, and may outlive its parent.
+            # A forked child inherits the lock with the descriptor, and may outlive its parent.
             os.register_at_fork(after_in_child=self.close)
             self.exclusive = self._lock(fd)
             os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
@@ -71,45 +77,47 @@ class FolderLock:
         return content
 
     def _lock(self, fd: int) -> bool:
-        limit = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _PATIENCE
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except OSError as error:
-                if error.errno in _UNKNOWN:
+                if error.errno in _UNSUPPORTED:
                     return False
                 if error.errno != errno.EWOULDBLOCK:
                     raise
-                if time.monotonic() > limit:
-                    who = os.pread(fd, _LENGTH, 0).decode(errors="replace").strip() or "another process"
+                if time.monotonic() > deadline:
+                    holder = os.pread(fd, _LENGTH, 0).decode(errors="replace").strip() or "another process"
                     raise CheckpointError(
-                        f"{self._folder} is in use by {who}: one job at a time may save there; end that one, or give "
-                        "another folder"
+                        f"{self._folder} is in use by {holder}: one job at a time may save there; end that one, or "
+                        "give another folder"
                     ) from None
             time.sleep(0.1)
 
 
 def wait_for_content(folder: str, content: str) -> None:
-    """Waits until this rank sees the lock file that rank 0 has written. Raises: CheckpointError if it does not."""
+    """Waits until this rank can read what rank 0 wrote to the lock file. Raises: CheckpointError after 10 s."""
 
-    def seen() -> bool:
+    def is_visible() -> bool:
         try:
             with open_file(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW) as file:
                 return file.read(_LENGTH).decode(errors="replace").strip() == content
         except OSError:
             return False
 
-    if not wait_until(seen):
+    if not wait_until(is_visible):
         raise CheckpointError(
             f"{folder} on {socket.gethostname()} is not the folder that rank 0 has under that name: give one on a file "
             "system that all hosts share"
         )
 
 
-def wait_until(visible: Callable[[], bool]) -> bool:
-    """Waits, for a while, until this host sees what another has written; whether it does."""
-    limit = time.monotonic() + _VISIBLE
-    while not (seen := visible()) and time.monotonic() < limit:
+def wait_until(is_visible: Callable[[], bool]) -> bool:
+    """Waits up to 10 s until `is_visible` returns True: until this host sees a file of another. Returns its result."""
+    deadline = time.monotonic() + _VISIBLE
+    while not is_visible():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
-    return seen
+    return True

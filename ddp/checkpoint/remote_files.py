@@ -1,7 +1,7 @@
 """Files at URLs, such as `s3://bucket/run`, through fsspec.
 
-An object store renames nothing and has no locks. But a file is there as a whole or not at all, and so a checkpoint
-exists once its manifest does, which is written last.
+An object store has no renames and no locks. But it stores a file as a whole or not at all, so a checkpoint exists once
+its manifest does, which is written last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_url(path: str) -> bool:
 
 @contextlib.contextmanager
 def _file_system(url: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL, and the path there. What its library raises in the block becomes an OSError.
+    """The file system of a URL, and the path in it. Any error of its library in the block becomes an OSError.
 
     Raises: CheckpointError if fsspec, or its library for this file system, is not installed.
     """
@@ -33,7 +33,7 @@ def _file_system(url: str) -> Iterator[tuple[Any, str]]:
     except (ImportError, ValueError) as error:
         raise CheckpointError(f"{url}: {error}") from None
     try:
-        system.invalidate_cache()  # of what was there earlier: other hosts write, too
+        system.invalidate_cache()  # other hosts write, too
         yield system, path
     except OSError:
         raise
@@ -42,42 +42,42 @@ def _file_system(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def list_names(url: str) -> list[str]:
-    """The names in a folder. Raises: OSError, as all functions here."""
+    """The names in a folder. Raises: OSError, as all functions of this module."""
     with _file_system(url) as (system, path):
-        return [each.rstrip("/").rpartition("/")[2] for each in system.ls(path, detail=False)]
+        return [entry.rstrip("/").rpartition("/")[2] for entry in system.ls(path, detail=False)]
 
 
 def exists(url: str) -> bool:
-    """Whether there is something of that name."""
+    """Whether there is a file or folder at that URL."""
     with _file_system(url) as (system, path):
         try:
-            system.info(path)  # `system.exists` is False for storage that cannot be reached, too
+            system.info(path)  # unlike `system.exists`, it raises for storage that cannot be reached
         except FileNotFoundError:
             return False
         return True
 
 
 def make_folder(url: str) -> None:
-    """Makes a folder where the storage has folders."""
+    """Makes a folder, if the storage has folders."""
     with _file_system(url) as (system, path):
         system.makedirs(path, exist_ok=True)
 
 
 def open_file(url: str) -> Any:
-    """A binary file for reading."""
+    """Opens a file for reading bytes."""
     with _file_system(url) as (system, path):
         return system.open(path, "rb")
 
 
 def write_file(url: str, chunks: Iterable[memoryview]) -> int:
-    """Writes a file, in the place of one that is there, and returns its length."""
+    """Writes a file and returns its length. An existing file is replaced."""
     with _file_system(url) as (system, path), system.open(path, "wb") as file:
         return sum(file.write(chunk) for chunk in chunks)
 
 
 def remove_folder(url: str, first: str) -> None:
-    """Removes a folder and all that is in it, if there is one. first: the name of the file that goes before others"""
-    for each in (f"{url}/{first}", url):
-        if exists(each):
-            with _file_system(each) as (system, path):
+    """Removes a folder with its contents, if it exists. first: the name of the file that is removed first"""
+    for target in (f"{url}/{first}", url):
+        if exists(target):
+            with _file_system(target) as (system, path):
                 system.rm(path, recursive=True)

@@ -1,8 +1,8 @@
-"""From a checkpoint back into what training changes: everything is checked first, and only then put in.
+"""Restores a checkpoint. Everything is checked before anything is changed.
 
-At the world size that wrote it every rank gets back its own. At another one, rank r goes on from what rank r % size had
-of its own, but for random numbers of ranks that were not there and what communication hooks have left out.
-`load_model` takes the model alone: one process reads it, whichever wrote it."""
+On the number of ranks that saved it, every rank gets back its own state. On another number, rank r gets the own state
+of rank r % size. Exceptions are the random numbers of additional ranks, which are seeded anew, and the residuals of
+communication hooks, which are divided again. `load_model` restores the model alone, in one process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from collectives.errors import name_ranks
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, exists
@@ -30,17 +31,19 @@ from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
 from ddp.serialization.structure import JSON, Decoder, names_in
 
-#: Of the state that `capture` makes, the same on all ranks.
+#: The keys of the state that is equal on all ranks, as `capture` returns it.
 PARTS = {"model", "parallel", "optimizers", "schedulers", "scaler"}
 
 
 def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
-    """What the rank of that number, in the saved world, has encoded; its arrays are read together.
+    """Decodes a value that this saved rank has encoded. Its arrays are read together.
 
     Raises: CheckpointError, which names the checkpoint, for what a Checkpointer does not write.
     """
-    names = {name: rank_array_name(rank, name) for name in names_in(encoded)}
-    names = {name: own if own in saved.names else name for name, own in names.items()}
+    names = {}
+    for name in names_in(encoded):
+        per_rank = rank_array_name(rank, name)
+        names[name] = per_rank if per_rank in saved.names else name
     try:
         arrays = saved.read_names(set(names.values()))
         return Decoder(lambda name: arrays[names[name]]).decode(encoded)
@@ -49,32 +52,33 @@ def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
 
 
 class Restorer:
-    """One checkpoint on its way into one rank. rank, size: of the world that loads it"""
+    """Loads one checkpoint into the objects of one rank. rank, size: of the ranks that load it"""
 
     def __init__(self, saved: Saved, training: TrainedObjects, rank: int, size: int, strict: bool) -> None:
-        self._saved, self._training, self._strict = saved, training, strict
-        self._rank, self._size = rank, size
+        self._saved = saved
+        self._training = training
+        self._strict = strict
+        self._rank = rank
+        self._size = size
         self._same_size = size == saved.size
-        self._origin = rank % saved.size  # the saved rank whose own state this one takes over
-        self._fits: set[str] = set()
+        self._origin = rank % saved.size  # the saved rank whose own state this rank gets
+        self._fits: set[str] = set()  # the parts that have passed their check
         self.step = saved.step
-        self.notes: list[str] = []  # what is not as it was saved, in words
+        self.notes: list[str] = []  # for a warning: what differs from the state that was saved
 
     def check(self) -> None:
-        """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
-        state, owns, training = self._saved.state, self._saved.own_state, self._training
+        """Raises: StateDictError, with names, if the checkpoint does not fit the objects. Changes nothing."""
+        state = self._saved.state
         if not isinstance(state, dict) or state.keys() != PARTS:
             raise CheckpointError(f"{self._saved.path} was not written by a Checkpointer: open it with open_checkpoint")
         self._optimizers = [
-            SavedOptimizer(described, [own["pieces"][at] for own in owns], self._value)
-            for at, described in enumerate(state["optimizers"])
+            SavedOptimizer(described, [own["pieces"][number] for own in self._saved.own_state], self._value)
+            for number, described in enumerate(state["optimizers"])
         ]
         self._try("model", self._check_model)
         self._try("optimizer", self._check_optimizers)
         self._try("scheduler", self._check_schedulers)
-        # A scaler that is disabled has no state.
-        scalers = bool(self._value(state["scaler"])), training.scaler and bool(training.scaler.state_dict())
-        self._try("scaler", lambda: _check_count("scaler", *(int(bool(each)) for each in scalers)))
+        self._try("scaler", self._check_scaler)
         self._try("object", self._check_user)
 
     def _try(self, part: str, action: Callable[[], object]) -> None:
@@ -88,19 +92,28 @@ class Restorer:
             self.notes.append(f"{error}; the {part} stays as it is")
 
     def _check_model(self) -> None:
-        saved, model = self._saved.state["model"], self._training.model
-        _check_count("model", int(saved is not None), int(model is not None))
-        theirs, mine = dict(saved or ()), {} if model is None else unwrapped_state_dict(model)
-        missing, unexpected = ([path for path in a if path not in b] for a, b in ((mine, theirs), (theirs, mine)))
-        texts = IncompatibleKeys(missing, unexpected).describe() if self._strict else []
-        for path, value in theirs.items():
-            if isinstance(mine.get(path), TensorBase) and isinstance(value, dict) and "tensor" in value:
-                names, name, shape = self._saved.names, value["tensor"], tuple(mine[path].shape)
-                found = names.get(rank_array_name(self._origin, name)) or names.get(name)
-                if found is not None and found[1] != shape:
-                    texts.append(f"size mismatch: {path} is {found[1]} in the checkpoint, {shape} in the model")
-        if texts:
-            raise StateDictError(f"this is another model: {'; '.join(texts)}")
+        saved = self._saved.state["model"]
+        model = self._training.model
+        _check_count("model", saved is not None, model is not None)
+        saved_state = dict(saved or ())
+        own_state = {} if model is None else unwrapped_state_dict(model)
+        problems: list[str] = []
+        if self._strict:
+            missing = [path for path in own_state if path not in saved_state]
+            unexpected = [path for path in saved_state if path not in own_state]
+            problems = IncompatibleKeys(missing, unexpected).describe()
+        names = self._saved.names
+        for path, value in saved_state.items():
+            if isinstance(own_state.get(path), TensorBase) and isinstance(value, dict) and "tensor" in value:
+                name = value["tensor"]
+                shape = tuple(own_state[path].shape)
+                saved_tensor = names.get(rank_array_name(self._origin, name)) or names.get(name)
+                if saved_tensor is not None and saved_tensor[1] != shape:
+                    problems.append(
+                        f"size mismatch: {path} is {saved_tensor[1]} in the checkpoint, {shape} in the model"
+                    )
+        if problems:
+            raise StateDictError(f"this is another model: {'; '.join(problems)}")
 
     def _check_optimizers(self) -> None:
         _check_count("optimizer", len(self._optimizers), len(self._training.optimizers))
@@ -108,25 +121,32 @@ class Restorer:
             saved.check(optimizer, self._training.names)
 
     def _check_schedulers(self) -> None:
-        saved, schedulers = self._saved.state["schedulers"], self._training.schedulers
-        _check_count("scheduler", len(saved), len(schedulers))
-        for (theirs, _), mine in zip(saved, schedulers, strict=True):
-            if theirs != type(mine).__name__:
-                raise StateDictError(f"the checkpoint has a {theirs}, the scheduler is a {type(mine).__name__}")
+        saved = self._saved.state["schedulers"]
+        kinds = [type(scheduler).__name__ for scheduler in self._training.schedulers]
+        _check_count("scheduler", len(saved), len(kinds))
+        for (saved_kind, _), kind in zip(saved, kinds, strict=True):
+            if saved_kind != kind:
+                raise StateDictError(f"the checkpoint has a {saved_kind}, the scheduler is a {kind}")
+
+    def _check_scaler(self) -> None:
+        scaler = self._training.scaler
+        # The state of a disabled scaler is empty.
+        _check_count("scaler", bool(self._value(self._saved.state["scaler"])), bool(scaler and scaler.state_dict()))
 
     def _check_user(self) -> None:
         if names := missing_user_state(self._training.user, self._saved.own_state[self._origin]["user"]):
             raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
 
     def load_model(self) -> None:
-        """Puts the model in. Raises: StateDictError if the checkpoint is of another model; nothing has changed then."""
+        """Loads the model. Raises: StateDictError if it does not fit; then nothing has changed."""
         model = self._training.model
         if model is not None and "model" in self._fits:
             self._try("model", lambda: load_into(model, self._saved, self._origin, self._strict))
 
     def load_rest(self) -> None:
-        """Puts all else in; random numbers last. Collective in its first part, which fails on no rank alone."""
-        training, state = self._training, self._saved.state
+        """Loads everything else, random numbers last. The plans come first, as loading them is collective."""
+        training = self._training
+        state = self._saved.state
         if "model" in self._fits:
             self._load_plans()
             self._load_hooks()
@@ -138,17 +158,17 @@ class Restorer:
                 scheduler.load_state_dict(self._value(saved_state))
         if training.scaler is not None and "scaler" in self._fits:
             training.scaler.load_state_dict(self._value(state["scaler"]))
-        user = self._own(self._origin, "user")
-        if user is not None:  # else nothing was given when it was saved
+        user = self._own_value(self._origin, "user")
+        if user is not None:  # None: there was no `user` when it was saved
             restore_user(training.user, user)
         if not self._same_size:
-            self.notes.append(_of_another_size(self._saved.size, self._size))
-        present = self._rank < self._saved.size
-        self._random = [self._own(rank, "random") for rank in ([self._rank] if present else range(self._saved.size))]
+            self.notes.append(_describe_size_change(self._saved.size, self._size))
+        ranks = [self._rank] if self._rank < self._saved.size else range(self._saved.size)
+        self._random = [self._own_value(rank, "random") for rank in ranks]
         self.restore_random()
 
     def restore_random(self) -> None:
-        """Puts random numbers where they were, once more."""
+        """Sets random numbers to the saved state. May be called repeatedly."""
         if self._rank < self._saved.size:
             restore_random(self._random[0])
         else:
@@ -158,39 +178,39 @@ class Restorer:
                 model.micro_batches.seed_draws()
 
     def loader_state(self) -> Any:
-        """What the loader said, None if there was none."""
-        # Where ranks are not what they were, one counts.
-        return self._own(self._origin if self._same_size else 0, "loader")
+        """The state of the loader, None if there was none. On another number of ranks it is that of rank 0."""
+        return self._own_value(self._origin if self._same_size else 0, "loader")
 
     @property
     def within(self) -> bool:
-        """Whether the loader was in the middle of a pass."""
+        """Whether the loader was in the middle of a pass when the state was saved."""
         return bool(self._saved.own_state[self._origin]["within"])
 
     def _value(self, encoded: JSON) -> Any:
         return read_value(self._saved, self._origin, encoded)
 
-    def _own(self, rank: int, part: str) -> Any:
+    def _own_value(self, rank: int, part: str) -> Any:
         return read_value(self._saved, rank, self._saved.own_state[rank][part])
 
     def _load_plans(self) -> None:
-        plans, parallel = self._saved.state["parallel"], self._training.parallel
+        plans = self._saved.state["parallel"]
+        parallel = self._training.parallel
         for number, model in enumerate(parallel):
             if not self._same_size and model.micro_batches is None:
                 if model.buffer_sync is not None:
-                    model.buffers_at = -1  # ranks may have others' now
+                    model.buffers_at = -1  # the ranks' buffers may differ now
             elif len(plans) == len(parallel):
                 try:
                     model.load_plan_state(plans[number])
                 except ParallelError:
-                    if self._strict:  # else a model of other parameters may have been given, which makes plans anew
+                    if self._strict:  # otherwise the model may have other parameters, and makes a new plan
                         raise
 
     def _load_hooks(self) -> None:
-        owns = self._saved.own_state
+        own_states = self._saved.own_state
         for number, model in enumerate(self._training.parallel):
             hook: Any = model.comm_hook
-            saved = owns[self._origin]["hooks"][number : number + 1]
+            saved = own_states[self._origin]["hooks"][number : number + 1]
             if hook is None or saved in ([], [None]):
                 continue
             [[kind, state]] = saved
@@ -199,47 +219,52 @@ class Restorer:
             elif self._same_size:
                 hook.load_state_dict(self._value(state))
             else:
-                states = [read_value(self._saved, rank, own["hooks"][number][1]) for rank, own in enumerate(owns)]
+                states = [read_value(self._saved, rank, own["hooks"][number][1]) for rank, own in enumerate(own_states)]
                 resharded = isinstance(states[0], dict) and "errors" in states[0]
                 state = reshard_hook_state(states, self._rank, self._size) if resharded else states[self._origin]
                 hook.load_state_dict(state)
 
 
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
-    """Copies the model's state, as that saved rank had it, into `model`. Raises: StateDictError, naming what differs;
-    nothing has changed then."""
+    """Copies the model's state of that saved rank into `model`.
+
+    Raises: StateDictError, with all differences; then nothing has changed.
+    """
     saved = checkpoint.state["model"]
     values = read_value(checkpoint, rank, [value for _, value in saved])
     return model.load_state_dict({path: value for (path, _), value in zip(saved, values, strict=True)}, strict=strict)
 
 
-def _check_count(what: str, saved: int, given: int) -> None:
+def _check_count(part: str, saved: int, given: int) -> None:
     if saved != given:
         plural = "" if saved == 1 else "s"
-        raise StateDictError(f"the checkpoint has the state of {saved} {what}{plural}, {given} given to Checkpointer")
+        raise StateDictError(
+            f"the checkpoint has the state of {saved:d} {part}{plural}, {given:d} given to Checkpointer"
+        )
 
 
-def _of_another_size(saved: int, size: int) -> str:
+def _describe_size_change(saved: int, size: int) -> str:
     first, last = sorted((saved, size))
-    ranks = f"rank {first}" if last == first + 1 else f"ranks {first} to {last - 1}"
-    what = f"random numbers of {ranks} begin anew" if size > saved else f"what {ranks} had alone is left out"
-    return f"saved by {saved} rank{'s' if saved > 1 else ''} and loaded by {size}: {what}"
+    ranks = name_ranks(range(first, last))
+    change = f"random numbers of {ranks} begin anew" if size > saved else f"what {ranks} had alone is left out"
+    return f"saved by {saved} rank{'s' if saved > 1 else ''} and loaded by {size}: {change}"
 
 
 def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> IncompatibleKeys:
-    """Copies parameters and buffers from a checkpoint into `model`, and nothing else. No other rank is asked.
+    """Copies only parameters and buffers from a checkpoint into `model`. Not collective.
 
-    path: a checkpoint, or a folder of them, of which the newest whole one counts; of any number of ranks
-    strict: False: names that only one side has stay as they are, and are returned
-    Returns: missing_keys, in the model alone, and unexpected_keys, in the checkpoint alone
+    path: a checkpoint of any number of ranks, or a folder of checkpoints, of which it takes the newest undamaged one
+    strict: False: names that exist only on one side are skipped, and returned
+    Returns: missing_keys, which only the model has, and unexpected_keys, which only the checkpoint has
 
-    Raises: StateDictError naming what differs, sizes also where not strict; CheckpointError if no checkpoint is whole.
+    Raises: StateDictError, with all differences, also of sizes if not strict; CheckpointError if no checkpoint is
+    undamaged.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
-    # One that is named itself is verified where it is read.
-    named = exists(os.path.join(path, MANIFEST_FILE))
-    saved: Any = open_checkpoint(path) if named else find(Agreement(), path)
+    # A single checkpoint is verified as it is read; of several, all bytes are verified first, to find an undamaged one.
+    single = exists(os.path.join(path, MANIFEST_FILE))
+    saved: Any = open_checkpoint(path) if single else find(Agreement(), path)
     if saved.state["model"] is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
     return load_into(model, saved, 0, strict)

@@ -1,67 +1,70 @@
-"""Signals that ask a job to stop: Slurm sends SIGTERM, or by `--signal` SIGUSR1, a user presses Ctrl-C.
+"""Signals that ask a job to stop: SIGTERM from Slurm, or SIGUSR1 with its option `--signal`; Ctrl-C from a user.
 
-A handler that was there before is called as well; a signal that was ignored, as `nohup` and a shell's background do,
-stays ignored."""
+An earlier handler is called as well. A signal that is ignored, as under `nohup` or in a shell's background job, stays
+ignored."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from collectives.time_limit import peer_failed
 from ddp.parallel.control import STOP, PendingRequests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_TWICE = 0.5  # s; one Ctrl-C may come twice: from the terminal, and from the engine that passes it on
+# A second SIGINT within this time (s) counts as the same Ctrl-C: the terminal and the launching engine both send one.
+_TWICE = 0.5
 
 
 class StopSignals:
-    """A context in which a signal becomes this rank's request to stop. In a thread that is not the main one, nothing.
+    """A context in which a signal sets this rank's request to stop. It has no effect outside the main thread.
 
-    The second Ctrl-C does what it did before, which by default is to raise KeyboardInterrupt. So does the signal with
-    which the launcher ends this rank because another one has failed.
+    A second Ctrl-C goes to the earlier handler, which by default raises KeyboardInterrupt. So does the signal with
+    which the launcher ends this rank after another rank has failed.
     """
 
     def __init__(self, requests: PendingRequests) -> None:
         self._requests = requests
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}  # the earlier handlers, by signal
         self._active = False
-        self._interrupted: float | None = None  # when the first Ctrl-C came
+        self._interrupted: float | None = None  # time of the first Ctrl-C
 
     def __enter__(self) -> StopSignals:
         self._active = True
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                before = signal.getsignal(number)
-                if before not in (signal.SIG_IGN, None):  # None: a handler of C code, which cannot be put back
-                    self._before[number] = before
+                previous = signal.getsignal(number)
+                if previous not in (signal.SIG_IGN, None):  # None: a handler of C code, which cannot be restored
+                    self._previous[number] = previous
                     signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._active = False
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._handle:  # else another one was installed since
-                signal.signal(number, before)
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:  # otherwise the program has installed another one meanwhile
+                signal.signal(number, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        before, now = self._before.get(number, signal.SIG_DFL), time.monotonic()
-        first = self._interrupted
-        if number == signal.SIGINT and first is None:
-            self._interrupted = now
-        again = number == signal.SIGINT and first is not None and now - first > _TWICE
-        # Not active: this handler was put back by a later context, which was left after this one.
-        # A peer has failed: this step, after which the rank would stop, will not come to its end.
-        if not self._active or peer_failed() or again:
-            if callable(before):
-                before(number, frame)
+        previous = self._previous.get(number, signal.SIG_DFL)
+        second = False
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted is None:
+                self._interrupted = now
+            second = now - self._interrupted > _TWICE
+        # Not active: a context that was left after this one has restored this handler.
+        # A peer has failed: this rank would stop after the current step, which will not end.
+        if not self._active or peer_failed() or second:
+            if callable(previous):
+                previous(number, frame)
             else:
-                signal.signal(number, before)
+                signal.signal(number, previous)
                 signal.raise_signal(number)
             return
         self._requests.mine[STOP] = True
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)

@@ -1,12 +1,12 @@
-"""The state of one moment, copied while training goes on, and the thread that writes it.
+"""Copies the state of one moment while training goes on, and writes it in a thread.
 
-What only an optimizer's step changes, its parameters and their state, is copied by a thread during the next forward and
-backward (NumPy lets go of the GIL for it), and the step waits for what is left. All else is copied at once. The memory
-of the copies stays from one save to the next, so there is one copy, of what this rank writes, and never a second one.
+Parameters and optimizer state change only in an optimizer's step. A thread copies them during the next forward and
+backward (NumPy releases the GIL meanwhile), and the next step waits until it is done. Everything else is copied at
+once. The memory of the copies is used again by later saves, so there is never more than one copy of what a rank writes.
 
-Other code may change a parameter meanwhile. Its version tells: each write counts, once it is through. A write that
-began before its copy was done may count a moment later; so versions are looked at when the thread that trains is known
-to be at rest, or after it has had time enough to finish any write."""
+Other code may change a parameter during the copy. Every write increments the version of its tensor, but only when it
+has ended. So versions are compared when the training thread is known to write nothing, or after a pause in which any
+write would have ended."""
 
 from __future__ import annotations
 
@@ -26,27 +26,33 @@ from ddp._engine import Version
 from ddp.checkpoint.state import ArraySource
 
 Array = Any
-_SMALL = 1 << 16  # bytes; copied at once: it takes less than to begin
-_REST = 0.2  # s, and as long as the copying took: no single write takes longer
+# Arrays up to this size (bytes) are copied at once.
+_SMALL = 1 << 16
+# The pause before versions are compared (s), to which the duration of the copy is added. No single write takes longer.
+_REST = 0.2
 
 
 class Snapshot:
-    """arrays: of the host, by name; whole once `copied` is set. intact: whether nothing changed while it was copied
+    """A copy of the state. `copy` completes it.
 
-    later: ids of the versions of tensors that only a step changes; buffers: memory to be used again, by name
+    later: ids of the versions of tensors that only a step changes, which `copy` copies; buffers: memory by name, used
+    again for the copies
+    arrays: the copies on the host, by name, complete once `copied` is set; intact: False if a tensor was changed
+    before its copy was complete
     """
 
     def __init__(self, sources: Sequence[ArraySource], later: Collection[int], buffers: dict[str, Array]) -> None:
         self.arrays: dict[str, Array] = {}
         self.copied = threading.Event()
-        self._looked = threading.Event()
+        self._compared = threading.Event()
         self.intact = True
         self._lock = threading.Lock()
         self._later: list[tuple[Version, int, Callable[[], None]]] = []
         for name in set(buffers) - {source.name for source in sources}:
             del buffers[name]
         for source in sources:
-            array, version = source.array, source.version
+            array = source.array
+            version = source.version
             target = buffers.get(source.name)
             if target is None or target.shape != array.shape or target.dtype != array.dtype:
                 target = buffers[source.name] = np.empty(array.shape, array.dtype)
@@ -57,80 +63,84 @@ class Snapshot:
                 target[...] = to_device(array, CPU)
 
     def copy(self) -> None:
-        """Copies what was left for later; in a thread of its own."""
+        """Copies the tensors that only a step changes. Called in a thread of its own."""
         begun = time.monotonic()
         try:
             for *_, copy in self._later:
                 copy()
         finally:
             self.copied.set()
-        self._looked.wait(_REST + time.monotonic() - begun)
-        self._look()
+        self._compared.wait(_REST + time.monotonic() - begun)
+        self._compare_versions()
 
     def wait(self) -> None:
-        """Returns when everything may be changed. In the thread that trains."""
+        """Returns when everything has been copied, and may be changed. Called in the training thread."""
         self.copied.wait()
-        self._look()
+        self._compare_versions()
 
-    def _look(self) -> None:
+    def _compare_versions(self) -> None:
         with self._lock:
-            if not self._looked.is_set():
+            if not self._compared.is_set():
                 self.intact = all(version.count == count for version, count, _ in self._later)
-                self._later = []  # the arrays may go
-                self._looked.set()
+                self._later = []  # frees the arrays
+                self._compared.set()
 
 
 def _copier(array: Array, target: Array) -> Callable[[], None]:
-    """What copies an array, beside the stream that computes, and in order with what is to be computed of it now."""
+    """A function that copies `array` to `target`. On a GPU it uses another stream, after the work submitted so far."""
     if isinstance(array, np.ndarray):
         return lambda: np.copyto(target, array)
-    from ddp._cuda.stream_order import DeviceStream, StreamGuard  # only where there is a GPU
+    from ddp._cuda.stream_order import DeviceStream, StreamGuard  # needs a GPU
 
-    where = device_of(array)
-    with on(where):
-        computed = where.xp.cuda.Event(disable_timing=True)
+    device = device_of(array)
+    xp = device.xp
+    with on(device):
+        computed = xp.cuda.Event(disable_timing=True)
         computed.record()
 
     def copy() -> None:
-        where.xp.cuda.Device(where.index).use()  # left again, a context would take memory of the first GPU
-        stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
+        # Without a context: leaving one would select the first GPU, and take memory there.
+        xp.cuda.Device(device.index).use()
+        stream = DeviceStream(xp, array.device.id, xp.cuda.Stream(non_blocking=True))
         with StreamGuard(stream):
             stream.wait(computed)
-            target[...] = where.xp.ascontiguousarray(array).get(stream=stream.cupy_stream)
+            target[...] = xp.ascontiguousarray(array).get(stream=stream.cupy_stream)
 
     return copy
 
 
 _log = logging.getLogger("ddp.checkpoint")
-_under_way: set[BackgroundSave] = set()
-_NICE = 19  # next to nothing, where a thread that trains wants the same core
+_unfinished: set[BackgroundSave] = set()
+# The lowest priority, so that training threads get the cores.
+_NICE = 19
 
 
 class BackgroundSave:
-    """One save under way. A process that ends waits for it.
+    """A save that runs in a thread. The process waits for it before it ends.
 
-    write: `Store.write` of what the snapshot holds, but for its `ready`; done: called when it is over
+    write: `Store.write` with all arguments but `ready`; done: called at the end
     """
 
     def __init__(
         self, snapshot: Snapshot, write: Callable[[Callable[[], bool]], Path | str | None], done: Callable[[], None]
     ) -> None:
         self.snapshot = snapshot
-        self._write, self._done = write, done
+        self._write = write
+        self._done = done
         self._path: Path | str | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
-        _under_way.add(self)
+        _unfinished.add(self)
         self._thread.start()
 
     def result(self) -> Path | str | None:
-        """Waits for its end: the checkpoint; None if the state was changed meanwhile and has to be saved anew.
+        """Waits for the end of the save. Returns the checkpoint, or None if the state was changed during the copy.
 
-        The same on all ranks. Raises: CheckpointError on all of them, and there is no checkpoint of this step.
+        Every rank gets the same result. Raises: CheckpointError on every rank if the save has failed.
         """
         self.snapshot.wait()
         self._thread.join()
-        _under_way.discard(self)
+        _unfinished.discard(self)
         if self._error is not None:
             raise self._error
         return self._path
@@ -138,30 +148,30 @@ class BackgroundSave:
     def _run(self) -> None:
         try:
             self._path = self._write(self._ready)
-        except BaseException as error:  # raised where the ranks look at the result
+        except BaseException as error:  # raised by `result`
             self._error = error
         finally:
-            self.snapshot.copied.set()  # also if the ranks did not come as far as to copy
+            self.snapshot.copied.set()  # `wait` must return, also if the save failed before the copy
             self._done()
 
     def _ready(self) -> bool:
         self.snapshot.copy()
-        # Leaves the cores to training: on Linux a thread has a priority, which those that it starts inherit.
-        with contextlib.suppress(OSError):  # not allowed: it saves at the usual priority
+        # Lowers the priority of this thread. On Linux threads have their own, and new threads inherit it.
+        with contextlib.suppress(OSError):  # if this is forbidden, the save runs at normal priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         return self.snapshot.intact
 
 
-def _finish() -> None:
-    """Waits for the saves under way when the process ends, and logs their errors."""
-    for saving in tuple(_under_way):
+def _wait_for_saves() -> None:
+    """Waits for unfinished saves when the process ends, and logs their errors."""
+    for save in tuple(_unfinished):
         try:
-            if saving.result() is None:
+            if save.result() is None:
                 _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
         except Exception as error:
             _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
 
 
-# `atexit` runs after the interpreter has joined all threads and shut down the pools of `concurrent.futures`, and a save
-# needs these. What they register with themselves runs before, the latest first.
-threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early
+# Functions of `atexit` run after the interpreter has joined all threads and shut down the pools of
+# `concurrent.futures`, which a save needs. Functions registered here run before that, the latest first.
+threading._register_atexit(_wait_for_saves)  # type: ignore[attr-defined]  # no public call runs so early

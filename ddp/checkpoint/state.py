@@ -1,13 +1,13 @@
-"""What a checkpoint holds: the state of all that training changes, as JSON and arrays, and which rank writes which.
+"""Collects the state of training as JSON and arrays, and decides which rank writes which array.
 
-Three kinds of arrays, by which ranks have them:
+There are three kinds of arrays:
 
-    shared   the same on all ranks, as parameters under DataParallel are: each rank writes an equal stretch of them
-    pieces   of a sharded optimizer: the rank that has one writes it
-    own      a rank's own: random numbers, what a communication hook has left out
+    replicated   equal on all ranks, as parameters under DataParallel: each rank writes an equal part of them
+    pieces       of a sharded optimizer: the rank that holds one writes it
+    per_rank     different on each rank: random numbers, the residuals of a communication hook
 
-Some may be either: buffers that are not broadcast, the user's state, all of a model that no DataParallel keeps the
-same. Ranks compare checksums of these, and what differs is each rank's own."""
+Some arrays may be replicated or not: buffers that are not broadcast, the user's state, and a whole model without
+DataParallel. Ranks compare checksums of these (to_compare). Arrays that differ are saved per rank."""
 
 from __future__ import annotations
 
@@ -25,29 +25,27 @@ from ddp._device import CPU, device, to_device
 from ddp._engine import Version
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
+from ddp.checkpoint.checkpoint_files import PieceRange
 from ddp.checkpoint.optimizer_state import encode_optimizer
-from ddp.checkpoint.store import PieceRange
 from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
 from ddp.parallel import DataParallel
 from ddp.serialization.structure import JSON, Array, encode, free_name, memory_key
 
-RandomState = dict[str, Any]  # for `encode`
+# A value for `encode`.
+RandomState = dict[str, Any]
 
 
 def random_state() -> RandomState:
-    """Where the generators of this thread are."""
-    seed, streams = _device.random_state()
+    """The state of this thread's random number generators."""
+    seed, generators = _device.random_state()
     version, words, gauss = random.getstate()
     return {
         "seed": seed,
         "streams": {
-            str(where): {
-                "seed": own,
-                "at": snapshot if isinstance(snapshot, bytes | None) else to_device(snapshot, CPU),
-            }
-            for where, (own, snapshot) in streams.items()
+            str(device): {"seed": own_seed, "at": state if isinstance(state, bytes | None) else to_device(state, CPU)}
+            for device, (own_seed, state) in generators.items()
         },
         "numpy": np.random.get_state(legacy=False),
         "random": [version, np.array(words, np.uint32), gauss],
@@ -55,25 +53,25 @@ def random_state() -> RandomState:
 
 
 def restore_random(saved: RandomState) -> None:
-    """Puts the generators of this thread where `random_state` found them."""
-    streams = {}
-    for name, stream in saved["streams"].items():
-        where = device(name)
-        streams[where] = (stream["seed"], stream["at"])
-        _device.thread_generator(where)  # made if it is not there: the device draws from it later
-    _device.set_random_state((saved["seed"], streams))
-    numbers = saved["numpy"]
-    if numbers["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"]:
-        np.random.set_state(numbers)
+    """Sets this thread's generators to a state that `random_state` returned."""
+    generators = {}
+    for name, generator in saved["streams"].items():
+        target = device(name)
+        generators[target] = (generator["seed"], generator["at"])
+        _device.thread_generator(target)  # makes the generator, if the device has none yet
+    _device.set_random_state((saved["seed"], generators))
+    numpy_state = saved["numpy"]
+    if numpy_state["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"]:
+        np.random.set_state(numpy_state)
     version, words, gauss = saved["random"]
     random.setstate((version, tuple(words.tolist()), gauss))
 
 
 def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
-    """Seeds this thread's generators for a rank that was not there when the others' were saved."""
+    """Seeds this thread's generators for a rank without a saved state. saved: the states of all saved ranks"""
     digest = hashlib.sha256()
-    for each in saved:
-        digest.update(repr(sorted((name, s["seed"], s["at"]) for name, s in each["streams"].items())).encode())
+    for state in saved:
+        digest.update(repr(sorted((name, s["seed"], s["at"]) for name, s in state["streams"].items())).encode())
     digest.update(repr((saved[0]["seed"], rank, step)).encode())
     seed = int.from_bytes(digest.digest()[:7], "little")
     _device.manual_seed(seed)
@@ -82,7 +80,7 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
 
 
 def user_state(user: Any) -> Any:
-    """The user's state: of objects with a state_dict what that says, among a dict's values too."""
+    """The user's state. Objects with a state_dict are replaced by it, also as values of a dict."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):
@@ -91,7 +89,7 @@ def user_state(user: Any) -> Any:
 
 
 def missing_user_state(user: Any, saved: JSON) -> list[str]:
-    """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded; None: nothing"""
+    """The user's objects without a saved state: `["user.ema"]`. saved: the encoded `user_state`, None: nothing"""
     if hasattr(user, "load_state_dict"):
         return ["user"] if saved is None else []
     known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
@@ -99,9 +97,9 @@ def missing_user_state(user: Any, saved: JSON) -> list[str]:
 
 
 def restore_user(user: Any, state: Any) -> None:
-    """Puts back what `user_state` returned: objects take it in, all else in a dict is replaced.
+    """Restores what `user_state` returned. Objects load their state dict; other values of a dict are replaced.
 
-    What is not in the state goes, but for objects that take one.
+    Keys of the dict that are not in the state are deleted, unless their values are such objects.
     """
     if hasattr(user, "load_state_dict"):
         user.load_state_dict(state)
@@ -121,36 +119,36 @@ def _stateful(user: Any) -> dict[Any, Any]:
 
 
 def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, tuple[int, int]]]:
-    """Which elements of which tensors each rank writes.
+    """Divides tensors among ranks, so that each rank writes the same number of bytes.
 
     sizes: (number of elements, bytes of one) by name
-    Returns: for each rank (start, stop) by name; every element is in one of them, and a tensor without any in one too
+    Returns: for each rank, (start, stop) of its elements, by name. An empty tensor belongs to rank 0
 
     `split_evenly({"a": (100_000, 4), "b": (100_000, 4)}, 2) == [{"a": (0, 100_000)}, {"b": (0, 100_000)}]`
     """
-    total = sum(count * each for count, each in sizes.values())
+    total = sum(count * itemsize for count, itemsize in sizes.values())
     cuts = [total * rank // ranks for rank in range(ranks + 1)]
     parts: list[dict[str, tuple[int, int]]] = [{} for _ in range(ranks)]
     begin = 0
-    for name, (count, each) in sizes.items():
+    for name, (count, itemsize) in sizes.items():
         if count == 0:
             parts[0][name] = 0, 0
-            continue
-        at = [max(0, min(count, -(-(cut - begin) // each))) for cut in cuts]  # the element with which a rank begins
-        for rank, (start, stop) in enumerate(pairwise(at)):
+        # The first element of each rank.
+        bounds = [max(0, min(count, -(-(cut - begin) // itemsize))) for cut in cuts]
+        for rank, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
                 parts[rank][name] = start, stop
-        begin += count * each
+        begin += count * itemsize
     return parts
 
 
 @dataclass(kw_only=True)
 class TrainedObjects:
-    """What training changes.
+    """The objects that training changes.
 
-    model: a Module, a DataParallel, or a Module that has such; parallel: these, in the model's order
-    user: a dict, or an object with a state_dict; loader: what `resume` is given
-    began: the loader's epoch when a pass began that has not come to its end; None: there is none
+    model: a Module, a DataParallel, or a Module that contains some; parallel: the DataParallel in it, in order
+    user: a dict, or an object with a state_dict; loader: the argument of `resume`
+    began: the loader's epoch at the start of the pass that is being made; None: no pass is being made
     """
 
     model: Module | None
@@ -164,11 +162,11 @@ class TrainedObjects:
 
     def __post_init__(self) -> None:
         modules = () if self.model is None else self.model.modules()
-        self.parallel = [each for each in modules if isinstance(each, DataParallel)]
+        self.parallel = [module for module in modules if isinstance(module, DataParallel)]
 
     @property
     def within(self) -> bool:
-        """Whether the loader is in the middle of a pass: a loop that was left may have had all of it."""
+        """Whether the loader is in the middle of a pass. A loop may also be left after the last batch of a pass."""
         return self.began is not None and self.began == self.loader.epoch
 
     @property
@@ -181,10 +179,10 @@ class TrainedObjects:
 
 
 def unwrapped_state_dict(model: Module, keep_vars: bool = False) -> dict[str, Any]:
-    """The model's state dict under the names that it has without DataParallel, which are those in checkpoints."""
+    """The model's state dict with the names of the unwrapped modules, as checkpoints have them."""
     state = model.state_dict(keep_vars=keep_vars)
-    for path, part in reversed([*model.named_modules(remove_duplicate=False)]):  # inner ones first
-        if isinstance(part, DataParallel):
+    for path, module in reversed([*model.named_modules(remove_duplicate=False)]):  # inner modules first
+        if isinstance(module, DataParallel):
             prefix = f"{path}." if path else ""
             wrapped = f"{prefix}module."
             state = {
@@ -196,10 +194,10 @@ def unwrapped_state_dict(model: Module, keep_vars: bool = False) -> dict[str, An
 
 @dataclass(kw_only=True)
 class ArraySource:
-    """An array to be written, where it lies now.
+    """An array that this rank writes, not copied yet.
 
-    version: of the tensor that it is part of, None if it is no tensor's
-    piece: what it is a piece of, whose others other ranks write; None: it is whole
+    version: of its tensor, None if it belongs to no tensor
+    piece: its range in a tensor that several ranks write; None: it is a whole tensor
     """
 
     name: str
@@ -210,7 +208,7 @@ class ArraySource:
 
 @dataclass
 class _ArrayTable:
-    """Arrays of one kind, as `encode` meets them. taken: names of all kinds"""
+    """Collects the arrays of one kind from `encode`. taken: the names of arrays of all kinds"""
 
     taken: set[str]
     sources: list[ArraySource] = field(default_factory=list)
@@ -223,112 +221,117 @@ class _ArrayTable:
 
 
 def rank_array_name(rank: int, name: str) -> str:
-    """The name of a rank's own array."""
+    """The name under which a per-rank array is saved."""
     return f"rank-{rank:04d}.{name}"
 
 
+class _StateEncoder:
+    """Encodes the objects of one rank. Its tables collect the arrays: see the module's docstring."""
+
+    def __init__(self, training: TrainedObjects) -> None:
+        self.training = training
+        taken: set[str] = set()
+        self.replicated, self.pieces, self.per_rank, self.to_compare = (_ArrayTable(taken) for _ in range(4))
+        # What DataParallel keeps equal need not be compared.
+        self.synchronized = self.replicated if training.parallel else self.to_compare
+
+    def encode(self, rank: int) -> tuple[JSON, JSON]:
+        """The state that is equal on all ranks, and the state of this rank."""
+        training = self.training
+        names = training.names
+        optimizers = [
+            encode_optimizer(optimizer, names, f"optimizer.{number}", self.synchronized, self.pieces, rank)
+            for number, optimizer in enumerate(training.optimizers)
+        ]
+        state = {
+            "model": None if training.model is None else self._model(training.model),
+            "parallel": [model.plan_state() for model in training.parallel],
+            "optimizers": [described for described, _ in optimizers],
+            "schedulers": [
+                [type(scheduler).__name__, self._state_dict(scheduler, f"scheduler.{number}", self.synchronized)]
+                for number, scheduler in enumerate(training.schedulers)
+            ],
+            "scaler": self._state_dict(training.scaler, "scaler", self.synchronized),
+        }
+        own_state = {
+            "pieces": [pieces for _, pieces in optimizers],
+            "hooks": [self._hook(model.comm_hook, f"hook.{number}") for number, model in enumerate(training.parallel)],
+            "random": encode(random_state(), "random", self.per_rank),
+            "user": encode(user_state(training.user), "user", self.to_compare),
+            "loader": self._state_dict(training.loader, "loader", self.to_compare),
+            "within": training.within,
+        }
+        return state, own_state
+
+    def _state_dict(self, stateful: Any, name: str, table: _ArrayTable) -> JSON:
+        return None if stateful is None else encode(stateful.state_dict(), name, table)
+
+    def _hook(self, hook: Any, name: str) -> JSON:
+        if not hasattr(hook, "state_dict"):
+            return None
+        return [type(hook).__name__, self._state_dict(hook, name, self.per_rank)]
+
+    def _model(self, model: Module) -> JSON:
+        parameters = {id(p.version) for p in model.parameters()}
+        syncs = [wrapper.buffer_sync for wrapper in self.training.parallel if wrapper.buffer_sync is not None]
+        # Buffers that the next forward will replace: their new values are saved.
+        pending = {id(tensor.version): part for sync in syncs for tensor, part in sync.coming()}
+        names: dict[Any, str] = {}  # by memory: tied tensors are written once
+        entries = []
+        for path, value in unwrapped_state_dict(model).items():
+            if not isinstance(value, TensorBase):
+                entries.append([path, encode(value, f"model.{path}", self.to_compare)])
+                continue
+            memory = memory_key(value.array)
+            if memory not in names:
+                keep = self.synchronized if id(value.version) in parameters else self.to_compare
+                names[memory] = keep(f"model.{path}", pending.get(id(value.version), value.array), value)
+            entries.append([path, {"tensor": names[memory]}])
+        return entries
+
+
 def capture(training: TrainedObjects, ranks: Agreement, alone: bool = False) -> tuple[list[ArraySource], JSON, JSON]:
-    """The state as it is now: what this rank is to write of the arrays, where they lie, and as JSON what is the same on
-    all ranks, and what this rank says of itself. Nothing is copied. Collective if there are several ranks.
+    """Collects the state as it is now. Nothing is copied. Collective, unless `alone`.
 
-    alone: other ranks are not asked, and what may be the same on all of them is each rank's own
+    alone: True: without a call to other ranks; arrays that would be compared are saved per rank
+    Returns: the arrays that this rank writes; as JSON the state that is equal on all ranks, and the state of this rank
 
-    Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
+    Raises: ArgumentError, naming the place, for a value that a checkpoint cannot hold, and CheckpointError on the other
+    ranks.
     """
-    taken: set[str] = set()
-    shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
-    encoded: list[JSON] = []
+    encoder = _StateEncoder(training)
+    states: list[JSON] = []
 
     def encode_all() -> dict[str, str]:
         try:
-            encoded.extend(_encoded(training, ranks.rank, shared, pieces, own, unknown))
+            states.extend(encoder.encode(ranks.rank))
         except RecursionError:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
-        compared = () if alone or ranks.size == 1 else unknown.sources
+        compared = () if alone or ranks.size == 1 else encoder.to_compare.sources
         return {source.name: _checksum(source.array) for source in compared}
 
-    checksums = [encode_all()] if alone else ranks.run("the state cannot be saved", encode_all, reraise=True)
-    for source in unknown.sources:  # what is the same on all ranks is shared, the rest each rank's own
-        same = not alone and len({theirs.get(source.name) for theirs in checksums}) == 1
-        (shared if same else own).sources.append(source)
-    for source in own.sources:
+    tables = [encode_all()] if alone else ranks.run("the state cannot be saved", encode_all, reraise=True)
+    replicated = encoder.replicated.sources
+    per_rank = encoder.per_rank.sources
+    for source in encoder.to_compare.sources:
+        equal = not alone and len({checksums.get(source.name) for checksums in tables}) == 1
+        (replicated if equal else per_rank).append(source)
+    for source in per_rank:
         source.name = rank_array_name(ranks.rank, source.name)
-    shared.sources.sort(key=lambda source: source.name)  # in one order on all ranks
-    sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared.sources}
-    turn = split_evenly(sizes, ranks.size)[ranks.rank]
-    sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
-    return sources + pieces.sources + own.sources, *encoded
+    replicated.sort(key=lambda source: source.name)  # the same order on all ranks
+    sizes = {source.name: (source.array.size, source.array.itemsize) for source in replicated}
+    ranges = split_evenly(sizes, ranks.size)[ranks.rank]
+    sources = [_cut(source, *ranges[source.name]) for source in replicated if source.name in ranges]
+    return sources + encoder.pieces.sources + per_rank, *states
 
 
-def _encoded(
-    training: TrainedObjects,
-    rank: int,
-    shared: _ArrayTable,
-    pieces: _ArrayTable,
-    own: _ArrayTable,
-    unknown: _ArrayTable,
-) -> tuple[JSON, JSON]:
-    parallel = training.parallel
-    alike = shared if parallel else unknown  # as far as DataParallel sees to it
-    names = training.names
-    optimizers = [
-        encode_optimizer(optimizer, names, f"optimizer.{number}", alike, pieces, rank)
-        for number, optimizer in enumerate(training.optimizers)
-    ]
-    common = {
-        "model": None if training.model is None else _model(training.model, parallel, alike, unknown),
-        "parallel": [each.plan_state() for each in parallel],
-        "optimizers": [described for described, _ in optimizers],
-        "schedulers": [
-            [type(each).__name__, encode(each.state_dict(), f"scheduler.{number}", alike)]
-            for number, each in enumerate(training.schedulers)
-        ],
-        "scaler": None if training.scaler is None else encode(training.scaler.state_dict(), "scaler", alike),
-    }
-    mine = {
-        "pieces": [mine for _, mine in optimizers],
-        "hooks": [_hook(each, f"hook.{number}", own) for number, each in enumerate(parallel)],
-        "random": encode(random_state(), "random", own),
-        "user": encode(user_state(training.user), "user", unknown),
-        "loader": None if training.loader is None else encode(training.loader.state_dict(), "loader", unknown),
-        "within": training.within,
-    }
-    return common, mine
-
-
-def _stretch(source: ArraySource, start: int, stop: int) -> ArraySource:
-    """Elements start to stop of an array."""
+def _cut(source: ArraySource, start: int, stop: int) -> ArraySource:
+    """The source of elements start to stop of an array."""
     array = source.array
     if (start, stop) == (0, array.size):
         return source
     piece = (start, stop, tuple(array.shape))
     return ArraySource(name=source.name, array=array.reshape(-1)[start:stop], version=source.version, piece=piece)
-
-
-def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, unknown: _ArrayTable) -> JSON:
-    parameters = {id(p.version) for p in model.parameters()}
-    syncs = [each.buffer_sync for each in parallel if each.buffer_sync is not None]
-    # Buffers that are to become others at the next forward: it is these that count.
-    pending = {id(tensor.version): part for each in syncs for tensor, part in each.coming()}
-    known: dict[Any, str] = {}  # tied ones are written once
-    paths = []
-    for path, value in unwrapped_state_dict(model).items():
-        if not isinstance(value, TensorBase):
-            paths.append([path, encode(value, f"model.{path}", unknown)])
-            continue
-        memory = memory_key(value.array)
-        if memory not in known:
-            keep = alike if id(value.version) in parameters else unknown
-            known[memory] = keep(f"model.{path}", pending.get(id(value.version), value.array), value)
-        paths.append([path, {"tensor": known[memory]}])
-    return paths
-
-
-def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
-    hook = model.comm_hook
-    if hook is None or not hasattr(hook, "state_dict"):
-        return None
-    return [type(hook).__name__, encode(hook.state_dict(), where, own)]
 
 
 def _checksum(array: Array) -> str:

@@ -1,17 +1,17 @@
-"""The state of training in memory that outlives the ranks, so that a restart does without the disk.
+"""Keeps the state of training in memory that outlives the ranks, so that a restart does not read the disk.
 
-`ddp-launch --max-restarts` holds two slots for each rank, anonymous memory of its own
-(`collectives.world.STATE_MEMORY`). A rank writes into them in turn what it would write into a checkpoint, so that one
-of the two is always whole; the ranks of the next start read the slots of all. A slot is
+`ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`). A rank
+writes the contents of a checkpoint into its two slots in turn, so that one of them is always complete. After a restart
+the ranks read the slots of all ranks. A slot consists of
 
-    8 bytes    0 while the slot is written, then what tells that it is whole
-    header     format, job, Checkpointer, rank and number of ranks, start of the job, step, where the text is
+    8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
+    header     format, job, Checkpointer, rank and number of ranks, start of the job, step, position of the text
     arrays     from byte 4096 on, each at a multiple of 64
-    text       JSON: the state that is no array, and where the arrays are
+    text       JSON: the rest of the state, and the positions of the arrays
 
-A rank may be killed between any two instructions, and what it has written by then stays. The first word is cleared
-before anything else is written and set when all else is, so a slot that is half written is known. It is no checksum of
-the arrays: memory, unlike a disk, is not read back differently.
+A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
+after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
+does not return other bytes than were written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,18 +35,19 @@ from collectives import world
 from collectives.backends.shm.segment import available_memory
 from collectives.start import joined
 from ddp._device import CPU, to_device
-from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, TensorPiece, assemble_tensors
+from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, assemble_tensors, new_entry
 from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.state import ArraySource
 from ddp.errors import ArgumentError
-from ddp.serialization.safetensors import CODES
 from ddp.serialization.structure import JSON
 
 _FORMAT = b"ddp-st01"
 _WORD = struct.Struct("=Q")
-_HEADER = struct.Struct("=8s32s16sQQQQQQ")  # the fields of `Stamp`, and between them and the format the job's token
-_BEGIN = mmap.PAGESIZE  # of the arrays
-_ALIGNED = 64  # bytes
+# The format, the job's token, and the fields of `Stamp`.
+_HEADER = struct.Struct("=8s32s16sQQQQQQ")
+# Where the first array starts, in bytes; and the alignment of each.
+_BEGIN = mmap.PAGESIZE
+_ALIGNED = 64
 # The text may grow by so many bytes before its slot has to grow.
 _SPARE = 1 << 16
 # At most this fraction of the time is spent on writing.
@@ -54,9 +55,10 @@ _TIME_FRACTION = 0.01
 
 
 class Stamp(NamedTuple):
-    """What a slot holds.
+    """The header of a slot.
 
-    owner: by which Checkpointer; start: of the job, 0 the first; text_at, text_bytes: of the text
+    owner: a hash that identifies the Checkpointer; start: which start of the job wrote it, from 0
+    text_at, text_bytes: position and length of the text
     """
 
     owner: bytes
@@ -69,19 +71,20 @@ class Stamp(NamedTuple):
 
 
 class Slot:
-    """One slot. fd: of its memory, of which this object is the owner; token: of the job"""
+    """One slot. fd: of its memory, closed by `close`; token: of the job"""
 
     def __init__(self, fd: int, token: str) -> None:
-        self._fd, self._token = fd, token.encode()
+        self._fd = fd
+        self._token = token.encode()
         self._map: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Closes the descriptor; what was read from the slot stays valid."""
+        """Closes the descriptor. Memory that was mapped before stays valid."""
         os.close(self._fd)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The length of its memory in bytes."""
         return os.fstat(self._fd).st_size
 
     def reserve(self, nbytes: int) -> None:
@@ -100,13 +103,13 @@ class Slot:
         return Stamp(*fields)
 
     def map(self) -> mmap.mmap:
-        """All of its memory."""
+        """Maps all of its memory."""
         if self._map is None or len(self._map) < self.size:
             self._map = mmap.mmap(self._fd, self.size)
         return self._map
 
     def write(self, stamp: Stamp, sources: Sequence[ArraySource], starts: Sequence[int], text: bytes) -> None:
-        """Replaces what it holds; its size must have been reserved. starts: where each array goes"""
+        """Replaces its contents. The size must have been reserved. starts: the position of each array"""
         memory = self.map()
         _WORD.pack_into(memory, 0, 0)
         for source, start in zip(sources, starts, strict=True):
@@ -118,18 +121,19 @@ class Slot:
         _WORD.pack_into(memory, 0, _commit_word(header))
 
     def text(self, stamp: Stamp) -> Any:
-        """Its text, decoded."""
+        """The text, decoded from JSON."""
         return json.loads(self.map()[stamp.text_at : stamp.text_at + stamp.text_bytes])
 
 
 def _commit_word(header: bytes) -> int:
-    """Never 0, nor what another header has."""
+    """The commit word of a complete slot with this header; never 0."""
     return 1 << 32 | zlib.crc32(header)
 
 
 def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
-    """Where each array of a slot starts, and where the text does."""
-    starts, end = [], _BEGIN
+    """The positions of the arrays in a slot, and of the text."""
+    starts = []
+    end = _BEGIN
     for source in sources:
         starts.append(end)
         end += -(-source.array.nbytes // _ALIGNED) * _ALIGNED
@@ -137,19 +141,22 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 
 
 class StateMemory:
-    """The slots of all ranks of a job, as one rank sees them.
+    """One rank's access to the slots of all ranks of a job.
 
-    variable: what the launcher says of them (`collectives.world.STATE_MEMORY`); index: of this rank among the job's
-    start: of the job; owner: the folder of the Checkpointer; rank, size: among the ranks of that
-    due: when (monotonic, s) the state may be written again so that no more than a hundredth of the time goes into it
+    variable: the launcher's description of the slots (`collectives.world.STATE_MEMORY`)
+    index: this rank's number in the job; start: which start of the job this is, from 0
+    owner: the folder of the Checkpointer; rank, size: of this rank in the communicator of the Checkpointer
+    due: when (monotonic, s) the state may be written again; writing takes at most a hundredth of the time
 
-    Raises: OSError if the slots are out of reach or belong to others.
+    Raises: OSError if the slots cannot be opened, or belong to another job or user.
     """
 
     def __init__(self, variable: str, index: int, start: int, owner: str, rank: int, size: int) -> None:
         self._token, pid, *fds = variable.split()
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
-        self._start, self._rank, self._size = start, rank, size
+        self._start = start
+        self._rank = rank
+        self._size = size
         self._paths = [f"/proc/{pid}/fd/{fd}" for fd in fds]
         own = self._paths[2 * index : 2 * index + 2]
         if not own:
@@ -159,7 +166,7 @@ class StateMemory:
         self.due = 0.0
 
     def _open(self, path: str) -> Slot:
-        """Raises: OSError if it is something else: a process of that pid may be in another container."""
+        """Raises: OSError if it is no slot of this job: in another container, the pid is another process."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         name = os.readlink(f"/proc/self/fd/{fd}")
         if name.startswith(f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}") and os.fstat(fd).st_uid == os.geteuid():
@@ -168,33 +175,38 @@ class StateMemory:
         raise OSError(errno.ENXIO, f"{path} is none of the job's memory, or another user's")
 
     def close(self) -> None:
-        """Closes the slots' descriptors; their contents stay."""
+        """Closes the descriptors of this rank's slots. The launcher keeps their contents."""
         for slot in self._own:
             slot.close()
 
     # -- writing
 
     def _reserve(self, needed: int) -> None:
-        """Makes both slots of this rank so many bytes long. Raises: OSError if the machine lacks memory.
+        """Makes both slots of this rank at least `needed` bytes long.
 
-        No more than half of what it has left goes to all ranks together.
+        Raises: OSError if all ranks together would take more than half of the memory that is available.
         """
         growth = sum(max(0, needed - slot.size) for slot in self._own) * self._size
-        left = min([available_memory(), *control_group_memory()])
-        if growth > left // 2:
-            text = f"{growth:,} bytes are needed on this machine, and half of the {left:,} that are left is the most"
+        available = min([available_memory(), *control_group_memory()])
+        if growth > available // 2:
+            text = (
+                f"{growth:,} bytes are needed on this machine, and half of the {available:,} that are left is the most"
+            )
             raise OSError(errno.ENOMEM, text)
         for slot in self._own:
             slot.reserve(max(needed, slot.size))
 
     def write(self, step: int, sources: Sequence[ArraySource], state: JSON, own_state: JSON) -> None:
-        """Writes this rank's part of the state of a step, beside the one before it.
+        """Writes this rank's part of the state at a step. The other slot keeps the state before it.
 
-        Raises: OSError if there is no memory for it, ArgumentError for what is not JSON, or of no known dtype.
+        Raises: OSError if there is too little memory; ArgumentError for a state that is not JSON, or an unknown dtype.
         """
         starts, text_at = lay_out_slot(sources)
         try:
-            tensors = {each.name: self._entry(each, at) for each, at in zip(sources, starts, strict=True)}
+            tensors = {
+                source.name: new_entry(source.array, source.piece, self._rank, start)
+                for source, start in zip(sources, starts, strict=True)
+            }
             parts = [state if self._rank == 0 else None, own_state, tensors]
             text = json.dumps(parts, separators=(",", ":")).encode()
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -206,11 +218,6 @@ class StateMemory:
         slot.write(stamp, sources, starts, text)
         self._turn = 1 - self._turn
 
-    def _entry(self, source: ArraySource, at: int) -> TensorEntry:
-        array = source.array
-        start, stop, shape = source.piece or (0, array.size, tuple(array.shape))
-        return TensorEntry(CODES[array.dtype], shape, (TensorPiece(self._rank, start, stop, at, ""),))
-
     def took(self, began: float) -> None:
         """Called after a write: sets when the next one is due. began: when the write began (monotonic, s)"""
         now = time.monotonic()
@@ -219,83 +226,74 @@ class StateMemory:
     # -- reading
 
     def newest(self) -> SavedInMemory | None:
-        """The newest state of earlier starts of which the slots hold every rank's part; None if there is none.
+        """The newest complete state of earlier starts, for which there is a slot of every rank; None if there is none.
 
-        One that a later start of the job has written is newer than all of the starts before.
+        Every state of a later start of the job is newer than those of the starts before.
         """
-        found: dict[tuple[int, int, int], dict[int, Slot]] = {}
+        # By (start, step, number of ranks): the slots of that state, by rank.
+        states: dict[tuple[int, int, int], dict[int, Slot]] = {}
         with ExitStack() as stack:
             for path in self._paths:
                 slot = stack.enter_context(closing(self._open(path)))
                 stamp = slot.stamp()
                 if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
-                    found.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = slot
-            whole = [key for key, slots in found.items() if len(slots) == key[2]]
-            if not whole:
+                    states.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = slot
+            complete = [key for key, slots in states.items() if len(slots) == key[2]]
+            if not complete:
                 return None
-            slots = found[max(whole)]
-            # The next state must leave this one whole.
+            slots = states[max(complete)]
+            # The next write must not replace this state.
             self._turn = int(self._own[0].stamp() in [slot.stamp() for slot in slots.values()])
             return SavedInMemory([slots[rank] for rank in sorted(slots)])
 
 
 class SavedInMemory(Saved):
-    """A state in slots, one of each rank in order, as a checkpoint that can be read."""
+    """A state in slots, one for each rank in order, with the interface of a checkpoint."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         stamps = [stamp for slot in slots if (stamp := slot.stamp()) is not None]
         texts = [slot.text(stamp) for slot, stamp in zip(slots, stamps, strict=True)]
         self._maps = [slot.map() for slot in slots]
         infos = [ShardInfo(slot.size, 0, "") for slot in slots]
-        tensors = assemble_tensors({name: _decode(entry) for name, entry in table.items()} for *_, table in texts)
+        tensors = assemble_tensors(
+            {name: TensorEntry.decode(entry) for name, entry in table.items()} for *_, table in texts
+        )
         super().__init__("memory", Manifest(stamps[0].step, infos, tensors, texts[0][0], [own for _, own, _ in texts]))
 
     def _open(self, rank: int) -> Any:
-        return _SlotReader(self._maps[rank])
+        return nullcontext(_SlotReader(self._maps[rank]))
 
 
-def _decode(entry: JSON) -> TensorEntry:
-    dtype, shape, pieces = entry
-    return TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
+class _SlotReader(NamedTuple):
+    """Reads a slot with the interface of `checkpoint_files.ShardReader`."""
 
-
-class _SlotReader:
-    """Reads a slot as `checkpoint_files.ShardReader` reads a file."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-
-    def __enter__(self) -> _SlotReader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+    memory: mmap.mmap
 
     def verified(
-        self, what: str, at: int, nbytes: int, sha256: str, into: memoryview | None = None, progress: Any = None
+        self, name: str, offset: int, nbytes: int, sha256: str, out: memoryview | None = None, progress: Any = None
     ) -> None:
-        if into is not None:
-            into[:] = memoryview(self._memory)[at : at + nbytes]
+        if out is not None:
+            out[:] = memoryview(self.memory)[offset : offset + nbytes]
 
 
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """Bytes that each control group (version 2) leaves to this process, files that it could forget counted as free."""
+    """The memory in bytes that each control group (version 2) has left. The file cache counts as free."""
     folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
     for group in (folder, *folder.parents):
         try:
             limit, used, about = ((group / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
             yield int(limit) - int(used) + int(dict(line.split() for line in about.splitlines())["inactive_file"])
-        except (OSError, ValueError):  # no such group, or no limit: "max"
+        except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
 
 
 def offered() -> bool:
-    """Whether the launcher has memory for the ranks of this world."""
+    """Whether the launcher holds memory for the ranks of this world."""
     return bool(os.environ.get(world.STATE_MEMORY)) and world.supervised() and joined() is not None
 
 
 def take(owner: str, rank: int, size: int) -> StateMemory:
-    """The memory that is offered, for the Checkpointer of that folder. Raises: OSError as `StateMemory` does."""
+    """The launcher's memory, for the Checkpointer of the folder `owner`. Raises: OSError as `StateMemory` does."""
     world_comm = joined()
     assert world_comm is not None
     start = int(os.environ.get(world.ATTEMPT, "0"))

@@ -1,17 +1,16 @@
-"""Where checkpoints are kept: written by all ranks side by side, and visible to all of them or to none.
+"""A folder of checkpoints. All ranks write a checkpoint together, and it exists only once all of it is on the disk.
 
-A save goes through three stages, after each of which all ranks know how each of them did:
+A save has three stages. After each, all ranks know whether it has succeeded on every rank:
 
     1  rank 0 makes a folder with a temporary name
-    2  every rank writes its file there, to the disk, and says what is in it
-    3  rank 0 writes the manifest, to the disk, and renames the folder: from here on there is a checkpoint
+    2  every rank writes its file there, syncs it to the disk, and describes its contents
+    3  rank 0 writes the manifest, syncs it, and renames the folder: now the checkpoint exists
 
-A job that is killed before the third is done leaves a folder that is not taken for a checkpoint, and that the next save
-removes.
+A job that is killed before the end of stage 3 leaves a folder with a temporary name, which the next save removes.
 
-At a URL nothing can be renamed. There the folder has its name from the start, and is a checkpoint once its manifest is
-written. One that a killed job has left without is removed by the next save of that step, or when it is older than the
-checkpoints that are kept."""
+At a URL nothing can be renamed. There the folder has its final name from the start, and is a checkpoint once its
+manifest exists. If a killed job leaves a folder without a manifest, it is removed by the next save of that step, or
+together with the checkpoints of its age."""
 
 from __future__ import annotations
 
@@ -30,21 +29,18 @@ from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint import remote_files, saved
 from ddp.checkpoint.agreement import Agreement, describing_os_errors, reason
-from ddp.checkpoint.checkpoint_files import Array
+from ddp.checkpoint.checkpoint_files import Array, PieceRange
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_content, wait_until
 from ddp.checkpoint.remote_files import is_url
 from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA
 
-#: (start, stop, shape): elements start to stop of a tensor of that shape, in C order
-PieceRange = tuple[int, int, tuple[int, ...]]
-
 _log = logging.getLogger("ddp.checkpoint")
 
 
 def check_tensors(tensors: Mapping[str, Any], pieces: Mapping[str, PieceRange]) -> None:
-    """Raises: CheckpointError for what cannot be written."""
+    """Raises: CheckpointError for a name, array or piece that a checkpoint cannot hold."""
     for name, array in tensors.items():
         if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
             raise CheckpointError(f"{name!r:.80} is no name for a tensor")
@@ -54,29 +50,28 @@ def check_tensors(tensors: Mapping[str, Any], pieces: Mapping[str, PieceRange]) 
     for name, (start, stop, shape) in pieces.items():
         array = tensors.get(name)
         if array is None or not 0 <= start <= stop <= math.prod(shape) or array.shape != (stop - start,):
-            has = "no array" if array is None else f"an array of shape {array.shape}"
-            raise CheckpointError(f"{name}: {has} is not elements {start} to {stop} of {tuple(shape)}")
+            given = "no array" if array is None else f"an array of shape {array.shape}"
+            raise CheckpointError(f"{name}: {given} is not elements {start} to {stop} of {tuple(shape)}")
 
 
-def plain(where: str, value: Any) -> Any:
-    """A copy of a JSON value, with NaN and infinities. Raises: CheckpointError for what is not JSON."""
+def copy_json(name: str, value: Any) -> Any:
+    """A copy of a JSON value, NaN and infinities included. Raises: CheckpointError, with `name`, for other values."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {error}") from None
+        raise CheckpointError(f"{name}: {error}") from None
 
 
 class Store:
-    """The checkpoints in a folder, as one of the ranks that write them sees it.
+    """One rank's access to a folder of checkpoints. Collective, as is every method but `close`.
 
-    folder: made if there is none; all ranks must see the same one. Or a URL of fsspec, "s3://bucket/run", in which a
-        checkpoint exists once its manifest does, and which nothing locks: let one job alone save there
-    comm: a communicator; collective, as every method but `close` is. Calls are made on a duplicate of it, from any one
-        thread of each rank
-    keep: how many whole checkpoints are left when another has been written, at least 1; None: all
+    folder: is made if it does not exist; all ranks must see the same one. Or a URL of fsspec, "s3://bucket/run", which
+        cannot be locked: only one job may save there
+    comm: the ranks' communicator. Calls go over a duplicate of it; one thread of each rank at a time may make them
+    keep: how many undamaged checkpoints are kept when another has been written, at least 1; None: all
 
-    Raises: CheckpointError on every rank if ranks see different folders, if another job uses it, or if it cannot be
-    written; ArgumentError for a `keep` that is none, or an empty name.
+    Raises: CheckpointError on every rank if ranks see different folders, another job uses the folder, or it cannot be
+    written to; ArgumentError for an invalid `keep` or an empty name.
     """
 
     def __init__(self, folder: str | os.PathLike[str], comm: Communicator, keep: int | None = 3) -> None:
@@ -99,7 +94,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Lets another job use the folder. May be called repeatedly."""
+        """Unlocks the folder, so that another job can use it. May be called repeatedly."""
         self._lock.close()
         self.ranks.close()
 
@@ -112,21 +107,23 @@ class Store:
         pieces: Mapping[str, PieceRange] | None = None,
         ready: Callable[[], bool] = lambda: True,
     ) -> Path | str | None:
-        """Writes a checkpoint, and returns its folder when it exists for all ranks.
+        """Writes a checkpoint. Returns its folder, once it exists for all ranks.
 
-        step: the same on all ranks; tensors: what this rank writes, NumPy arrays by names that no other rank uses
-        state, own_state: JSON values; of the first, rank 0's is kept, of the second everybody's
+        step: the same on all ranks; tensors: what this rank writes: NumPy arrays, by names that no other rank uses
+        state, own_state: JSON values. The state of rank 0 is saved, and the own_state of every rank
         pieces: (start, stop, shape) of those of `tensors` that are one-dimensional pieces: elements start to stop, in C
-            order, of a tensor of that shape, whose other pieces other ranks write under the same name
-        ready: called first; where it returns False on one rank nothing is written, and all return None
+            order, of a tensor of that shape. Other ranks write its other pieces under the same name
+        ready: called first; if it returns False on any rank, nothing is written and all ranks return None
 
-        The arrays must not be changed meanwhile. Afterwards the oldest checkpoints beyond `keep` are removed.
+        The arrays must not be changed before it returns. It ends by removing the oldest checkpoints beyond `keep`.
 
-        Raises: CheckpointError on every rank, and then what was there before is untouched and nothing else is there;
-        PeerLeft and its kin if a rank is gone.
+        Raises: CheckpointError on every rank; then the folder is as before. PeerLeft or a related error if a rank has
+        ended.
         """
         failed = f"the checkpoint of step {step} was not saved, those before are as they were"
-        rank, run, pieces = self.ranks.rank, self.ranks.run, pieces or {}
+        rank = self.ranks.rank
+        run = self.ranks.run
+        pieces = pieces or {}
         unfinished = path = ""
 
         def prepare() -> tuple[bool, int, str, Any, Any]:
@@ -136,10 +133,11 @@ class Store:
             if type(step) is not int or not 0 <= step < saved.MOST_STEPS:
                 raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
             check_tensors(tensors, pieces)
-            shared, own = plain("state", None if rank else state), plain("own_state", own_state)
+            state_copy = copy_json("state", None if rank else state)
+            own_copy = copy_json("own_state", own_state)
             if rank == 0:
                 unfinished, path = self._make_folder(step)
-            return True, step, unfinished, shared, own
+            return True, step, unfinished, state_copy, own_copy
 
         def write_shard() -> tuple[files.ShardInfo, dict[str, files.TensorEntry]]:
             wait_until(lambda: is_url(folders[0]) or os.path.isdir(folders[0]))
@@ -152,14 +150,14 @@ class Store:
         def commit() -> str:
             nonlocal unfinished
             if rank == 0:
-                shards, entries = zip(*written, strict=True)
-                whole = files.assemble_tensors(entries)
-                self._commit(unfinished, path, files.Manifest(step, shards, whole, states[0], owns))
+                shards, tables = zip(*written, strict=True)
+                tensor_entries = files.assemble_tensors(tables)
+                self._commit(unfinished, path, files.Manifest(step, shards, tensor_entries, states[0], own_states))
                 unfinished = ""
             return path
 
         try:
-            all_ready, steps, folders, states, owns = zip(*run(failed, prepare), strict=True)
+            all_ready, steps, folders, states, own_states = zip(*run(failed, prepare), strict=True)
             if not all(all_ready):
                 _remove(unfinished)
                 return None
@@ -175,65 +173,66 @@ class Store:
         return saved.as_path(path)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint, whole or not, -1 if there is none. Raises: CheckpointError as `newest`."""
+        """The step of the newest checkpoint, damaged or not; -1 if there is none. Raises: see `newest`."""
 
-        def look() -> int:
+        def read_step() -> int:
             with describing_os_errors("reading", self._folder):
-                names = saved.newest_first(saved.names_in(self._folder))
+                names = saved.newest_first(saved.committed_names(self._folder))
             return next((order[1] for order in map(saved.folder_order, names) if order is not None), -1)
 
-        return self.ranks.run(f"{self.folder} cannot be loaded", look)[0]
+        return self.ranks.run(f"{self.folder} cannot be loaded", read_step)[0]
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint of which every byte is as it was written, None if there is none.
+        """The newest checkpoint of which every byte is as it was written; None if there is no checkpoint.
 
-        Others are named in a warning of rank 0, with the reason, and passed over. Ranks share the reading.
+        Rank 0 warns of newer ones that are damaged. Ranks share the reading.
 
-        Raises: CheckpointError on every rank if the folder, or a file in it, cannot be read, which does not say that it
-        is damaged; or if there are checkpoints and none is whole: a job does not begin anew unless it is told to.
+        Raises: CheckpointError on every rank if all checkpoints are damaged (a job does not start over unless it is
+        told to), or if the folder or a file cannot be read, because it may be undamaged.
         """
         return saved.find(self.ranks, self._folder, required=False)
 
     def find(self, path: str | os.PathLike[str]) -> Saved:
-        """The checkpoint at a path, or the newest whole one in a folder of another run's; every byte is as written.
+        """The checkpoint at a path, or the newest undamaged one in another run's folder. Every byte of it is verified.
 
-        Raises: CheckpointError on every rank if there is none that is whole, or it cannot be read.
+        Raises: CheckpointError on every rank if there is no undamaged one, or it cannot be read.
         """
-        found = saved.find(self.ranks, path)
-        assert found is not None
-        return found
+        checkpoint = saved.find(self.ranks, path)
+        assert checkpoint is not None
+        return checkpoint
 
-    # -- on disk; what only rank 0 does
+    # -- called on rank 0 only
 
     def _make_folder(self, step: int) -> tuple[str, str]:
-        """A new folder with a temporary name, and the path that it is to have in the end; at a URL one path."""
+        """Makes a folder with a temporary name. Returns its path, and the path after the commit: at a URL the same."""
         with describing_os_errors("reading", self._folder):
-            names = saved.names_in(self._folder)
+            names = saved.committed_names(self._folder)
         if self._lock.exclusive:
-            for each in filter(saved.is_temporary, names):  # what saves and removals that were killed have left
-                left = os.path.join(self._folder, each)
+            for temporary in filter(saved.is_temporary, names):  # saves or removals that were killed left these
+                path = os.path.join(self._folder, temporary)
                 try:
-                    if _is_folder(left):
-                        files.remove_folder(left)
+                    if _is_folder(path):
+                        files.remove_folder(path)
                 except OSError as error:
-                    _log.warning("%s, which a save has left, cannot be removed: %s", left, error.strerror)
+                    _log.warning("%s, which a save has left, cannot be removed: %s", path, error.strerror)
         name = saved.next_name(step, names)
-        if is_url(self._folder):
-            path = os.path.join(self._folder, name)
+        path = os.path.join(self._folder, name)
+        if is_url(path):
             with describing_os_errors("making the folder", path):
-                files.remove_folder(path)  # what a save that was killed has left
+                files.remove_folder(path)  # a save that was killed may have left files there
                 remote_files.make_folder(path)
             return path, path
         unfinished = os.path.join(self._folder, saved.temporary_name(name))
         with describing_os_errors("making the folder", unfinished):
             os.mkdir(unfinished)
-        return unfinished, os.path.join(self._folder, name)
+        return unfinished, path
 
     def _commit(self, unfinished: str, path: str, manifest: files.Manifest) -> None:
-        """Writes the manifest, to the disk, and gives the folder its name, which it has already at a URL."""
+        """Writes the manifest, syncs it to the disk and renames the folder, except at a URL."""
         file = os.path.join(unfinished, files.MANIFEST_FILE)
         data = memoryview(files.encode_manifest(manifest))
-        if len(data) > (most := files.MOST_MANIFEST_BYTES):
+        most = files.MOST_MANIFEST_BYTES
+        if len(data) > most:
             raise CheckpointError(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
         with describing_os_errors("writing", file):
             files.write_file(file, [data])
@@ -246,34 +245,36 @@ class Store:
             with describing_os_errors("writing", self._folder):
                 files.sync_folder(self._folder)
         except CheckpointError:
-            _remove(path)  # it might be gone after a power failure, so it shall never have been there
+            _remove(path)  # a power failure could still undo the rename, so the save counts as failed
             raise
 
     def _remove_surplus(self, keep: int) -> None:
-        """Removes the checkpoints that are older than the `keep` newest whole ones, oldest first.
+        """Removes the checkpoints that are older than the `keep` newest complete ones, oldest first.
 
-        What cannot be removed is named in a warning: that there are too many of them is no reason to stop.
+        If one cannot be removed, a warning names it, and training goes on.
         """
         try:
-            kept, removed = 0, list[tuple[str, str]]()
+            kept = 0
+            surplus: list[str] = []
             for name in saved.newest_first(files.list_folder(self._folder)):
                 path = os.path.join(self._folder, name)
                 if not _is_folder(path):
-                    continue  # a link may lead anywhere: what is there is not ours to remove
+                    continue  # a symbolic link: its target is not ours to remove
                 if kept == keep:
-                    temporary = name if is_url(path) else saved.temporary_name(name)
-                    removed.insert(0, (path, os.path.join(self._folder, temporary)))
+                    surplus.insert(0, path)
                 else:
                     with suppress(files.DamagedCheckpoint):
                         saved.open_checkpoint(path)
                         kept += 1
-            for path, temporary in removed:
-                if path != temporary:
-                    os.rename(path, temporary)
-            if removed:
+            if not is_url(self._folder):
+                for index, path in enumerate(surplus):
+                    folder, name = os.path.split(path)
+                    surplus[index] = os.path.join(folder, saved.temporary_name(name))
+                    os.rename(path, surplus[index])
+            if surplus:
                 files.sync_folder(self._folder)
-            for _, temporary in removed:
-                files.remove_folder(temporary)
+            for path in surplus:
+                files.remove_folder(path)
         except OSError as error:
             _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, reason(error))
 
@@ -283,7 +284,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Removes a folder of a save that failed, if it can be removed; else the next save does."""
+    """Removes the folder of a failed save. If that fails, the next save removes it."""
     if path:
         with suppress(OSError):  # the error of the save says more
             files.remove_folder(path)

@@ -99,7 +99,8 @@ def plan_buckets(
         if kind in open_ and filled[kind] + nbytes[index] > limit:
             plan.append(open_.pop(kind))
         if kind not in open_:
-            open_[kind], filled[kind] = [], 0
+            open_[kind] = []
+            filled[kind] = 0
         open_[kind].append(index)
         filled[kind] += nbytes[index]
     # Open buckets are launched in the order in which their last gradients are complete.
@@ -127,7 +128,8 @@ class Plan:
         """A plan from the value of `state`. Raises: ParallelError for another value."""
         try:
             buckets = tuple(tuple(map(str, bucket)) for bucket in state["buckets"])
-            nbytes, origin = tuple(map(int, state["nbytes"])), str(state["from"])
+            nbytes = tuple(map(int, state["nbytes"]))
+            origin = str(state["from"])
         except (KeyError, TypeError, ValueError):
             raise ParallelError("plan: expected what `model.plan` or `model.plan.state()` gave") from None
         if len(nbytes) != len(buckets) or not all(buckets):
@@ -136,7 +138,8 @@ class Plan:
 
     def __str__(self) -> str:
         """A table, one line a bucket."""
-        count, total = len(self.buckets), sum(self.nbytes) / _MIB
+        count = len(self.buckets)
+        total = sum(self.nbytes) / _MIB
         lines = [f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"]
         lines.append(f"{'bucket':>6} {'MiB':>8} {'gradients':>9}  first ... last")
         for number, (names, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):

@@ -30,7 +30,8 @@ class Buckets:
 
     def describe(self, bucket: int) -> str:
         """The bucket's number and parameters, for an error message."""
-        names, members = self.names, self.members[bucket]
+        names = self.names
+        members = self.members[bucket]
         if len(members) <= 4:
             listed = ", ".join(names[index] for index in members)
         else:

@@ -38,7 +38,8 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Of each parameter and buffer, a text that must be the same on all ranks."""
     described = {}
     for number, (name, tensor) in enumerate(tensors):
-        array, grad = tensor.array, "" if tensor.requires_grad else " without grad"
+        array = tensor.array
+        grad = "" if tensor.requires_grad else " without grad"
         # CuPy's arrays are always writeable, and have no such flag.
         rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
         described[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
@@ -214,7 +215,8 @@ class ConsistencyCheck:
         checksum = NO_CHECKSUM
         if self._sums is not None:
             self._compared = to_device(self._sums, CPU)
-            checksum, self._sums = float(mix(self._compared.tolist())), None
+            checksum = float(mix(self._compared.tolist()))
+            self._sums = None
             self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:
             xp = self._tensors[0].device.xp

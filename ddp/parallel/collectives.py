@@ -1,13 +1,12 @@
-"""Collectives on tensors that autograd sees; see `ddp.parallel` for the convention of their gradients.
+"""Collectives with gradients, on tensors. `ddp.parallel` describes which gradients these are.
 
-Forward and backward are each one collective, so all ranks must run both. If a gradient is wanted on one rank only, the
-others must still take part in its backward. So ranks exchange whether their tensor requires grad, in one small
-message before the collective, and if any does, all record a node: the result requires grad on every rank. The message
-also carries the lengths along axis 0, which backward has to know. Under `no_grad` nothing is exchanged or recorded.
+Forward and backward are one collective each, so all ranks must run both, even if only one rank needs a gradient. So
+before the collective the ranks exchange in a small message whether their tensors require grad. If any does, all ranks
+record a node, and the result requires grad on all of them. The message also contains the lengths along axis 0, which
+backward needs. Under `no_grad` nothing is exchanged or recorded.
 
-The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, while
-DataParallel reduces buckets and the user's own calls may be in flight: on one communicator the three would come in
-another order on each rank.
+The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, at the same
+time as DataParallel's reductions and calls of the user. On one communicator their order would differ between ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import collectives
 from collectives import Communicator, ReduceOp
 from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
-from ddp._device import CPU, device
+from ddp._device import CPU
 from ddp._engine import CollectiveNode, Node, modes, no_grad
 from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
@@ -32,16 +31,16 @@ _duplicates: WeakKeyDictionary[Communicator, Communicator] = WeakKeyDictionary()
 
 
 def private_duplicate(comm: Communicator | None) -> Communicator:
-    """The duplicate of `comm` (None: `collectives.init()`) for these collectives; it is closed with it.
+    """The duplicate of `comm` (None: `collectives.init()`) for these collectives. It is closed together with `comm`.
 
-    Collective the first time that it is asked for.
+    The first call is collective.
     """
     comm = collectives.init() if comm is None else comm
-    found = _duplicates.get(comm)
-    if found is None:
-        found = _duplicates[comm] = comm.duplicate()
-        comm.registry.close_with(comm.key, found.queue)
-    return found
+    duplicate = _duplicates.get(comm)
+    if duplicate is None:
+        duplicate = _duplicates[comm] = comm.duplicate()
+        comm.registry.close_with(comm.key, duplicate.queue)
+    return duplicate
 
 
 Array = Any
@@ -49,10 +48,10 @@ Adjoint = Callable[[Tensor], Tensor]
 
 
 class CollectiveCall:
-    """One call of such a collective on this rank.
+    """One call of a collective on this rank. x: the tensor; optional: x may be None
 
-    comm: what it goes over, forward and backward; array: the tensor's; xp: the array module; recorded: all ranks
-    record a node
+    comm: the communicator of forward and backward; array: of the tensor; xp: the array module
+    recorded: whether all ranks record a node
     """
 
     def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
@@ -60,33 +59,34 @@ class CollectiveCall:
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         if x is not None:
             check_current(name, x)
-        self._name, self._x = name, x
-        self._where = device("cpu") if x is None else x.device
+        self._name = name
+        self._x = x
+        self._device = CPU if x is None else x.device
         self.recorded = False
         self.comm = private_duplicate(comm)
         self.array: Array = None if x is None else x.array
-        self.xp = self._where.xp
+        self.xp = self._device.xp
 
     def agree(self, *numbers: int, root: int | None = None) -> list[list[int]] | None:
-        """Finds out whether any rank wants a gradient, or with a root, whether that one does.
+        """Sets `recorded` on all ranks: whether any rank's tensor requires grad, or with a root, whether that one does.
 
-        Collective, but for ranks under `no_grad`. numbers: as many on every rank
+        Collective, except under `no_grad`. numbers: are sent along, as many on every rank
         Returns: the numbers of each rank, in rank order; None under `no_grad`
         """
         if not modes.state.enabled:
             return None
-        mine = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
-        table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
+        row = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
+        table = self.comm.all_gather(row, lengths="equal").reshape(self.comm.size, -1)
         self.recorded = bool(table[:, 0].any() if root is None else table[root, 0])
         return [row[1:] for row in table.tolist()]
 
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
-        """The tensor around `array`, with its place in the graph.
+        """Wraps the result in a tensor, and records its node.
 
-        adjoint: makes of the result's gradient that of the tensor. Collective; what it returns goes nowhere on ranks
-        whose tensor does not require grad. Under create_graph its steps are recorded.
+        adjoint: turns the gradient of the result into that of the tensor. Collective. On ranks whose tensor does not
+        require grad, its result is ignored. Under create_graph its ops are recorded
         """
-        result = wrap(array, self._where)
+        result = wrap(array, self._device)
         if self.recorded:
             op = _CollectiveBackward(self._name)
             zeros = result.new_zeros(()).expand(array.shape)
@@ -95,7 +95,7 @@ class CollectiveCall:
 
 
 class _CollectiveBackward:
-    """The op of one collective, as the engine sees it."""
+    """The op of one collective in the graph."""
 
     saves: tuple[str, ...] = ()
     into = False
@@ -109,25 +109,25 @@ class _CollectiveBackward:
 
     def backward(self, xp: Any, g: Array | None, needs: Sequence[bool], saved: Any, residual: Any) -> Sequence[Any]:
         adjoint, zeros = residual
-        # The ranks' gradients must be alike, whatever each rank's loss made of the result.
+        # The gradients of all ranks must have the dtype of the result, whatever dtype a rank's loss has.
         array = zeros.array if g is None else xp.asarray(g, zeros.dtype)
         with no_grad():
             dx = adjoint(wrap(array, zeros.device))
         return (dx.array if needs[0] else None,)
 
     def record_backward(self, node: Node, g: Tensor | None, needs: Sequence[bool]) -> Sequence[Tensor]:
-        """The gradient as a tensor: the next collective that all ranks record, also where it is not wanted."""
+        """The gradient as a tensor. All ranks record its collective, even if they do not need this gradient."""
         adjoint, zeros = node.residual
         return (adjoint(tied(node, zeros.array, g)),)
 
 
 def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
-    """What arrived at a collective's node, or zeros, made to depend on the node's own result, 0 times.
+    """The gradient of a collective's node, or zeros, plus 0 times the result of the node.
 
-    So a backward that reaches the next collective reaches this one, too, on every rank: also where the gradient does
-    not depend on the result, as of a loss that is linear on one rank and is not on another.
+    Because of this term, a backward from the gradient reaches this collective on every rank, even if the gradient does
+    not depend on the result, as on a rank whose loss is linear in it.
 
-    like: an array of the result's shape and dtype
+    like: an array with the shape and dtype of the result
     """
     result = wrap(like, CPU)
     result.edge = node
@@ -146,18 +146,20 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
     Raises: GraphError, on every rank, if x requires grad on one and op has no gradient; what `Communicator.all_reduce`
     raises.
     """
-    call, op = CollectiveCall("all_reduce", x, comm), ReduceOp.parse(op)
+    call = CollectiveCall("all_reduce", x, comm)
+    op = ReduceOp.parse(op)
     _agree(call, op)
     return call.result(call.comm.all_reduce(call.array, op), lambda g: all_reduce(g, op, comm))
 
 
 # y_root = sum over s of x_s, y_r = 0 elsewhere;  dx_s = g_root.  mean: both divided by the number of ranks
 def reduce(x: Tensor, op: ReduceOp | str = "sum", root: int = 0, comm: Communicator | None = None) -> Tensor:
-    """The reduction of all ranks' x, on the root; zeros on the others, so that each has something to go back from.
+    """The reduction of all ranks' x on the root, and zeros on the other ranks, so that each can call backward.
 
     x, op, Raises: as in `all_reduce`; Returns: (...), a new tensor
     """
-    call, op = CollectiveCall("reduce", x, comm), ReduceOp.parse(op)
+    call = CollectiveCall("reduce", x, comm)
+    op = ReduceOp.parse(op)
     _agree(call, op)
     total = call.comm.reduce(call.array, op, root)
     if total is None:
@@ -180,7 +182,8 @@ def reduce_scatter(
     Returns: (n_r, ...), a new tensor
     Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not fit.
     """
-    call, op = CollectiveCall("reduce_scatter", x, comm), ReduceOp.parse(op)
+    call = CollectiveCall("reduce_scatter", x, comm)
+    op = ReduceOp.parse(op)
     counts = row_counts("reduce_scatter", call.array, lengths, call.comm.size)
     _agree(call, op)
     part = call.comm.reduce_scatter(call.array, op, lengths=counts)
@@ -232,9 +235,9 @@ def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Ten
 def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, lengths: Lengths = None) -> Tensor:
     """All ranks' x joined along axis 0 in rank order, on the root; a tensor without rows on the others.
 
-    x: (n_r, ...); the n_r may differ, the rest and the dtype may not; 0-d tensors count as (1,)
-    lengths: the n_r, if every rank knows them; "equal" if all are x's own; None: they are exchanged first
-    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; a backward must begin from each
+    x: (n_r, ...); only the n_r may differ between ranks; 0-d tensors count as (1,)
+    lengths: all n_r, if every rank knows them; "equal": all ranks have as many rows; None: they are exchanged first
+    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere. Every rank must call backward from it
     Raises: what `Communicator.gather` raises.
     """
     call = CollectiveCall("gather", x, comm)
@@ -273,24 +276,25 @@ def scatter(
 ) -> Tensor:
     """The root's x split along axis 0, one part for each rank.
 
-    x: (n, ...) on the root; elsewhere a tensor on the device where the part shall be, its shape and values ignored,
-    or None for the CPU; lengths: the parts', read on the root only; None: as even as possible, longer parts first
+    x: (n, ...) on the root; elsewhere a tensor on the device of the result, whose shape and values do not matter, or
+    None for the CPU; lengths: of the parts, read on the root only; None: as even as possible, longer parts first
     Returns: (n_r, ...) of the root's dtype
     Raises: what `Communicator.scatter` raises; DtypeError if the root's x is no tensor.
     """
     call = CollectiveCall("scatter", x, comm, optional=True)
-    rank, size = call.comm.rank, call.comm.size
+    rank = call.comm.rank
+    size = call.comm.size
     if rank == root and x is None:
         raise DtypeError("scatter: expected a tensor on the root, got None")
-    mine = row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size
-    table = call.agree(*mine, root=root)
+    sent = row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size
+    table = call.agree(*sent, root=root)
     counts = None if table is None else table[root]
     part = call.comm.scatter(call.array, root, lengths=lengths if counts is None else counts)
     like = None if rank == root else x
 
     def adjoint(g: Tensor) -> Tensor:
         whole = gather(g, root, comm, lengths=counts)
-        return whole if like is None else whole.sum().expand(like.shape)  # of no rows: 0
+        return whole if like is None else whole.sum().expand(like.shape)  # off the root it has no rows: zeros
 
     return call.result(part, adjoint)
 
@@ -299,8 +303,8 @@ def scatter(
 def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence[int] | None = None) -> Tensor:
     """Every rank's x split along axis 0, one part for each rank; the received parts, joined in rank order.
 
-    x: (n_r, ...); the n_r may differ, the rest and the dtype may not; lengths: how many rows this rank sends to each;
-    None: as even as possible, longer parts first
+    x: (n_r, ...); only the n_r may differ between ranks; lengths: how many rows this rank sends to each rank; None: as
+    even as possible, longer parts first
     Returns: (m_r, ...), a new tensor
     Raises: ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.all_to_all` raises.
     """
@@ -313,6 +317,6 @@ def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence
 
 
 def _rows_of_all(call: CollectiveCall) -> list[int] | None:
-    """How many rows each rank brings, as far as backward may want to know."""
+    """How many rows each rank has; None under `no_grad`, where there is no backward that needs them."""
     table = call.agree(len(call.array) if call.array.ndim else 1)
     return None if table is None else [rows for (rows,) in table]

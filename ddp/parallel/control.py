@@ -49,6 +49,11 @@ class PendingRequests:
         """Records the requests of a message that has arrived."""
         self.received = [max(pair) for pair in zip(self.received, counts, strict=True)]
 
+    def clear(self, kind: int) -> None:
+        """Forgets this rank's request of a kind, and those received."""
+        self.mine[kind] = False
+        self.received[kind] = 0
+
 
 class ControlMessage:
     """The message of one model; one is in flight at a time.
@@ -145,7 +150,8 @@ class ControlMessage:
 
     def check_weights(self) -> None:
         """Raises: ParallelError, on every rank, if some ranks with data gave a weight and others did not."""
-        active, weighted = self._comm.size - int(self.array[_JOINED]), self.weighted_ranks()
+        active = self._comm.size - int(self.array[_JOINED])
+        weighted = self.weighted_ranks()
         if weighted not in (0, active):
             raise ParallelError(
                 f"rank {self._comm.rank} {self._part}; {weighted} of {active} ranks with data gave a weight: all of "

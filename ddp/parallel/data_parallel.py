@@ -1,7 +1,7 @@
-"""DataParallel: one model on every rank, its gradients averaged while backward is still running.
+"""DataParallel: one model on every rank, whose gradients are averaged while backward is still running.
 
-Here is what a user calls. The work is done by the `Reducer` (backward), the `BufferSync` (forward) and, where ranks
-make different numbers of steps, the `JoinContext`.
+This is the user's interface. The `Reducer` does the work of backward, the `BufferSync` that of forward, and the
+`JoinContext` lets ranks make different numbers of steps.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from ddp.parallel.stats import Stats
 class DataParallel(Module):
     """Wraps a module so that every backward leaves the mean gradient over all ranks in `param.grad`.
 
-    module: the same on every rank: rank 0's parameters and buffers are broadcast to all
-    comm: the ranks; None: `collectives.init()`. Reductions go over a duplicate of it.
-    bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from when gradients come and what the
-    wire costs. first_bucket_mb: MiB of the first bucket, small so that communication starts early
-    broadcast_buffers: before the first forward after a synchronized backward, buffers become rank 0's; False: each rank
-    keeps its own
+    module: of the same structure on every rank; parameters and buffers are broadcast from rank 0
+    comm: the ranks' communicator; None: `collectives.init()`. Reductions go over a duplicate of it
+    bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from measurements of backward and of the
+    network. first_bucket_mb: MiB of the first bucket, small so that communication starts early
+    broadcast_buffers: broadcast the buffers of rank 0 before the first forward after a synchronized backward; False:
+    each rank keeps its own
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
-    plan: buckets to keep, `model.plan` of an earlier run, or its state(). On 3 ranks or more it decides the last bits
-    check_every: after so many steps ranks compare their parameters, 0: never; check_finite: infinity and NaN in a
-    gradient are an error that names the rank; it costs a pass over the gradients and a small call
-    micro_batches: how many micro-batches a step has, on all ranks together, so that the number of ranks changes no bit;
-    None: one a rank. See below
-    ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which change nothing
+    plan: fixed buckets: `model.plan` of an earlier run, or its state(). On 3 or more ranks the last bits depend on it
+    check_every: compare the ranks' parameters after so many steps, 0: never; check_finite: infinity and NaN in a
+    gradient raise an error that names the rank, at the cost of a pass over the gradients and a small call
+    micro_batches: the number of micro-batches in a step, on all ranks together; then no bit depends on the number of
+    ranks, see below. None: each rank computes one batch
+    ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which have no effect
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. After
-    `loss.backward(create_graph=True)` these means have a graph, on the CPU and without a communication hook. Parameters
-    that a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen
-    and unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch;
-    state dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without
-    its wrapper. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's cell
-    runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
+    `loss.backward(create_graph=True)` these means have a graph, on the CPU and without a communication hook. Unused
+    parameters need no flag: the grad of a parameter that no rank has used is None. Parameters may be frozen and
+    unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
+    dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without its
+    wrapper. `close()` detaches the wrapper from the module. Wrapping a module or its wrapper again, as when a
+    notebook's cell runs twice, replaces the first wrapper: gradients are cleared, and using the first wrapper raises.
 
-    With `micro_batches=V` each forward and backward is of one micro-batch of a `DistributedSampler(dataset,
-    micro_batches=V)`, and this rank's last one in a step leaves the mean over all V; before it `accumulating` is True:
+    With `micro_batches=V` each forward and backward computes one micro-batch of a `DistributedSampler(dataset,
+    micro_batches=V)`. The last one of this rank in a step leaves the mean over all V; before it `accumulating` is True:
 
         for x, t in loader:
             F.cross_entropy(model(x), t).backward()
@@ -73,8 +73,8 @@ class DataParallel(Module):
     sums is in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, parameters of 16 bits, `join` and a
     CUDA graph raise ParallelError, and so does a forward that changes a buffer other than BatchNorm's.
 
-    Raises: ArgumentError for buckets of no size, and for fewer micro-batches than ranks; ParallelError if the ranks'
-    modules differ, there is no parameter that requires grad, or a parameter belongs to a wrapper of another module.
+    Raises: ArgumentError for a bucket size that is not above 0, and for fewer micro-batches than ranks; ParallelError
+    if the ranks' modules differ, no parameter requires grad, or a parameter belongs to a wrapper of another module.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -134,25 +134,34 @@ class DataParallel(Module):
                 **settings,
             },
         )
-        trainable = [(name, p) for name, p in module.named_parameters() if p.is_floating_point()]
-        if not any(p.requires_grad for _, p in trainable):
+        named = {name: p for name, p in module.named_parameters() if p.is_floating_point()}
+        names = list(named)
+        params = list(named.values())
+        if not any(p.requires_grad for p in params):
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
-        if len({p.device for _, p in trainable}) > 1:
+        if len({p.device for p in params}) > 1:
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
-        micro = None if micro_batches is None else self._micro_batches(micro_batches)
-        names, params = [name for name, _ in trainable], [p for _, p in trainable]
-        kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
-        trained = [p.requires_grad for p in params]
-        self.__dict__["comm_hook"] = comm_hook  # one that is a Module is not part of the model
+        self.__dict__["comm_hook"] = comm_hook  # not an attribute: a hook that is a Module is no part of the model
         self._hooked = None
         try:
-            planner = Planner(self.comm, names, nbytes, kinds, trained, cap=cap, first=first, pinned=pinned, xp=xp)
+            micro = None if micro_batches is None else MicroBatches(self.comm, module, micro_batches)
+            planner = Planner(
+                self.comm,
+                names,
+                [p.array.nbytes for p in params],
+                [p.dtype for p in params],
+                [p.requires_grad for p in params],
+                cap=cap,
+                first=first,
+                pinned=pinned,
+                xp=params[0].device.xp,
+            )
             if comm_hook is not None:
                 before = None if replaced is None else replaced._hooked
                 self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device, before)
-        except DdpError:  # a plan or a hook that does not fit
+        except DdpError:  # micro-batches, a plan or a hook that do not fit, on every rank
             self.comm.close()
             raise
         if replaced is not None:
@@ -169,32 +178,31 @@ class DataParallel(Module):
             self.reducer.set_exchange(self._hooked)
         self._parameters_check = ParameterCheck(module)
         self.buffer_sync = BufferSync(self.comm, module) if buffers and micro is None else None
-        self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
+        self.buffers_at = 0  # `reducer.steps` when the buffers were last broadcast; if it differs now, they are due
         self.reducer.before.append(self._before_backward)
         self.joining: join.JoinContext | None = None  # inside `join`
         self._closed: str | None = None  # why it cannot be used any more
 
     @property
     def plan(self) -> Plan:
-        """Which gradients are reduced together, in which order; prints as a table."""
+        """Which gradients are reduced together, and in which order. Printed as a table."""
         return self.reducer.planner.plan
 
     def plan_state(self) -> dict[str, Any]:
-        """What `load_plan_state` takes: the plan, how far planning has come, and whether buffers are due. JSON values.
+        """JSON values for `load_plan_state`: the plan, the progress of planning, and whether buffers are due.
 
-        `plan.state()` alone pins a plan for a new run; this is for going on with one.
+        To continue a run. For a new run with a fixed plan, `plan.state()` is enough.
         """
         self.check_open()
         state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
         return state if self.micro_batches is None else {**state, "micro_batches": self.micro_batches.state()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Reduces as the model that this state is of would have gone on to: the same sums, to the last bit. Collective.
+        """Continues with the plan in this state, so that sums are equal to the last bit. Collective.
 
-        Between steps: gradients that are there move along, as with every plan.
+        It is called between steps. Gradients are kept, as with every change of plan.
 
-        Raises: ParallelError, on every rank that was given it, if the plan is none of these parameters, or the state is
-        of another number of micro-batches.
+        Raises: ParallelError if the plan does not fit the parameters, or the state has another number of micro-batches.
         """
         self.check_open()
         if self.micro_batches is not None:
@@ -206,7 +214,7 @@ class DataParallel(Module):
         self.buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
 
     def close(self) -> None:
-        """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
+        """Detaches the wrapper: the module's backward is local again, and it may be wrapped again. Gradients stay."""
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
         if self._hooked is not None:
@@ -214,39 +222,41 @@ class DataParallel(Module):
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns. In training it is preceded by the buffers' call, where they are due.
+        """Runs the module. In training it first broadcasts buffers, if they are due.
 
-        Raises: ParallelError if the module has other parameters than when it was wrapped, or was given back.
+        Raises: ParallelError if the parameters of the module have changed since it was wrapped, or after `close`.
         """
         self.check_open()
         self._parameters_check.check()
         begun = monotonic_ns()
-        # A checkpointed region runs again inside backward: there the buffers are what they were.
-        if self.buffer_sync is not None and not self.reducer.running:
+        recomputing = self.reducer.running  # a checkpointed region runs again inside backward, with the same buffers
+        recording = self.training and modes.state.enabled
+        if self.buffer_sync is not None and not recomputing:
             if capturing.now is not None:
-                at = self.buffers_at
-                capturing.now.guard_value(self._buffers_due)  # whether the graph has the buffers' call
-                capturing.now.undo(lambda: setattr(self, "buffers_at", at))
-            if self._buffers_due() and self.training and modes.state.enabled:
+                buffers_at = self.buffers_at
+                capturing.now.guard_value(self._buffers_due)  # the graph contains the broadcast or does not
+                capturing.now.undo(lambda: setattr(self, "buffers_at", buffers_at))
+            if recording and self._buffers_due():
                 self._sync_buffers(self._announce(join.FORWARD))
             self.buffer_sync.take()
-        if self.micro_batches is not None and self.training and modes.state.enabled and not self.reducer.running:
+        if self.micro_batches is not None and recording and not recomputing:
             result = self.micro_batches.forward(lambda: self.module(*args, **kwargs))
         else:
             result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
-        if self.training and self.reducer.sync and not self.reducer.running and self.comm.size > 1:
+        if self.training and self.reducer.sync and not recomputing and self.comm.size > 1:
             self.reducer.skipped.add_forward(result)
         return result
 
     def backward(self, loss_sum: Tensor, weight: float) -> None:
-        """Backward of a sum over `weight` samples (or tokens); gradients become sum of gradients / sum of weights.
+        """Backward of a sum over `weight` samples (or tokens). Gradients become sum of gradients / sum of weights.
 
-        loss_sum: (), the sum of the losses on this rank, not their mean
-        weight: how many they are, 0 for an empty batch; weights add up over `no_sync()`
+        loss_sum: (), the sum of the losses on this rank, not their mean. If no parameter was used for it, this rank
+        contributes zeros
+        weight: the number of samples, 0 for an empty batch; weights add up over `no_sync()`
 
-        Raises: ParallelError if gradients of an earlier synchronized backward are still there, if other ranks call
-        `loss.backward()` instead, or if the weight is negative. A loss that reaches no parameter takes part with zeros.
+        Raises: ParallelError if there still are gradients of an earlier synchronized backward, if other ranks call
+        `loss.backward()` instead, or if the weight is negative.
         """
         self.check_open()
         if not isinstance(loss_sum, Tensor):
@@ -257,19 +267,20 @@ class DataParallel(Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients add up on this rank alone; the next backward outside reduces them with its own.
+        """A context in which gradients add up on this rank only. The next backward outside of it reduces them as well.
 
-        What counts is where `backward` is called; forward may be inside or outside.
+        It applies to calls of `backward` inside; their forward may be inside or outside.
         """
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        previous = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
         try:
             yield
         finally:
-            self.reducer.sync = before
+            self.reducer.sync = previous
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether a backward reduces gradients: False has the effect of `no_sync()`, until it is True again."""
+        """Whether a backward reduces gradients. False has the effect of `no_sync()`."""
         return self.reducer.sync
 
     @require_backward_grad_sync.setter
@@ -286,18 +297,20 @@ class DataParallel(Module):
         *,
         optimizers: Iterable[Any] = (),
     ) -> Iterator[None]:
-        """Inside, ranks may make different numbers of steps: those out of data take part in the others' with zeros.
+        """A context in which ranks may make different numbers of steps. Ranks out of data contribute zero gradients.
 
-        All ranks enter and leave together; afterwards all have the model of the rank that made most steps.
-        divide_by_initial_world_size: a rank out of data counts as one with gradient zero in the mean of
-        `loss.backward()`; off: it does not count. With `model.backward(loss, weight=n)` its weight is 0 either way.
-        enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is out of data
-        optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
+        All ranks enter and leave together. At the end, the model of the rank with the most steps is broadcast.
+        divide_by_initial_world_size: True: in the mean of `loss.backward()` a rank out of data counts, with gradient
+        zero; False: it does not count. With `model.backward(loss, weight=n)` its weight is 0 in both cases
+        enable: False: the context has no effect
+        throw_on_early_termination: raise on all ranks when the first one is out of data
+        optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
-        Raises: ParallelError for a model with a ZeroOptimizer; EarlyStop, one of them, if that was asked for.
+        Raises: ParallelError for a model with a ZeroOptimizer; EarlyStop, a ParallelError, with
+        throw_on_early_termination.
         """
         self.check_open()
-        given = join.checked(optimizers)
+        checked_optimizers = join.checked(optimizers)
         if not enable or self.comm.size == 1:
             yield
             return
@@ -324,29 +337,29 @@ class DataParallel(Module):
         if self.buffer_sync is not None:
             self.buffer_sync.take()
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        join.take_over(self.comm, joining.source, tensors, given)
+        join.take_over(self.comm, joining.source, tensors, checked_optimizers)
         self.buffers_at = self.reducer.steps
 
     @property
     def accumulating(self) -> bool:
-        """Whether a later backward is to reduce gradients of `no_sync()`, or of this step's earlier micro-batches."""
+        """Whether there are gradients of `no_sync()`, or of earlier micro-batches, that a later backward reduces."""
         pending = self.micro_batches is not None and self.micro_batches.pending
         return pending or self.reducer.gradients.accumulating
 
     def share_requests(self, requests: PendingRequests) -> None:
-        """Has the control messages carry these requests to stop or save; several models may share one object."""
+        """Sends these requests to stop or save with the control messages. Several models may share one object."""
         self.reducer.requests = requests
 
     def stats(self) -> Stats:
-        """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
+        """Statistics of the steps since the last `summary`: compute, communication, how much was hidden, late ranks."""
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:
-        """One line about the steps since the last summary, for the end of an epoch."""
+        """The statistics of the steps since the last summary in one line, for the end of an epoch."""
         return self.reducer.timeline.summary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
-        """A copy of the module, which is not wrapped: other ranks need not make one."""
+        """Copies the module, without a wrapper, so that other ranks need not make a copy."""
         return copy.deepcopy(self.module, memo)
 
     def __getstate__(self) -> object:
@@ -356,18 +369,19 @@ class DataParallel(Module):
         )
 
     def check_open(self) -> None:
+        """Raises: ParallelError after `close`."""
         if self._closed is not None:
             raise ParallelError(f"this DataParallel {self._closed}")
 
     def _wrapper_of(self, tensors: Iterable[tuple[str, Tensor]]) -> DataParallel | None:
-        """The wrapper of this module that is to be replaced, None if there is none.
+        """The existing wrapper of this module, None if there is none.
 
         Raises: ParallelError if a tensor belongs to a wrapper of another module, or that wrapper is in use.
         """
-        found: DataParallel | None = None
+        wrapper: DataParallel | None = None
         for name, tensor in tensors:
             owner = getattr(tensor.leaf.ready_hook, "owner", None)
-            if owner is None or owner is found:
+            if owner is None or owner is wrapper:
                 continue
             if owner.module is not self.module:
                 raise ParallelError(
@@ -377,24 +391,17 @@ class DataParallel(Module):
                 )
             if owner.reducer.running or owner.joining is not None:
                 raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
-            found = owner
-        return found
-
-    def _micro_batches(self, count: int) -> MicroBatches:
-        try:
-            return MicroBatches(self.comm, self.module, count)
-        except DdpError:  # on every rank alike
-            self.comm.close()
-            raise
+            wrapper = owner
+        return wrapper
 
     def _before_backward(self) -> None:
-        """Before a synchronized backward launches anything."""
-        if self._buffers_due():  # this rank made no forward, as with an empty batch; the others wait for it
+        """Called before a synchronized backward launches anything."""
+        if self._buffers_due():  # the other ranks had a forward and wait; this one had none, as for an empty batch
             self._sync_buffers(self._announce(join.FORWARD))
         self._announce(join.BACKWARD)
 
     def _announce(self, kind: str) -> int:
-        """Inside `join`, tells ranks without data what follows. Returns the lowest rank that still has data."""
+        """Inside `join`, tells ranks without data which call follows. Returns the lowest rank that still has data."""
         if self.joining is None:
             return 0
         self.joining.announce(kind)
@@ -404,7 +411,7 @@ class DataParallel(Module):
         return self.buffer_sync is not None and self.buffers_at != self.reducer.steps
 
     def _sync_buffers(self, source: int) -> None:
-        """Has the ranks exchange buffers. source: the rank whose buffers count. Collective."""
+        """Broadcasts the buffers of rank `source`. Collective."""
         self.buffers_at = self.reducer.steps
         if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):

@@ -1,4 +1,4 @@
-"""Puts the context of a collective before its error: the step, the bucket, its parameters."""
+"""Adds the context of a collective to the message of its error: the step, the bucket, the parameters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collectives.errors import CollectivesError
 
 @contextlib.contextmanager
 def error_context(what: str) -> Iterator[None]:
-    """Puts `what` before the message of a CollectivesError raised inside; its type stays."""
+    """Puts `what` before the message of a CollectivesError in the block. The type of the error stays."""
     try:
         yield
     except CollectivesError as error:
-        # A fresh exception: the one instance may be raised at several places.
+        # A new exception, because the same instance may be raised at several places.
         raise type(error)(f"{what}: {error}") from error.__cause__

@@ -23,7 +23,8 @@ _current = threading.local()
 @contextlib.contextmanager
 def backward_weight(weight: float) -> Iterator[None]:
     """Gives the backwards of this thread a weight while the context lasts."""
-    before, _current.weight = getattr(_current, "weight", None), weight
+    before = getattr(_current, "weight", None)
+    _current.weight = weight
     try:
         yield
     finally:
@@ -71,7 +72,8 @@ class GradientState:
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
         self.weights = WeightSum()
         self.excluded: set[int] = set()  # in this backward
-        self._leaves, self.tensors = leaves, tensors
+        self._leaves = leaves
+        self.tensors = tensors
         # Whether the grad_buffer holds a mean over ranks, to which no backward has added since.
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
@@ -88,7 +90,8 @@ class GradientState:
 
     def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:
         """Returns to the state of a snapshot."""
-        self.weights, self._reduced = snapshot[0], list(snapshot[1])
+        self.weights = snapshot[0]
+        self._reduced = list(snapshot[1])
 
     def begin(self, reached: set[int]) -> None:
         """Called when a backward starts that will reach these parameters."""
@@ -132,4 +135,6 @@ class GradientState:
         """Called when a backward has ended. by_any: whether any rank had a gradient; then the mean is there now"""
         if by_any or index not in self.excluded:
             grad_buffer = self._leaves[index].grad_buffer
-            grad_buffer.full, grad_buffer.zeroed, self._reduced[index] = by_any, False, by_any
+            grad_buffer.full = by_any
+            grad_buffer.zeroed = False
+            self._reduced[index] = by_any

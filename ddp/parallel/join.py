@@ -57,7 +57,8 @@ class JoinContext:
         Returns: what the ranks do next; None if all have run out of data
         Raises: EarlyStop on every rank, with `throw`, if one has run out of data.
         """
-        size, rank = self._comm.size, self._comm.rank
+        size = self._comm.size
+        rank = self._comm.rank
         message = np.zeros(len(_KINDS) + size)
         if mine is not None:
             message[_KINDS.index(mine)] = message[len(_KINDS) + rank] = 1

@@ -1,27 +1,26 @@
-"""Bits that do not depend on the number of ranks: a step is V micro-batches, whichever rank computes them.
+"""Training whose results do not depend on the number of ranks, to the last bit: a step consists of V micro-batches.
 
-Who computes what. Rank r of n computes a contiguous share of the V micro-batches, for any n from 1 to V; the first
-V % n ranks have one more than the others. What depends on a rank elsewhere depends on a micro-batch here.
+Work. Rank r of n computes a contiguous share of the V micro-batches, for any n from 1 to V. The first V % n ranks
+compute one more than the others. Everything that otherwise depends on the rank depends on the micro-batch instead.
 
-The order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: those of 2k and 2k + 1
-first, then blocks of two, of four and so on; where V is no power of two, a block without a neighbour goes up as it is.
-A rank adds up its own blocks as micro-batches come, so that no more than log2(V) sums, rounded up, are kept beside the
-gradient (where V is above 48 and the shares begin badly, one or two more):
+Order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: first 2k and 2k + 1, then
+blocks of two, of four and so on. If V is not a power of two, a block without a neighbour joins a higher level. A rank
+adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded up, beside the gradient (up to two
+more if V is above 48, depending on where its share begins):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
-    what they bring     (0 + 1), 2             3, (4 + 5)             (6 + 7)
-    what all have       ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
+    sums of each rank   (0 + 1), 2             3, (4 + 5)             (6 + 7)
+    the result          ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-What ranks exchange. In the backward of a rank's last micro-batch each bucket that is full is added to that rank's own
-blocks as far as they are neighbours. What is left goes by all-to-all, each rank's part of the bucket to that rank; it
-adds the blocks in the tree's order, scales the sum, and an all-gather brings the parts together. Where each rank has
-one block and these are as long, that is `all_reduce(order="tree")`: the bandwidth of a ring, and in the shared memory
-of a node nothing more than a reduction. Buckets go through these rounds in the order of a pipeline (see
-`comm_hooks.hook_exchange`), while backward is still running.
+Exchange. In the backward of a rank's last micro-batch, each full bucket is added to the rank's neighbouring blocks. An
+all-to-all then sends each rank its part of the remaining blocks. It adds them in the order of the tree and scales the
+sum, and an all-gather joins the parts. If each rank has one block and all blocks are equally long, this is
+`all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Buckets go through
+these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
 
-Draws, and running statistics. Random numbers are seeded by step and micro-batch. Batch norm normalizes by a
-micro-batch's statistics; they are kept until the step ends, exchanged, and every rank moves its running statistics by
-all of them, in the micro-batches' order.
+Random numbers are seeded by step and micro-batch. Batch norm normalizes by the statistics of one micro-batch. At the
+end of a step the ranks exchange these statistics, and each updates its running statistics by all of them, in the order
+of the micro-batches.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,20 +60,20 @@ def share(micro_batches: int, rank: int, size: int) -> range:
     """
     if micro_batches < size:
         raise ArgumentError(f"micro_batches={micro_batches} on {size} ranks: each rank computes at least one")
-    each, more = divmod(micro_batches, size)
-    first = rank * each + min(rank, more)
-    return range(first, first + each + (rank < more))
+    count, remainder = divmod(micro_batches, size)
+    first = rank * count + min(rank, remainder)
+    return range(first, first + count + (rank < remainder))
 
 
 class Subtree(NamedTuple):
-    """The sum of the micro-batches `start` to `start + length - 1`, a subtree of the tree."""
+    """The sum of the micro-batches `start` to `start + length - 1`, which form a subtree of the tree."""
 
     start: int
     length: int
     total: Any
 
     def joins(self, following: Subtree) -> bool:
-        """Whether the tree adds these two to each other."""
+        """Whether the tree adds these two subtrees."""
         return self.length == following.length and self.start % (2 * self.length) == 0
 
     def add(self, following: Subtree, add: Callable[[Any, Any], Any]) -> Subtree:
@@ -83,7 +82,7 @@ class Subtree(NamedTuple):
 
 
 def blocks(micro_batches: range) -> list[tuple[int, int]]:
-    """(start, length) of the subtrees that a share consists of. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
+    """(start, length) of the largest subtrees in a share. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
     stack: list[Subtree] = []
     for number in micro_batches:
         last = Subtree(number, 1, None)
@@ -94,11 +93,12 @@ def blocks(micro_batches: range) -> list[tuple[int, int]]:
 
 
 def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
-    """The sum of blocks that together are a subtree, or the tree, in its order. add: of a block and the following"""
+    """Adds the totals of adjacent blocks, which together are a subtree or the tree, in the tree's order."""
     totals = {part.start: part.total for part in parts}
-    first, last = parts[0].start, parts[-1]
+    first = parts[0].start
+    last = parts[-1]
     for left, right in tree(last.start + last.length - first, first):
-        if right in totals:  # else both are in one block
+        if right in totals:  # otherwise both are in one block
             totals[left] = add(totals[left], totals[right])
     return totals[first]
 
@@ -106,83 +106,85 @@ def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
 class TreeExchange(HookExchange):
     """Adds the gradients of all ranks' micro-batches in the tree's order, and keeps this rank's partial sums.
 
-    names: of all parameters that the control message speaks of; where: their device; count: micro-batches of a step
+    names: of all parameters in the control message; target: their device; count: micro-batches in a step
     """
 
     joinable = False  # a rank that is out of data has no micro-batch
 
-    def __init__(self, comm: Communicator, names: Sequence[str], where: device, count: int) -> None:
-        super().__init__(self.sum_in_tree_order, comm, names, where)
-        self._xp = where.xp
-        self._blocks = [blocks(share(count, rank, comm.size)) for rank in range(comm.size)]
-        # Each rank has one block, all are as long but the last: the tree over them is that over ranks.
+    def __init__(self, comm: Communicator, names: Sequence[str], target: device, count: int) -> None:
+        super().__init__(self.sum_in_tree_order, comm, names, target)
+        self._xp = target.xp
+        shares = [share(count, rank, comm.size) for rank in range(comm.size)]
+        self._blocks = [blocks(numbers) for numbers in shares]
+        # If each rank has one block, all as long as the first or shorter at the end, this is the tree over the ranks.
         length = self._blocks[0][0][1]
-        self._by_rank = all(len(each) == 1 and each[0][0] == rank * length for rank, each in enumerate(self._blocks))
-        self._last = share(count, comm.rank, comm.size)[-1]
-        self._kept: list[list[Subtree]] = []  # by bucket: partial sums of this rank, in order
-        self._free: list[list[Array]] = []  # by bucket: memory for these
+        self._by_rank = all(own[1:] == [] and own[0][0] == rank * length for rank, own in enumerate(self._blocks))
+        self._last = shares[comm.rank][-1]
+        self._sums: list[list[Subtree]] = []  # by bucket: partial sums of this rank, in order
+        self._free: list[list[Array]] = []  # by bucket: memory for partial sums
 
     def set_buckets(self, buckets: Buckets) -> None:
         super().set_buckets(buckets)
-        assert not any(self._kept), "the plan changes between steps"
-        self._kept, self._free = [[] for _ in buckets.members], [[] for _ in buckets.members]
+        assert not any(self._sums), "the plan changes between steps"
+        self._sums = [[] for _ in buckets.members]
+        self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Adds the kept sums to the micro-batch in the bucket, as far as the tree does; their memory is free then."""
-        buffer, kept = self._buckets.memory.buffers[bucket], self._kept[bucket]
-        block = Subtree(number, 1, buffer)
-        while kept and kept[-1].joins(block):
-            self._free[bucket].append(kept[-1].total)
-            block = kept.pop().add(block, self._add)
+        """Adds the kept sums that the tree adds to this micro-batch to the bucket, and frees their memory."""
+        sums = self._sums[bucket]
+        block = Subtree(number, 1, self._buckets.memory.buffers[bucket])
+        while sums and sums[-1].joins(block):
+            self._free[bucket].append(sums[-1].total)
+            block = sums.pop().add(block, self._add)
         return block
 
     def keep(self, number: int) -> None:
-        """A micro-batch that is not this rank's last one is complete: its gradients leave the buckets."""
-        for bucket in range(len(self._kept)):
-            block, free = self.add(bucket, number), self._free[bucket]
+        """Called after a micro-batch that is not this rank's last one: copies its gradients out of the buckets."""
+        for bucket, free in enumerate(self._free):
+            block = self.add(bucket, number)
             memory = free.pop() if free else self._xp.empty_like(block.total)
             memory[...] = block.total
-            self._kept[bucket].append(block._replace(total=memory))
+            self._sums[bucket].append(block._replace(total=memory))
 
     def discard(self) -> None:
-        """Frees the partial sums: the step has ended, or is given up."""
-        for kept, free in zip(self._kept, self._free, strict=True):
-            free += [block.total for block in kept]
-            kept.clear()
+        """Frees the partial sums, after a step or a failure."""
+        for sums, free in zip(self._sums, self._free, strict=True):
+            free += [block.total for block in sums]
+            sums.clear()
 
     def launch(self, index: int) -> None:
         with np.errstate(all="ignore"):
-            self._kept[index].append(self.add(index, self._last))
+            self._sums[index].append(self.add(index, self._last))
         super().launch(index)
 
     def finish(self) -> None:
         super().finish()
-        for kept in self._kept:
-            kept.pop()  # the bucket itself
+        for sums in self._sums:
+            sums.pop()  # its memory is the bucket
         self.discard()
 
     def sum_in_tree_order(self, bucket: GradBucket) -> Steps:
-        """Makes of the ranks' blocks of a bucket the scaled sum of all micro-batches."""
-        buffer, comm = bucket.buffer, self._comm
-        kept = self._kept[bucket.index]
-        counts = [len(each) for each in self._blocks]
+        """Replaces this rank's gradients in a bucket by the scaled sum of all ranks' micro-batches."""
+        buffer = bucket.buffer
+        comm = self._comm
+        sums = self._sums[bucket.index]
         if comm.size == 1:
-            tree_sum(kept, self._add)
+            tree_sum(sums, self._add)
             self._xp.multiply(buffer, bucket.scale, out=buffer)
         elif self._by_rank:
             yield comm.all_reduce(buffer, ReduceOp.SUM, scale=bucket.scale, order="tree", out=buffer, async_op=True)
         else:
             ends = [len(buffer) * rank // comm.size for rank in range(comm.size + 1)]
-            lengths = [stop - start for start, stop in itertools.pairwise(ends)]
+            ranges = list(itertools.pairwise(ends))
+            lengths = [stop - start for start, stop in ranges]
             sent = buffer
-            if len(kept) > 1:
-                ranges = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-                sent = self._xp.concatenate([block.total[part] for part in ranges for block in kept])
-            table = [[count * length for length in lengths] for count in counts]
+            if len(sums) > 1:
+                sent = self._xp.concatenate([block.total[start:stop] for start, stop in ranges for block in sums])
+            table = [[len(own) * length for length in lengths] for own in self._blocks]
             received = yield comm.all_to_all(sent, lengths=table, async_op=True)
-            parts = received.reshape(sum(counts), lengths[comm.rank])
-            numbers = itertools.chain.from_iterable(self._blocks)
-            total = tree_sum([Subtree(*number, part) for number, part in zip(numbers, parts, strict=True)], self._add)
+            all_blocks = list(itertools.chain.from_iterable(self._blocks))
+            parts = received.reshape(len(all_blocks), lengths[comm.rank])
+            total = tree_sum([Subtree(*block, part) for block, part in zip(all_blocks, parts, strict=True)], self._add)
             self._xp.multiply(total, bucket.scale, out=total)
             yield comm.all_gather(total, lengths=lengths, out=buffer, async_op=True)
 
@@ -191,57 +193,61 @@ class TreeExchange(HookExchange):
 
 
 class _Latest(threading.local):
-    """The progress that was made last in this thread."""
+    """This thread's MicroBatches that was made last."""
 
-    progress: Callable[[], MicroBatches | None] | None = None
+    reference: Callable[[], MicroBatches | None] = staticmethod(lambda: None)
 
 
 _latest = _Latest()
 
 
 def begin_micro_batch(first: bool) -> None:
-    """Seeds this thread's random numbers for the next micro-batch of the model that was wrapped last in it, if any.
+    """Seeds this thread's random numbers for the next micro-batch of the model that it wrapped last, if any.
 
-    A DataLoader calls it as it hands out a micro-batch, so that draws since the last one change nothing in it.
-    first: it is the first one of a step
+    A DataLoader calls it before it returns a micro-batch, so that random numbers drawn since the last one do not change
+    it. first: whether it is the first micro-batch of a step
 
-    Raises: ParallelError where the model is in the middle of a step then.
+    Raises: ParallelError if it is the first one, but the model is in the middle of a step.
     """
-    progress = None if _latest.progress is None else _latest.progress()
-    if progress is None:
+    micro_batches = _latest.reference()
+    if micro_batches is None:
         return
-    if first and progress.pending:
+    if first and micro_batches.pending:
         raise ParallelError(
-            f"a pass begins while the model is before micro-batch {progress.number} of its step: leave a loop over "
-            "micro-batches only where model.accumulating is False"
+            f"a pass begins while the model is before micro-batch {micro_batches.number} of its step: leave a loop "
+            "over micro-batches only where model.accumulating is False"
         )
-    progress.seed_draws()
+    micro_batches.seed_draws()
 
 
 class MicroBatches:
-    """Where this rank is in the micro-batches of a step, and what of them is still to be exchanged.
+    """This rank's progress through the micro-batches of a step.
 
-    module: the one that is trained; count: micro-batches of a step
-    own: those of this rank; number: the next one; step: steps that have ended
-    used: by number, the parameters that micro-batches of this step have used; weights: theirs, (count,) None: not given
+    module: is trained; count: micro-batches in a step
+    own: the micro-batches of this rank; number: of the next one; step: how many steps have ended
+    used: numbers of the parameters that this step's micro-batches have used; weights: of these micro-batches, None: not
+    given
 
-    Raises: ParallelError for what cannot be exact.
+    Raises: ParallelError for a module whose results would depend on the number of ranks.
     """
 
     def __init__(self, comm: Communicator, module: Module, count: int) -> None:
-        self.count, self.own = count, share(count, comm.rank, comm.size)
-        self.number, self.step = self.own[0], 0
+        self.count = count
+        self.own = share(count, comm.rank, comm.size)
+        self.number = self.own[0]
+        self.step = 0
         self.used: set[int] = set()
         self.weights: list[float | None] = []
         self.seed = int(comm.broadcast_object(_device.initial_seed(), root=0))
-        self._comm, self._module = comm, module
-        self._drawn = False  # the forward of this micro-batch has begun
-        _latest.progress = weakref.ref(self)
+        self._comm = comm
+        self._module = module
+        self._forward_seeded = False
+        _latest.reference = weakref.ref(self)
         self._records: RecordedStatistics = []
-        self._recorded = 0  # of earlier micro-batches
-        self._outer: RecordedStatistics | None = None
-        for name, each in module.named_modules():
-            if isinstance(each, SyncBatchNorm):
+        self._recorded = 0  # the number of records of earlier micro-batches
+        self._outer: RecordedStatistics | None = None  # the records before a backward
+        for name, layer in module.named_modules():
+            if isinstance(layer, SyncBatchNorm):
                 raise ParallelError(
                     f"micro_batches: {name or 'the module'} is a SyncBatchNorm, whose statistics depend on the number "
                     "of ranks: use BatchNorm, whose statistics are a micro-batch's"
@@ -261,20 +267,21 @@ class MicroBatches:
 
     @property
     def pending(self) -> bool:
-        """Whether some micro-batches of this rank are done, and others of the same step are not."""
+        """Whether this rank is between two micro-batches of a step."""
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """A backward begins: what it computes again moves no running statistics either."""
-        self._outer, deferred.records = deferred.records, self._records
+        """Called before a backward. Batch norms that it computes again are recorded instead of updating statistics."""
+        self._outer = deferred.records
+        deferred.records = self._records
 
     def end_backward(self) -> None:
-        """That backward has ended."""
+        """Called after a backward."""
         if deferred.records is self._records:
             deferred.records = self._outer
 
     def begin_again(self) -> None:
-        """That backward has failed: the micro-batch may be computed again, with the same draws."""
+        """Called after a backward that has failed: the micro-batch can be repeated with the same random numbers."""
         self.end_backward()
         self._uncount(self._records[self._recorded :])
         del self._records[self._recorded :]
@@ -283,20 +290,20 @@ class MicroBatches:
     def seed_draws(self, of_forward: bool = False) -> None:
         """Seeds this thread's random numbers for the next micro-batch.
 
-        of_forward: anew, in its forward, so that draws between two steps, as in an evaluation, change nothing there
+        of_forward: again, at the start of its forward, so that numbers drawn since, as in an evaluation, do not matter
         """
-        self._drawn = of_forward
+        self._forward_seeded = of_forward
         entropy = [self.seed, self.step, self.number, int(of_forward)]
         _device.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
 
     def forward(self, run: Callable[[], Any]) -> Any:
-        """Runs the module in training. Raises: ParallelError if it changes a buffer whose changes have no order."""
-        if not self._drawn:
+        """Runs the module in training. Raises: ParallelError if it changes a buffer other than batch norm's."""
+        if not self._forward_seeded:
             self.seed_draws(of_forward=True)
-        before = self._buffers()
+        before = self._buffer_versions()
         with deferred.into(self._records):
             result = run()
-        changed = [name for name, seen in self._buffers().items() if before.get(name) != seen]
+        changed = [name for name, version in self._buffer_versions().items() if before.get(name) != version]
         known = {id(norm.running_mean) for norm in self._norms()}
         if not all(id(record[0]) in known for record in self._records):
             changed.append("of running statistics")
@@ -308,11 +315,11 @@ class MicroBatches:
         return result
 
     def advance(self, used: set[int], weight: float | None) -> None:
-        """The backward begins that completes a micro-batch of this rank.
+        """Called before the backward that completes a micro-batch. used: see `used`; weight: None: not given
 
-        Raises: ParallelError if some have weights, and others not.
+        Raises: ParallelError if some micro-batches have weights and others do not.
         """
-        del self.weights[self.number - self.own.start :]  # of a backward that failed
+        del self.weights[self.number - self.own.start :]  # a backward that failed has left its weight
         if self.weights and (weight is None) != (self.weights[-1] is None):
             raise ParallelError(
                 "micro-batches with and without a weight cannot be added up: use model.backward(loss, weight=...) for "
@@ -322,9 +329,9 @@ class MicroBatches:
         self.used |= used
 
     def complete(self) -> None:
-        """That backward has ended; where it was the last one, so has the step. Collective then."""
+        """Called after that backward. After the last micro-batch it ends the step, and is collective."""
         if self.last:
-            self._move_statistics()
+            self._update_statistics()
             self.step += 1
             self._begin_step()
         else:
@@ -333,13 +340,13 @@ class MicroBatches:
         self.seed_draws()
 
     def state(self) -> dict[str, Any]:
-        """JSON values: what `load_state` takes, and what the last bits depend on besides."""
+        """JSON values for `load_state`, and what else the last bits depend on."""
         return {"count": self.count, "seed": self.seed, "step": self.step, "machine": machine()}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Goes on where that state was, on any number of ranks. Warns if the last bits may differ here.
+        """Continues from that state, on any number of ranks. Warns if the last bits may differ on this machine.
 
-        Raises: ParallelError if it is of another number of micro-batches.
+        Raises: ParallelError if the state has another number of micro-batches.
         """
         if state is None or state["count"] != self.count:
             saved = None if state is None else state["count"]
@@ -347,77 +354,72 @@ class MicroBatches:
                 f"the state is of micro_batches={saved}, this model has {self.count}: gradients would be added in "
                 "another order, so give the number that it was saved with"
             )
-        self.seed, self.step = int(state["seed"]), int(state["step"])
+        self.seed = int(state["seed"])
+        self.step = int(state["step"])
         self._begin_step()
-        here, saved = machine(), state["machine"]
-        odd = [f"{name} {saved.get(name)}, here {value}" for name, value in here.items() if saved.get(name) != value]
-        if odd:
+        saved = state["machine"]
+        differences = [
+            f"{name} {saved.get(name)}, here {value}" for name, value in machine().items() if saved.get(name) != value
+        ]
+        if differences:
             warnings.warn(
-                f"the state was saved with {'; '.join(odd)}: the last bits may differ from now on. The number "
+                f"the state was saved with {'; '.join(differences)}: the last bits may differ from now on. The number "
                 "of BLAS threads is that of the environment, OPENBLAS_NUM_THREADS, when Python starts",
                 stacklevel=4,
             )
         self.seed_draws()
 
     def _begin_step(self) -> None:
-        self.number, self.used, self.weights = self.own[0], set(), []
+        self.number = self.own[0]
+        self.used = set()
+        self.weights = []
         self._records.clear()
         self._recorded = 0
 
-    def _buffers(self) -> dict[str, tuple[int, int]]:
-        """What tells whether a buffer has changed, of all but those of batch norm."""
-        seen = {}
-        for prefix, each in self._module.named_modules():
-            for name, tensor in each.named_buffers(recurse=False):
-                if not (isinstance(each, BatchNorm) and name == "num_batches_tracked"):
-                    seen[f"{prefix}.{name}" if prefix else name] = id(tensor), tensor.version.count
-        return seen
+    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
+        """(id, version) of all buffers by name, except the counts of batch norm."""
+        versions = {}
+        for prefix, module in self._module.named_modules():
+            for name, tensor in module.named_buffers(recurse=False):
+                if not (isinstance(module, BatchNorm) and name == "num_batches_tracked"):
+                    versions[f"{prefix}.{name}" if prefix else name] = id(tensor), tensor.version.count
+        return versions
 
     def _norms(self) -> list[BatchNorm]:
         """The layers that keep running statistics, in the model's order."""
-        norms = [each for each in self._module.modules() if isinstance(each, BatchNorm)]
-        return [each for each in norms if each.running_mean is not None]
+        return [m for m in self._module.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
 
     def _uncount(self, records: RecordedStatistics) -> None:
-        """Takes these out of the layers' own counts."""
+        """Subtracts these records from the counts of the layers."""
         for norm in self._norms():
             norm.num_batches_tracked.sub_(sum(record[0] is norm.running_mean for record in records))
 
-    def _move_statistics(self) -> None:
-        """Moves running statistics by all ranks' micro-batches, in their order. Collective if there are any."""
+    def _update_statistics(self) -> None:
+        """Updates running statistics by all ranks' micro-batches, in order. Collective if the module has any."""
         norms = self._norms()
         if not norms:
             return
-        records = self._records
-        numbers = {id(each.running_mean): number for number, each in enumerate(norms)}
-        rows = [
-            np.concatenate([[numbers[id(mean_of)], count], *(to_device(x, CPU).reshape(-1) for x in (mean, var))])
-            for mean_of, mean, var, count in records
-        ]
-        mine = np.concatenate([np.zeros(0), *rows])
+        numbers = {id(norm.running_mean): number for number, norm in enumerate(norms)}
+        # The records end to end: number of the layer, values in a channel, means, variances.
+        fields: list[Any] = [np.zeros(0)]
+        for running_mean, mean, var, count in self._records:
+            fields += [[numbers[id(running_mean)], count], to_device(mean, CPU).reshape(-1), to_device(var, CPU).reshape(-1)]
         with error_context("the statistics of batch norm, at the end of a step"):
-            everyones = self._comm.all_gather(mine)
-        self._uncount(records)  # they are counted below, in order
-        for number, count, mean, var in _parsed(everyones, norms):
+            rows = self._comm.all_gather(np.concatenate(fields))
+        self._uncount(self._records)  # `count_batch` counts them again, in order
+        start = 0
+        while start < len(rows):
+            number, count = rows[start : start + 2].astype(int).tolist()
             norm = norms[number]
-            xp = norm.running_mean.device.xp
-            move = running_stats_update(norm.running_mean, norm.running_var, norm.count_batch())
-            move(xp.asarray(mean), xp.asarray(var), count)
-
-
-def _parsed(rows: np.ndarray[Any, Any], norms: Sequence[BatchNorm]) -> Iterator[tuple[int, int, Array, Array]]:
-    """(number of the layer, values a channel, means, variances) of each record, in float32 at least."""
-    at = 0
-    while at < len(rows):
-        number, count = int(rows[at]), int(rows[at + 1])
-        channels = norms[number].num_features
-        dtype = np.promote_types(norms[number].running_mean.array.dtype, np.float32)
-        mean, var = rows[at + 2 : at + 2 + 2 * channels].reshape(2, channels).astype(dtype)
-        yield number, count, mean, var
-        at += 2 + 2 * channels
+            start += 2
+            stop = start + 2 * norm.num_features
+            dtype = np.promote_types(norm.running_mean.array.dtype, np.float32)
+            mean, var = norm.running_mean.device.xp.asarray(rows[start:stop].reshape(2, -1).astype(dtype))
+            running_stats_update(norm.running_mean, norm.running_var, norm.count_batch())(mean, var, count)
+            start = stop
 
 
 def machine() -> dict[str, Any]:
-    """What of this process the last bits of a product or an op depend on."""
+    """The properties of this process on which the last bits of results depend."""
     kernels = "none" if _native.library is None else Path(_native.library._name).name
     return {"BLAS threads": _native.blas_threads(), "kernels": kernels}

@@ -64,9 +64,14 @@ class Planner:
     ) -> None:
         self.assigned = list(trained)  # whether each parameter is in a bucket
         self._comm = comm
-        self._names, self._nbytes, self._kinds = list(names), list(nbytes), list(kinds)
+        self._names = list(names)
+        self._nbytes = list(nbytes)
+        self._kinds = list(kinds)
         self._numbers = {name: number for number, name in enumerate(names)}
-        self._cap, self._first, self._pinned, self._xp = cap, first, pinned, xp
+        self._cap = cap
+        self._first = first
+        self._pinned = pinned
+        self._xp = xp
         self._steps = 0
         self._ready: Array = np.full(len(names), np.nan)  # seconds after backward began; nan: never complete
         self._backward = np.nan
@@ -85,7 +90,8 @@ class Planner:
         """
         plan = Plan.from_state(state["plan"])
         self._check(plan)
-        self.plan, self._steps = plan, int(state["backwards"])
+        self.plan = plan
+        self._steps = int(state["backwards"])
         listed = {name for bucket in plan.buckets for name in bucket}
         self.assigned = [name in listed for name in self._names]
         return plan
@@ -98,9 +104,12 @@ class Planner:
         self._steps += 1
         if 1 < self._steps <= WARM:  # the first is left out: its caches were cold and its memory untouched
             ready, backward = timer.seconds()
-            self._ready, self._backward = np.fmin(self._ready, ready), np.fmin(self._backward, backward)
-        before, assigned = self.plan, [any(pair) for pair in zip(self.assigned, used, strict=True)]
-        changed, self.assigned = assigned != self.assigned, assigned
+            self._ready = np.fmin(self._ready, ready)
+            self._backward = np.fmin(self._backward, backward)
+        before = self.plan
+        assigned = [any(pair) for pair in zip(self.assigned, used, strict=True)]
+        changed = assigned != self.assigned
+        self.assigned = assigned
         if self._steps == WARM and self._pinned is None and self._comm.size > 1:
             self.plan = self._measured()
         elif changed:
@@ -113,7 +122,8 @@ class Planner:
         times_here = np.nan_to_num(np.append(self._ready, self._backward), nan=-1.0)
         latest = self._comm.all_reduce(times_here, ReduceOp.MAX)
         latest[latest < 0] = np.nan
-        ready, backward = latest[:-1], float(np.nan_to_num(latest[-1]))
+        ready = latest[:-1]
+        backward = float(np.nan_to_num(latest[-1]))
         order = arrival_order(ready)
         if self._cap is not None:
             return self._named(self._cut(order, self._cap), "in the order in which gradients came")
@@ -215,7 +225,9 @@ class ArrivalTimer:
 
     def begin(self) -> None:
         """Backward begins."""
-        self._moments, self._begun, self._ended = {}, None, None
+        self._moments = {}
+        self._begun = None
+        self._ended = None
         if self._left > 0 and capturing.now is None:  # an event of a capture may not be queried
             self._left -= 1
             self._begun = self._now()

@@ -364,7 +364,8 @@ class Reducer:
         self._assignment.exclude(self.gradients.excluded)
         checksum = NO_CHECKSUM if capturing.now is not None else self._consistency.checksum(self.steps)
         self._missing = self._assignment.missing(reached)
-        self._launched, self._full_at = 0, [self._started] * len(self._missing)
+        self._launched = 0
+        self._full_at = [self._started] * len(self._missing)
         if self._finite is not None and self.tree is None:
             self._finite.bad = None
         self.in_flight = True
@@ -399,7 +400,8 @@ class Reducer:
         """
         if capturing.now is not None:
             raise ParallelError("micro_batches: a CUDA graph would replay one micro-batch's draws: run without a graph")
-        mean, loose = self.gradients.first_mean(), used.intersection(self._assignment.unassigned())
+        mean = self.gradients.first_mean()
+        loose = used.intersection(self._assignment.unassigned())
         for index in [*([] if mean is None else [mean]), *loose]:
             why = (
                 "has no place in the tree, as it was frozen when the model was wrapped: wrap the model again"
@@ -430,7 +432,8 @@ class Reducer:
         for index, leaf in enumerate(self.leaves):
             if self.gradients.has(index):
                 leaf.grad_buffer.clear()
-        self.gradients.weights, self._snapshot = WeightSum(), None
+        self.gradients.weights = WeightSum()
+        self._snapshot = None
         self.micro_batches.complete()
 
     def _wait(self) -> None:

@@ -276,9 +276,11 @@ class Timeline:
 
     def add(self, step: Step) -> None:
         """Records a synchronized backward that has ended."""
-        step.contents, step.since = self._contents, self._ended
+        step.contents = self._contents
+        step.since = self._ended
         self.steps.append(step)
-        self._latest, self._ended = step, step.ended
+        self._latest = step
+        self._ended = step.ended
         step_trace.record(self, step)
         recorder = process_recorder()
         if self.size > 1:
@@ -339,7 +341,8 @@ def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
 
 def _moments(step: Step, bucket: int) -> tuple[float, float, float, float]:
     """The times named in `_MOMENTS`, in nanoseconds after backward began; nan for what is not known."""
-    ready, times = step.ready[bucket] - step.begun, step.times[bucket]
+    ready = step.ready[bucket] - step.begun
+    times = step.times[bucket]
     if times is None:
         return ready, np.nan, np.nan, np.nan
     before = max([step.computed, *(span[1] for span in step.times[:bucket] if span is not None)])

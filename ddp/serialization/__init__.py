@@ -1,13 +1,13 @@
-"""Saving and loading in safetensors: a JSON header, and the raw bytes of tensors. Nothing in a file is ever run.
+"""Saves and loads objects in the safetensors format: a JSON header and the raw bytes of tensors. No code is loaded.
 
-The format is read and written here and not by the library of that name, whose NumPy side knows no bfloat16, whose
-errors name no file, and whose import costs more than NumPy's; the tests hold the two against each other. What is not a
-plain dict of tensors keeps its form as JSON in the header's metadata:
+The library of that name is not used: for NumPy it has no bfloat16, its errors do not name the file, and importing it
+takes longer than importing NumPy. The tests compare the two. An object that is not a plain dict of tensors is described
+by JSON in the header's metadata:
 
     "structure"   as `ddp.serialization.structure` encodes it, and of modules
                   {"module": ["package.module:Class", {"dict": its attributes}]}, and in there {"set": [...]},
                   {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]};
-                  {"same_module": n} for one that appears again: the n-th module whose description ends before, from 0
+                  {"same_module": n} for a module that appears again: n counts the descriptions that end before it
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format
@@ -30,18 +30,18 @@ File = str | os.PathLike[str] | IO[bytes]
 
 
 def save(obj: Any, f: File) -> None:
-    """Writes tensors to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, arrays, JSON values,
+    """Writes an object to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, arrays, JSON values,
     bytes and modules.
 
-    f: a path, whose file is replaced at once and whole (a device, pipe or terminal is written to), or an open binary
-        file
-    A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
-    tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays come back as arrays. Of
-    a module, the file has the name of its class and its attributes, which have to be of these kinds, too; a state dict
-    needs no class to be loaded. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16, bfloat16,
-    float32 and float64, in this machine's byte order.
+    f: a path, whose file is replaced atomically (a device, pipe or terminal is written to), or an open binary file
+    A dict of tensors by name becomes an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads.
+    A tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays are loaded as arrays.
+    Of a module, the file has the name of its class and its attributes, which must be of these kinds, too. A state dict
+    can be loaded without the class. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16,
+    bfloat16, float32 and float64, in this machine's byte order.
 
-    Raises: ArgumentError for anything else in `obj`, arrays of other dtypes too; OSError if the file cannot be written.
+    Raises: ArgumentError for anything else in `obj`, and for arrays of other dtypes; OSError if the file cannot be
+    written.
     """
     writer = Writer(obj)
     if not isinstance(f, str | os.PathLike):
@@ -55,23 +55,23 @@ def save(obj: Any, f: File) -> None:
 def load(
     f: File, map_location: device | str | None = None, *, weights_only: bool = True, mmap: bool | None = None
 ) -> Any:
-    """What `save` wrote, or any safetensors file as a dict of tensors; all memory is new and writable.
+    """Loads what `save` wrote, or any safetensors file as a dict of tensors. All memory is new and writable.
 
-    Of modules, the layers of `ddp.nn` are made, and classes that are listed in `ddp.serialization.safe_globals`.
+    Modules may be layers of `ddp.nn`, and classes that are listed in `ddp.serialization.safe_globals`.
 
-    f: a path, or an open binary file, read to its end; map_location: where the tensors go, the CPU unless given
-    weights_only, mmap: change nothing, since nothing but tensors and JSON is ever read, into memory of its own
+    f: a path, or an open binary file, read to its end; map_location: the device of the tensors, the CPU if None
+    weights_only, mmap: have no effect: only tensors and JSON are ever read, into new memory
 
-    Raises: SerializationError for a file that is truncated or something else, which says what is wrong with it.
+    Raises: SerializationError, with the problem, for a file that is truncated or not of this format.
     """
     if map_location is not None and not isinstance(map_location, str | device):
         raise ArgumentError(f"load: map_location is a device or its name, not {type(map_location).__name__}")
-    where = CPU if map_location is None else device(map_location)
+    target = CPU if map_location is None else device(map_location)
     if isinstance(f, str | os.PathLike):
         with open(f, "rb") as file:
-            return read(file, os.fspath(f), where)
+            return read(file, os.fspath(f), target)
     _check("load", f, "read")
-    return read(f if f.seekable() else io.BytesIO(f.read()), _name(f), where)
+    return read(f if f.seekable() else io.BytesIO(f.read()), _name(f), target)
 
 
 def _name(file: Any) -> str:

@@ -1,7 +1,7 @@
-"""Objects to safetensors and back: tensors are named by where they stand, and what a file says is checked before use.
+"""Converts objects to safetensors and back. Tensors are named by their path in the object.
 
-A file holds names of classes and functions alone. They are looked up among those of `ddp.nn` and those that the reader
-lists; nothing is imported or called for one."""
+A file may name classes and functions. A name is looked up in `ddp.nn` and among those that the reader has listed: a
+file can neither import nor call anything."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, SerializationError
 from ddp.nn import Module, Parameter
-from ddp.serialization.safetensors import CODES, DTYPES, METADATA, Header, lay_out, short
+from ddp.serialization.safetensors import CODES, DTYPES, METADATA, Header, lay_out, read_into, short
 from ddp.serialization.structure import JSON, Decoder, encode, free_name, memory_key, refuse
 
-#: Where classes and functions have their public names, which stay when files are renamed.
+# The modules with public names of classes and functions. These stay valid when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
+# The modules that define them.
 _OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.linear_algebra")
 _ROOT = "obj"
 
+# The classes and functions of `safe_globals`, by name.
 _listed: dict[str, Any] = {}
 
 
 def reference(value: Any) -> str:
-    """How a file names a class or a function: `package.module:Class`, by its public name if it is one of ours.
+    """The name of a class or function in a file: `package.module:Class`; the public name if it is one of ours.
 
-    Raises: ArgumentError for anything else.
+    Raises: ArgumentError for other values.
     """
     if not isinstance(value, (type, FunctionType)):
         raise ArgumentError(f"safe_globals: expected classes and functions themselves, got {value!r:.80}")
@@ -44,8 +46,8 @@ def reference(value: Any) -> str:
     return f"{value.__module__}:{name}"
 
 
-def found(name: str) -> Any:
-    """The class or function of that name, None if no file may name it."""
+def look_up(name: str) -> Any:
+    """The class or function of that name; None if files may not name it."""
     module, _, attribute = name.partition(":")
     if module in _PUBLIC or module.startswith(_OURS):
         value: Any = getattr(sys.modules.get(module), attribute, None)
@@ -55,16 +57,16 @@ def found(name: str) -> Any:
 
 
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
-    """From now on `load` also makes modules of these classes, and takes these functions for their attributes.
+    """Allows files that are loaded from now on to name these classes of modules, and these functions as attributes.
 
-    Raises: ArgumentError for something else, such as a name.
+    Raises: ArgumentError for other values, such as names.
     """
-    _listed.update({reference(each): each for each in safe_globals})
+    _listed.update({reference(value): value for value in safe_globals})
 
 
 @contextlib.contextmanager
 def safe_globals(safe_globals: Iterable[Any]) -> Iterator[None]:
-    """As `add_safe_globals`, inside alone; in all threads."""
+    """Does what `add_safe_globals` does until the block ends, in all threads."""
     before = dict(_listed)
     add_safe_globals(safe_globals)
     try:
@@ -75,14 +77,14 @@ def safe_globals(safe_globals: Iterable[Any]) -> Iterator[None]:
 
 
 class Writer:
-    """Names every tensor of an object, and lays them out."""
+    """Encodes an object: names all of its tensors and lays out the file."""
 
     def __init__(self, obj: Any) -> None:
         self._arrays: dict[str, Any] = {}
         self._tied: dict[str, str] = {}
         self._taken = {METADATA}
-        self._known: dict[Any, str] = {}  # the name of each stretch of memory
-        self._modules: dict[int, int] = {}  # the number of each module that has been described, by id
+        self._names: dict[Any, str] = {}  # the first name of each memory, by `memory_key`
+        self._modules: dict[int, int] = {}  # by id: the numbers of the modules that have been described
         metadata = {}
         if isinstance(obj, dict) and METADATA not in obj and all(_is_named_tensor(item) for item in obj.items()):
             for name, tensor in obj.items():
@@ -114,9 +116,9 @@ class Writer:
         if array.dtype not in CODES:
             raise ArgumentError(f"save: {name} is of {array.dtype}, which safetensors files have no name for")
         self._taken.add(name)
-        first = self._known.setdefault(memory_key(array), name) if array.size else name
+        first = self._names.setdefault(memory_key(array), name) if array.size else name
         if first == name:
-            self._arrays[name] = array  # and keeps the memory, so that no address is used again meanwhile
+            self._arrays[name] = array  # also keeps the memory alive, so that its address stays unique
         else:
             self._tied[name] = first
         return name
@@ -127,18 +129,18 @@ class Writer:
         if id(value) in self._modules:
             return {"same_module": self._modules[id(value)]}
         pairs = [[key, self._attribute(key, part, name)] for key, part in vars(value).items()]
-        self._modules[id(value)] = len(self._modules)  # the modules inside have come before
+        self._modules[id(value)] = len(self._modules)  # numbered after the modules inside
         return {"module": [reference(type(value)), {"dict": pairs}]}
 
     def _attribute(self, key: str, value: Any, name: str) -> JSON:
-        """A module's attribute: what `encode` takes, and parameters, sets of JSON values and functions."""
+        """Encodes a module's attribute, which may also be parameters, a set of JSON values or a function."""
         if key == "_parameters":
-            flags = {each: p is not None and p.requires_grad for each, p in value.items()}
+            flags = {path: p is not None and p.requires_grad for path, p in value.items()}
             return {"parameters": [self._encoded(value, name), flags]}
         if isinstance(value, set):
             return {"set": self._encoded(sorted(value, key=repr), f"{name}.{key}")}
         if isinstance(value, FunctionType):
-            if "<" in value.__qualname__:  # others may have the same name
+            if "<" in value.__qualname__:  # a lambda or a local function, whose name is not unique
                 raise ArgumentError(
                     f"save: {name}.{key} is {value.__qualname__}, which a file cannot name: expected a function that "
                     "is defined in a module"
@@ -155,11 +157,11 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         written = file.write(view)
-        view = view[len(view) if written is None else written :]  # an unbuffered file may take a part of it
+        view = view[len(view) if written is None else written :]  # an unbuffered file may write only a part
 
 
-def read(file: Any, name: str, where: device) -> Any:
-    """The object in a file, its tensors on `where`. name: what errors call the file. Raises: SerializationError."""
+def read(file: Any, name: str, target: device) -> Any:
+    """The object in a file. name: what errors call the file; target: of the tensors. Raises: SerializationError."""
     start = file.tell()
     header = Header(file, name)
     tied = header.parse(header.metadata.get("tied", "{}"))
@@ -167,36 +169,36 @@ def read(file: Any, name: str, where: device) -> Any:
     if not isinstance(tied, dict) or tied.keys() & names or not {*map(str, tied.values())} <= names:
         header.fail(f"the metadata ties {short(tied)}, which does not fit the tensors")
     arrays = {}
-    for each, (dtype, shape, begin, stop) in header.spans.items():
+    for array_name, (dtype, shape, begin, stop) in header.spans.items():
         flat = np.empty((stop - begin) // dtype.itemsize, dtype)
         file.seek(start + begin)
-        if flat.size and not _fill(file, flat.view(np.uint8).data):
-            header.fail(f"the file ends inside {each}")
+        if flat.size and not read_into(file, flat.view(np.uint8).data):
+            header.fail(f"the file ends inside {array_name}")
         try:
-            arrays[each] = flat.reshape(shape)
-        except (ValueError, OverflowError) as error:  # no element, and yet too many: (0, 2**70)
-            header.fail(f"{each}: shape {short(list(shape))}: {error}")
-    decoder = _ObjectDecoder(arrays, tied, where)
+            arrays[array_name] = flat.reshape(shape)
+        except (ValueError, OverflowError) as error:  # an empty array of a shape such as (0, 2**70)
+            header.fail(f"{array_name}: shape {short(list(shape))}: {error}")
+    decoder = _ObjectDecoder(arrays, tied, target)
     try:
         if "structure" in header.metadata:
             return decoder.decode(header.parse(header.metadata["structure"]))
-        return {each: decoder.tensor(each) for each in [*header.names, *tied]}
+        return {array_name: decoder.tensor(array_name) for array_name in [*header.names, *tied]}
     except RecursionError:
         header.fail("the header is nested too deep")
     except SerializationError as error:
-        text = str(error)
-        header.fail(text.removeprefix(f"{name}: "))
+        header.fail(str(error).removeprefix(f"{name}: "))
 
 
 class _ObjectDecoder(Decoder):
-    """Decodes what `Writer` has encoded: tensors that were tied are, and modules are made of their attributes."""
+    """Decodes what `Writer` has encoded: ties tensors again, and makes modules from their attributes."""
 
-    def __init__(self, arrays: Mapping[str, Any], tied: Mapping[str, str], where: device) -> None:
+    def __init__(self, arrays: Mapping[str, Any], tied: Mapping[str, str], target: device) -> None:
         super().__init__(lambda name: arrays[tied.get(name, name)])
-        self._tied, self._where = tied, where
+        self._tied = tied
+        self._target = target
         self._tensors: dict[str, Tensor] = {}
         self._parameters: dict[int, Parameter] = {}  # by memory
-        self._modules: list[Module] = []  # in the order in which they were made
+        self._modules: list[Module] = []  # in the order of their numbers
 
     def tensor(self, name: str) -> Any:
         source = self._tied.get(name, name)
@@ -204,7 +206,7 @@ class _ObjectDecoder(Decoder):
             array = self.fetch(source)
             if array.dtype not in DTYPES.values():
                 raise SerializationError(f"{name}: dtype {array.dtype} is none of a tensor, {', '.join(DTYPES)}")
-            placed = to_device(array, self._where)
+            placed = to_device(array, self._target)
             self._tensors[source] = wrap(placed, device_of(placed))
         tensor = self._tensors[source]
         return tensor if name == source else tensor.detach()
@@ -225,7 +227,7 @@ class _ObjectDecoder(Decoder):
         return super().other(kind, inner)
 
     def _global(self, name: str, kind: type) -> Any:
-        value = found(name)
+        value = look_up(name)
         if isinstance(value, kind) and (not isinstance(value, type) or issubclass(value, Module)):
             return value
         raise SerializationError(
@@ -240,27 +242,18 @@ class _ObjectDecoder(Decoder):
             )
         for name, value in vars(Module()).items():
             if type(attributes.get(name)) is not type(value):
-                what = f"{name} is {short(attributes.get(name))}, expected a {type(value).__name__}"
-                raise SerializationError(f"a {kind.__name__}, whose {what}")
+                problem = f"{name} is {short(attributes.get(name))}, expected a {type(value).__name__}"
+                raise SerializationError(f"a {kind.__name__}, whose {problem}")
         module: Any = object.__new__(kind)
         module.__dict__.update(attributes)
         self._modules.append(module)
         return module
 
     def _parameter(self, tensor: Any, requires_grad: Any) -> Parameter | None:
-        """One object for one memory: tied weights stay one parameter."""
+        """The parameter of a tensor. Tensors with the same memory get the same one, so that weights stay tied."""
         if tensor is None:
             return None
         if not isinstance(tensor, Tensor):
             raise SerializationError(f"a parameter is {short(tensor)}, expected a tensor")
         key = tensor.data_ptr() or id(tensor)
         return self._parameters.setdefault(key, Parameter(tensor, requires_grad is True and tensor.is_floating_point()))
-
-
-def _fill(file: Any, view: memoryview) -> bool:
-    while view:
-        got = file.readinto(view)
-        if not got:
-            return False
-        view = view[got:]
-    return True

@@ -1,6 +1,7 @@
-"""The safetensors format: a JSON header, then the arrays' bytes. A header is checked before anything is allocated.
+"""The safetensors format: a JSON header, then the bytes of the arrays.
 
-Every array is aligned, and the header is known before the first byte of data is written.
+A reader checks the header before it allocates memory. A writer knows the header before it writes the first byte of
+data, and aligns every array.
 Source: https://github.com/huggingface/safetensors#format"""
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ DTYPES = {
     "F32": float32,
     "F64": float64,
 }
-#: What files may hold that no tensor of ours does: NumPy arrays, such as the states of random numbers.
-STORED = {**DTYPES, "U16": np.dtype("uint16"), "U32": np.dtype("uint32"), "U64": np.dtype("uint64")}
+#: All dtypes of files. The unsigned ones are for NumPy arrays alone, such as states of random number generators.
+STORED = {
+    **DTYPES,
+    "U16": np.dtype("uint16"),
+    "U32": np.dtype("uint32"),
+    "U64": np.dtype("uint64"),
+}
 CODES = {dtype: code for code, dtype in STORED.items()}
-LIMIT = 100_000_000  # bytes of a header, as in the library
+#: Bytes of the longest header, as in the library of that name.
+LIMIT = 100_000_000
 METADATA = "__metadata__"
-_MOST_DIMENSIONS = 64  # of a NumPy array
+# As many as a NumPy array may have.
+_MOST_DIMENSIONS = 64
+# First bytes of other kinds of files, and what errors say of them.
 _FOREIGN = {
     b"PK": "a zip archive, as torch.save writes: not safetensors",
     **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
@@ -41,9 +50,9 @@ _FOREIGN = {
 
 
 class FileLayout(NamedTuple):
-    """begin: the first bytes of the file, with the length of its header; starts: where each array's bytes start
+    """begin: the file's first bytes, up to the end of the header; starts: the position of each array in the file
 
-    starts are in the order of the data, counted from the file's first byte.
+    Positions are in bytes. They are listed in the order of the data.
     """
 
     begin: bytes
@@ -51,24 +60,26 @@ class FileLayout(NamedTuple):
 
 
 def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayout:
-    """The layout of a file. arrays: what has a dtype, a shape and nbytes, by name, in the order of the header."""
-    # By size of element, so that every array is aligned; the header keeps the order that was given.
+    """The layout of a file. arrays: by name, in the order of the header; each has a dtype, a shape and nbytes"""
+    # Data is sorted by size of element, so that every array is aligned. The header keeps the order of `arrays`.
     order = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
+    offsets = {}
+    end = 0
+    for name in order:
+        start = end
+        end += arrays[name].nbytes
+        offsets[name] = [start, end]
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for name, array in arrays.items():
-        entries[name] = {"dtype": CODES[array.dtype], "shape": list(array.shape), "data_offsets": [0, 0]}
-    starts, end = {}, 0
-    for name in order:
-        starts[name], end = end, end + arrays[name].nbytes
-        entries[name]["data_offsets"] = [starts[name], end]
+        entries[name] = {"dtype": CODES[array.dtype], "shape": list(array.shape), "data_offsets": offsets[name]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     begin = len(header).to_bytes(8, "little") + header
-    return FileLayout(begin, {name: len(begin) + start for name, start in starts.items()})
+    return FileLayout(begin, {name: len(begin) + start for name, (start, _) in offsets.items()})
 
 
 class Span(NamedTuple):
-    """An array in a file: its bytes from start to stop, counted from the file's first."""
+    """An array in a file, as bytes `start` to `stop` of it."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -77,10 +88,10 @@ class Span(NamedTuple):
 
 
 class Header:
-    """The checked header of a file that is read from where it stands. name: what errors call the file
+    """Reads and checks the header of a file, from its current position on. name: what errors call the file
 
-    metadata: text by name; names: of the arrays, as the header has them
-    spans: of the arrays, in the order of their data; every byte belongs to one of them
+    metadata: texts by name; names: of the arrays, in the order of the header
+    spans: of the arrays, in the order of their data; they cover all of the data, without gaps
     Raises: SerializationError.
     """
 
@@ -90,34 +101,33 @@ class Header:
         size = file.seek(0, os.SEEK_END) - begin
         file.seek(begin)
         try:
-            entries = self._parsed(file, size)
+            entries = self._parse_header(file, size)
             metadata = entries.pop(METADATA, {})
             if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
                 self.fail(f"{METADATA} is no map from text to text")
             self.metadata: dict[str, str] = metadata
             self.names = list(entries)
-            self.spans = self._ordered(entries, file.tell() - begin, size)
+            self.spans = self._check_spans(entries, file.tell() - begin, size)
         except RecursionError:
             self.fail("the header is nested too deep")
 
-    def fail(self, what: str) -> NoReturn:
+    def fail(self, problem: str) -> NoReturn:
         """Raises: SerializationError, with the file's name."""
-        raise SerializationError(f"{self.name}: {what}") from None
+        raise SerializationError(f"{self.name}: {problem}") from None
 
     def parse(self, text: str) -> Any:
         """The value of a JSON text of the header."""
-
         try:
             return json.loads(text)
         except ValueError as error:
             self.fail(f"the header is not JSON: {error}")
 
-    def _parsed(self, file: Any, size: int) -> dict[str, Any]:
+    def _parse_header(self, file: Any, size: int) -> dict[str, Any]:
         begin = file.read(min(8, size))
         if len(begin) < 8:
             self.fail(f"{size} bytes is no safetensors file, which begins with 8 for the length of its header")
         length = int.from_bytes(begin, "little")
-        foreign = next((what for magic, what in _FOREIGN.items() if begin.startswith(magic)), None)
+        foreign = next((kind for magic, kind in _FOREIGN.items() if begin.startswith(magic)), None)
         if length > size - 8 or length > LIMIT:
             self.fail(foreign or f"a header of {length:,} bytes in a file of {size:,}: truncated, or foreign")
         text = file.read(length)
@@ -129,24 +139,26 @@ class Header:
             self.fail(f"the header is not UTF-8 at byte {error.start}")
         return entries
 
-    def _ordered(self, entries: Mapping[str, Any], begin: int, size: int) -> dict[str, Span]:
-        spans = {name: self._span(name, entry, begin) for name, entry in entries.items()}
+    def _check_spans(self, entries: Mapping[str, Any], begin: int, size: int) -> dict[str, Span]:
+        spans = {name: self._check_span(name, entry, begin) for name, entry in entries.items()}
         spans = dict(sorted(spans.items(), key=lambda item: item[1][2:]))
-        at = begin
+        end = begin
         for name, span in spans.items():
-            if span.start != at:
-                how = "overlap" if span.start < at else "leave a gap"
-                self.fail(f"{name} starts at byte {span.start - begin}, expected {at - begin}: tensors {how}")
-            at = span.stop
-        if at != size:
-            how = "truncated" if at > size else "too long"
-            self.fail(f"the tensors take {at - begin:,} bytes, and {size - begin:,} follow the header: {how}")
+            if span.start != end:
+                how = "overlap" if span.start < end else "leave a gap"
+                self.fail(f"{name} starts at byte {span.start - begin}, expected {end - begin}: tensors {how}")
+            end = span.stop
+        if end != size:
+            how = "truncated" if end > size else "too long"
+            self.fail(f"the tensors take {end - begin:,} bytes, and {size - begin:,} follow the header: {how}")
         return spans
 
-    def _span(self, name: str, entry: Any, begin: int) -> Span:
+    def _check_span(self, name: str, entry: Any, begin: int) -> Span:
         if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
             self.fail(f"{name}: expected dtype, shape and data_offsets, got {short(entry)}")
-        code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        code = entry["dtype"]
+        shape = entry["shape"]
+        offsets = entry["data_offsets"]
         dtype = STORED.get(code) if isinstance(code, str) else None
         if dtype is None:
             self.fail(f"{name}: dtype {short(code)} is none of {', '.join(STORED)}")
@@ -160,12 +172,22 @@ class Header:
         return Span(dtype, tuple(shape), begin + start, begin + stop)
 
 
+def read_into(file: Any, view: memoryview) -> bool:
+    """Fills `view` from an unbuffered file, however many reads that takes. False if the file ends before."""
+    while view:
+        count = file.readinto(view)
+        if not count:
+            return False
+        view = view[count:]
+    return True
+
+
 def are_sizes(value: Any) -> bool:
-    """True for a list of numbers of at least 0, at most as many as a NumPy array has dimensions."""
+    """Whether the value is a list of whole numbers of at least 0, no longer than a NumPy array has dimensions."""
     return isinstance(value, list) and len(value) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in value)
 
 
 def short(value: Any) -> str:
-    """`repr(value)` of at most 80 characters."""
+    """`repr(value)`, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

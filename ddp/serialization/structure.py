@@ -1,11 +1,11 @@
-"""Values as JSON, and beside it arrays by name. Values come back with their types and all their bits.
+"""Encodes Python values as JSON and a table of arrays by name, from which they are decoded exactly.
 
-JSON has no tuples and no keys but text, so what is not plain stands in an object of one key:
+JSON has no tuples, and its keys are text, so such values are encoded as an object with one key:
 
     {"tensor": name}  {"array": name}  {"scalar": an array of shape ()}  {"bytes": base64}
     {"tuple": [...]}  {"dict": [[key, value], ...]}  {"counter": [[key, value], ...]}
 
-Lists stand for themselves, and NaN and infinities are written as Python's `json` does.
+A list is encoded as a list. NaN and infinities are written as Python's `json` does.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from ddp.serialization.safetensors import CODES
 
 Array = Any
 JSON = Any
-Keep = Callable[[str, Array, TensorBase | None], str]  # (name, array, its tensor): the name under which it is kept
-Fetch = Callable[[str], Array]
+# Stores an array: (suggested name, array, its tensor if it has one) -> the name under which it is stored.
+Keep = Callable[[str, Array, TensorBase | None], str]
+# Encodes a value of another kind: (value, its name) -> JSON.
+EncodeOther = Callable[[Any, str], JSON]
 
 _KEYS = (str, bool, int, float, type(None))
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """`name`, or `name~2`, `name~3` and so on: the first that is not taken."""
-    number, free = 1, name
+    """The first of `name`, `name~2`, `name~3` and so on that is not taken."""
+    number = 1
+    free = name
     while free in taken:
         number += 1
         free = f"{name}~{number}"
@@ -40,24 +43,24 @@ def free_name(name: str, taken: Container[str]) -> str:
 
 
 def memory_key(array: Array) -> tuple[Any, ...]:
-    """The same for two arrays of the same elements in the same memory."""
+    """A key that is equal for two arrays with the same elements in the same memory."""
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     return device_of(array), address, array.shape, array.strides, array.dtype
 
 
 def refuse(value: Any, name: str) -> JSON:
-    """Raises: ArgumentError for a value that has no form in JSON."""
+    """Raises: ArgumentError for a value that cannot be encoded. name: where it stands"""
     raise ArgumentError(
         f"{name} is of type {type(value).__name__}: expected JSON values, tensors and arrays, bytes, dicts, lists and "
         "tuples of these, or what has a state_dict, by that"
     )
 
 
-def encode(value: Any, name: str, keep: Keep, other: Callable[[Any, str], JSON] = refuse) -> JSON:
-    """`value` as JSON, its arrays kept under `name` and where they stand in it.
+def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JSON:
+    """`value` as JSON. Its arrays are given to `keep`, under `name` and their path inside the value.
 
-    other: encodes what is neither JSON, an array nor made of these
-    Raises: ArgumentError, naming the place, for what cannot be encoded.
+    other: encodes values that are neither JSON, arrays nor made of these
+    Raises: ArgumentError, with the path, for what cannot be encoded.
     """
     if isinstance(value, TensorBase):
         return {"tensor": keep(name, value.array, value)}
@@ -74,19 +77,20 @@ def encode(value: Any, name: str, keep: Keep, other: Callable[[Any, str], JSON] 
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, list | tuple):
-        items = [encode(item, f"{name}.{at}", keep, other) for at, item in enumerate(value)]
+        items = [encode(item, f"{name}.{index}", keep, other) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, dict):
-        for key in value:
+        pairs = []
+        for key, item in value.items():
             if not isinstance(key, _KEYS):
                 raise ArgumentError(f"{name} has a key of type {type(key).__name__}, expected text or numbers")
-        pairs = [[encode(k, name, keep), encode(v, f"{name}.{k}", keep, other)] for k, v in value.items()]
+            pairs.append([encode(key, name, keep), encode(item, f"{name}.{key}", keep, other)])
         return {"counter" if isinstance(value, Counter) else "dict": pairs}
     return other(value, name)
 
 
 def names_in(saved: JSON) -> Iterator[str]:
-    """The names of the arrays that decoding will fetch."""
+    """The names of the arrays that decoding `saved` will fetch."""
     if isinstance(saved, list):
         for item in saved:
             yield from names_in(item)
@@ -99,21 +103,21 @@ def names_in(saved: JSON) -> Iterator[str]:
 
 
 class Decoder:
-    """Makes values of what `encode` returned; tensors are on the CPU. fetch: the array of a name"""
+    """Decodes what `encode` returned; tensors are on the CPU. fetch: returns the array of a name"""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Callable[[str], Array]) -> None:
         self.fetch = fetch
 
     def tensor(self, name: str) -> Any:
-        """The tensor that was kept under that name."""
+        """The tensor that is stored under that name."""
         return wrap(self.fetch(name), CPU)
 
     def other(self, kind: str, inner: JSON) -> Any:
-        """What `other` encoded as {kind: inner}."""
+        """Decodes {kind: inner}, which the `other` of `encode` made."""
         raise ValueError("no such kind")
 
     def decode(self, saved: JSON) -> Any:
-        """The value. Raises: SerializationError for what `encode` did not write."""
+        """The value of `saved`. Raises: SerializationError for JSON that `encode` did not write."""
         if isinstance(saved, list):
             return [self.decode(item) for item in saved]
         if not isinstance(saved, dict):

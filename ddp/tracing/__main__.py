@@ -1,4 +1,4 @@
-"""`python -m ddp.tracing DIR`: merges the parts that ranks have left there."""
+"""`python -m ddp.tracing DIR`: merges the parts that the ranks have written to a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp.tracing import merge
 
 
 def main(args: list[str]) -> int:
-    """The command; returns its exit code: 0, 1 if there is nothing to merge, 2 for wrong use."""
+    """Runs the command. Returns its exit code: 0; 1 if there is nothing to merge; 2 for wrong arguments."""
     if len(args) != 1 or args[0].startswith("-"):
         print("usage: python -m ddp.tracing DIR    merges the parts of a trace in DIR", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The trace of all ranks, made of the records that they have written: Chrome trace events on rank 0's clock.
+"""Merges the records that the ranks have written into one trace: Chrome trace events, on the clock of rank 0.
 
 Source: "Trace Event Format", the Chromium project; Perfetto reads it too.
 """
@@ -17,20 +17,27 @@ from ddp.errors import ArgumentError
 from ddp.parallel.step_trace import SUFFIX, Step
 
 Event = dict[str, Any]
-# Rows of a model in the trace, and how many rows each model has; its buckets have the rows from _BUCKETS on.
-_COMPUTE, _CONTROL, _BUCKETS, _ROWS = 1, 2, 10, 10_000
-_NOTICED = 20_000  # ns; a rank that comes later than the others by less was not waited for
-_WARMUP = 3  # steps that are not like the others: memory is new, and buckets are planned anew
-_US = 1e-3  # microseconds in a nanosecond
+# Rows of the first model in the trace. Bucket k has row _BUCKETS + k.
+_COMPUTE = 1
+_CONTROL = 2
+_BUCKETS = 10
+# The distance between the rows of two models.
+_ROWS = 10_000
+# Waiting for a late rank is drawn from this duration on (ns).
+_NOTICED = 20_000
+# The first steps are not typical: memory is allocated, and buckets are planned.
+_WARMUP = 3
+# Microseconds in a nanosecond.
+_US = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracePart:
-    """What one rank of `size` recorded.
+    """The record of one rank. size: number of ranks
 
-    job: a number that all ranks of a job have in common. The times at which parts were written would not tell jobs
-        apart: the clocks of hosts differ, and may be set back
-    models: the steps of each by number
+    job: a number that all ranks of a job share. Times would not identify a job: the clocks of hosts differ, and may be
+        set back
+    models: for each model, its steps by number
     """
 
     rank: int
@@ -41,16 +48,16 @@ class TracePart:
 
 
 def read_parts(folder: str | os.PathLike[str]) -> list[TracePart]:
-    """The parts in the folder, in rank order.
+    """Reads the parts in a folder, in rank order.
 
-    Raises: ArgumentError if there is none, they are not of one job, or one is not what a rank writes.
+    Raises: ArgumentError if there is none, they belong to several jobs, or one is not a part of a trace.
     """
     parts = [_read(path) for path in sorted(Path(folder).glob(f"rank-*{SUFFIX}"))]
     if not parts:
         raise ArgumentError(f"there is no trace in {folder}: no rank has written a part (rank-0{SUFFIX}, ...)")
     if len({part.job for part in parts}) > 1:
-        found = ", ".join(f"rank {part.rank} of job {part.job:x}" for part in parts)
-        raise ArgumentError(f"the parts in {folder} are of several jobs ({found}): keep those of one")
+        jobs = ", ".join(f"rank {part.rank} of job {part.job:x}" for part in parts)
+        raise ArgumentError(f"the parts in {folder} are of several jobs ({jobs}): keep those of one")
     return sorted(parts, key=lambda part: part.rank)
 
 
@@ -64,34 +71,37 @@ def _read(path: Path) -> TracePart:
 
 
 def step_of_ranks(parts: Sequence[TracePart], number: int, model: int = 0) -> list[Step]:
-    """One step in rank order; empty if a rank has none of that number, or left no part."""
+    """The records of one step, in rank order; empty unless there is one of every rank."""
     tables = [part.models[model] for part in parts if model < len(part.models)]
-    found = [table[number] for table in tables if number in table]
-    return found if len(found) == parts[0].size else []
+    steps = [table[number] for table in tables if number in table]
+    return steps if len(steps) == parts[0].size else []
 
 
 def last_arrivals(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """For each bucket: when the last rank arrived, and which one. steps: of all ranks; if their buckets differ, empty.
+    """For each bucket: (time at which the last rank arrived, that rank). Empty if the ranks' buckets differ.
 
-    A rank arrives at a bucket when its gradients, and those of all buckets before it, are complete.
+    A rank arrives at a bucket when its gradients, and those of all earlier buckets, are complete.
+    steps: of all ranks
     """
     if len({len(step.ready) for step in steps}) > 1:
         return []
-    arrived = zip(*(accumulate(step.ready, max) for step in steps), strict=True)
-    return [max((at, rank) for rank, at in enumerate(each)) for each in arrived]
+    arrivals = zip(*(accumulate(step.ready, max) for step in steps), strict=True)
+    return [max((time, rank) for rank, time in enumerate(times)) for times in arrivals]
 
 
 def waits(step: Step, rank: int, last: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """Of the buckets that waited for a later rank: until when, and for which. last: see `last_arrivals`"""
-    found = {}
-    for bucket, (times, (at, late)) in enumerate(zip(step.times, last, strict=False)):
-        if times is not None and late != rank and min(at, times[1]) - times[0] > _NOTICED:
-            found[bucket] = min(at, times[1]), late
-    return found
+    """For each bucket that waited for a late rank: (end of the wait, that rank). last: see `last_arrivals`"""
+    waited = {}
+    for bucket, (times, (arrival, late_rank)) in enumerate(zip(step.times, last, strict=False)):
+        if times is not None and late_rank != rank:
+            end = min(arrival, times[1])
+            if end - times[0] > _NOTICED:
+                waited[bucket] = end, late_rank
+    return waited
 
 
 def trace_events(parts: Sequence[TracePart]) -> list[Event]:
-    """All events: a row for compute, one for control messages, one for each bucket. Times: us after the first one."""
+    """All events, with a row for compute, one for control messages and one for each bucket. Times begin at 0 us."""
     events = []
     for part in parts:
         events.append(_label("process_name", part.rank, 0, f"rank {part.rank} ({part.host})"))
@@ -103,38 +113,49 @@ def trace_events(parts: Sequence[TracePart]) -> list[Event]:
             for number, step in steps.items():
                 late = waits(step, part.rank, last_arrivals(step_of_ranks(parts, number, model)))
                 for row, name, begin, end, args in _spans(step, late):
-                    kind = {"ph": "i", "s": "t"} if end is None else {"ph": "X", "dur": (end - begin) * _US}
-                    where = {"ts": begin, "pid": part.rank, "tid": model * _ROWS + row, "cat": "ddp"}
-                    events.append({**kind, **where, "name": name, "args": {"step": number, **args}})
+                    event = {
+                        "name": name,
+                        "cat": "ddp",
+                        "pid": part.rank,
+                        "tid": model * _ROWS + row,
+                        "ts": begin,
+                        "args": {"step": number, **args},
+                    }
+                    event |= {"ph": "i", "s": "t"} if end is None else {"ph": "X", "dur": (end - begin) * _US}
+                    events.append(event)
     zero = min((event["ts"] for event in events if event["ph"] != "M"), default=0)
     return [{**event, "ts": max(0, event["ts"] - zero) * _US} for event in events]
 
 
-def _label(what: str, rank: int, row: int, name: str) -> Event:
-    return {"ph": "M", "ts": 0, "pid": rank, "tid": row, "name": what, "args": {"name": name}}
+def _label(field: str, rank: int, row: int, name: str) -> Event:
+    return {"ph": "M", "ts": 0, "pid": rank, "tid": row, "name": field, "args": {"name": name}}
 
 
 def _spans(step: Step, late: dict[int, tuple[int, int]]) -> Iterator[tuple[int, str, int, int | None, dict[str, Any]]]:
-    """(row, name, begin, end, arguments) of what one step did; no end: an instant, when a bucket was ready."""
+    """(row, name, begin, end, arguments) of all that happened in a step. The end of an instant is None.
+
+    late: see `waits`
+    """
     for phase in step.phases():
         yield _COMPUTE, *phase, {}
     if step.control is not None:
         yield _CONTROL, "control message", *step.control, {}
     for bucket, (ready, times, (names, nbytes)) in enumerate(zip(step.ready, step.times, step.contents, strict=True)):
-        row, args = _BUCKETS + bucket, {"MiB": nbytes / (1 << 20), "parameters": names}
+        row = _BUCKETS + bucket
+        args = {"MiB": nbytes / (1 << 20), "parameters": names}
         yield row, f"bucket {bucket} ready", ready, None, args
         if times is not None:
             yield row, f"bucket {bucket}", *times, args
             if bucket in late:
-                until, rank = late[bucket]
-                yield row, f"waiting for rank {rank}", times[0], until, {"rank": rank}
+                end, rank = late[bucket]
+                yield row, f"waiting for rank {rank}", times[0], end, {"rank": rank}
 
 
 def typical_step(parts: Sequence[TracePart]) -> tuple[int, int] | None:
-    """(number, of how many): the first model's step of median length; None unless all ranks have two steps."""
-    mine = parts[0].models[0]
-    common = sorted(number for number in mine if all(number in part.models[0] for part in parts))
-    lengths = {number: mine[number].ended - mine[number].since for number in common if mine[number].since}
-    whole = list(lengths)[_WARMUP:] or list(lengths)
-    whole.sort(key=lambda number: (lengths[number], number))
-    return (whole[(len(whole) - 1) // 2], len(common)) if whole else None
+    """The first model's step of median length: (its number, how many steps there are). None if there are under two."""
+    steps = parts[0].models[0]
+    common = sorted(number for number in steps if all(number in part.models[0] for part in parts))
+    lengths = {number: steps[number].ended - steps[number].since for number in common if steps[number].since}
+    numbers = list(lengths)[_WARMUP:] or list(lengths)
+    numbers.sort(key=lambda number: (lengths[number], number))
+    return (numbers[(len(numbers) - 1) // 2], len(common)) if numbers else None

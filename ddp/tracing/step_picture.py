@@ -1,4 +1,4 @@
-"""A picture of one step of all ranks: what each computed, which bucket travelled meanwhile, and what it waited for."""
+"""Draws one step of all ranks: compute, the reduction of each bucket, and waiting."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from ddp._files import atomic_write
 from ddp.parallel.step_trace import Step
 from ddp.tracing.chrome_trace import TracePart, last_arrivals, step_of_ranks, waits
 
-_RANKS = 6  # as many as are legible
-_MS = 1e-6  # milliseconds in a nanosecond
-_BUCKET, _GAP = 0.42, 0.9  # heights; that of the compute bar is 1
+# The most ranks that are drawn. More would not be legible.
+_RANKS = 6
+# Milliseconds in a nanosecond.
+_MS = 1e-6
+# Heights of a bucket's row, and of the gap between ranks. The compute bar has height 1.
+_BUCKET = 0.42
+_GAP = 0.9
 _COLORS = {
     "forward": "#4c78a8",
     "loss": "#9ecae9",
@@ -25,7 +29,7 @@ _COLORS = {
 
 
 def draw(parts: Sequence[TracePart], number: int, count: int, path: Path) -> None:
-    """Writes a PNG of step `number` of the first model. count: steps that it is typical of
+    """Writes a PNG of step `number` of the first model. count: the number of steps, for the title
 
     Raises: ImportError if matplotlib is missing; OSError if the file cannot be written.
     """
@@ -35,21 +39,22 @@ def draw(parts: Sequence[TracePart], number: int, count: int, path: Path) -> Non
     steps = {part.rank: part.models[0][number] for part in parts}
     last = last_arrivals(step_of_ranks(parts, number))
     late = {rank: waits(step, rank, last) for rank, step in steps.items()}
-    shown = shown_ranks(list(steps), [rank for mine in late.values() for _, rank in mine.values()])
+    shown = shown_ranks(list(steps), [rank for waited in late.values() for _, rank in waited.values()])
     zero = min(begin for step in steps.values() for _, begin, _ in step.phases())
     height = 1 + _GAP + _BUCKET * max(len(step.ready) for step in steps.values())
-    # A figure of its own, not pyplot's: the program that we are part of may be drawing, too.
+    # Without pyplot, whose state the user's program may be using.
     figure = Figure(figsize=(12.0, min(16.0, 2.6 + 0.52 * height * len(shown))), layout="constrained")
     FigureCanvasAgg(figure)
     panel = figure.add_subplot()
 
     def bar(name: str, begin: float, end: float, middle: float, thick: float) -> None:
         if end > begin:
-            where = ((begin - zero) * _MS, (end - begin) * _MS)
-            panel.broken_barh([where], (middle - thick / 2, thick), label=name, facecolor=_COLORS[name])
+            extent = ((begin - zero) * _MS, (end - begin) * _MS)
+            panel.broken_barh([extent], (middle - thick / 2, thick), label=name, facecolor=_COLORS[name])
 
     for row, rank in enumerate(shown):
-        step, top = steps[rank], -row * height
+        step = steps[rank]
+        top = -row * height
         for name, begin, end in step.phases():
             bar(name, begin, end, top, 1.0)
         for bucket, (ready, times, (_, nbytes)) in enumerate(zip(step.ready, step.times, step.contents, strict=True)):
@@ -57,11 +62,11 @@ def draw(parts: Sequence[TracePart], number: int, count: int, path: Path) -> Non
             panel.plot([(ready - zero) * _MS], [middle], "k|", markersize=7)
             if times is not None:
                 begin, end = times
-                travels, _ = late[rank].get(bucket, (begin, rank))
-                split = min(max(step.computed, travels), end)
-                bar("bucket waits for a late rank", begin, travels, middle, 0.75 * _BUCKET)
-                bar("bucket, hidden behind backward", travels, split, middle, 0.75 * _BUCKET)
-                bar("bucket, exposed", split, end, middle, 0.75 * _BUCKET)
+                started, _ = late[rank].get(bucket, (begin, rank))
+                exposed = min(max(step.computed, started), end)
+                bar("bucket waits for a late rank", begin, started, middle, 0.75 * _BUCKET)
+                bar("bucket, hidden behind backward", started, exposed, middle, 0.75 * _BUCKET)
+                bar("bucket, exposed", exposed, end, middle, 0.75 * _BUCKET)
                 label = f" {bucket}: {nbytes / (1 << 20):.3g} MiB"
                 panel.text((end - zero) * _MS, middle, label, va="center", fontsize=7)
     panel.set_yticks([-row * height for row in range(len(shown))], [f"rank {rank}" for rank in shown])
@@ -76,17 +81,17 @@ def draw(parts: Sequence[TracePart], number: int, count: int, path: Path) -> Non
 
 
 def shown_ranks(ranks: Sequence[int], late: Sequence[int]) -> list[int]:
-    """The ranks that are drawn: all, or of many the first, those that buckets waited for, and the next ones."""
+    """At most 6 ranks to draw: the first one, then late ranks, then the others. late: ranks that buckets waited for"""
     return sorted(list(dict.fromkeys([ranks[0], *reversed(late), *ranks]))[:_RANKS])
 
 
 def title(number: int, count: int, steps: Mapping[int, Step]) -> str:
-    """What the picture shows, in numbers. steps: of each rank"""
-    rank, mine = next(iter(steps.items()))
-    text = f"Step {number}, typical of {count}: {(mine.ended - mine.since) * _MS:.1f} ms. "
-    text += f"Rank {rank}: waited {(mine.ended - mine.computed) * _MS:.1f} ms after backward"
+    """The title of the picture. steps: by rank"""
+    rank, step = next(iter(steps.items()))
+    text = f"Step {number}, typical of {count}: {(step.ended - step.since) * _MS:.1f} ms. "
+    text += f"Rank {rank}: waited {(step.ended - step.computed) * _MS:.1f} ms after backward"
     complete = sorted((max(step.ready, default=0), rank) for rank, step in steps.items())
     if len(steps) > 1:
-        (before, _), (at, late) = complete[-2:]
-        text += f"\nlast to complete its gradients: rank {late}, {(at - before) * _MS:.1f} ms after the others"
+        (previous, _), (last, late) = complete[-2:]
+        text += f"\nlast to complete its gradients: rank {late}, {(last - previous) * _MS:.1f} ms after the others"
     return text

@@ -61,7 +61,8 @@ def allreduce(bucket: GradBucket) -> Work[Any]:
 
 def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -> Steps:
     """fit: (rows, n) float32 -> (rows,) float32, the factor of each row before it is rounded to dtype"""
-    buffer, ranks = bucket.buffer, bucket.comm.size
+    buffer = bucket.buffer
+    ranks = bucket.comm.size
     xp = device_of(buffer).xp
     part = max(1, -(-buffer.size // ranks))
     shares = xp.zeros(ranks * part, np.float32)

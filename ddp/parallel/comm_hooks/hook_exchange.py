@@ -51,7 +51,8 @@ def hook_settings(hook: Any) -> dict[str, Any]:
         return {"comm_hook": None}
     if isinstance(hook, type) or not callable(hook):
         raise ArgumentError(f"comm_hook should be a function of a GradBucket, or an object like one, is {hook!r:.60}")
-    name, settings = _name(hook), getattr(hook, "same_on_all_ranks", {})
+    name = _name(hook)
+    settings = getattr(hook, "same_on_all_ranks", {})
     return {"comm_hook": name, **{f"comm_hook {name}: {key}": value for key, value in settings.items()}}
 
 
@@ -178,7 +179,8 @@ class HookExchange(Exchange):
 
     def _run(self, index: int) -> Steps:
         """Runs the hook on a bucket: yields each Work that it waits for, and checks what it yields and returns."""
-        memory, members = self._buckets.memory, self._buckets.members[index]
+        memory = self._buckets.memory
+        members = self._buckets.members[index]
         assert self._used is not None
         names = tuple(self._buckets.names[each] for each in members)
         bucket = GradBucket(

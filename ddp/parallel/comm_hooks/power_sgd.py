@@ -62,7 +62,9 @@ class PowerSGD:
     steps: int = field(default=0, init=False)  # how many have begun
 
     def __post_init__(self) -> None:
-        rank, start, rate = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate
+        rank = self.matrix_approximation_rank
+        start = self.start_iter
+        rate = self.min_compression_rate
         if not (_at_least(1, rank, Integral) and _at_least(0, start, Integral) and _at_least(0, rate, Real)):
             raise ArgumentError(
                 "PowerSGD: expected a whole rank of at least 1, a whole start_iter and a min_compression_rate of at "
@@ -121,7 +123,8 @@ class PowerSGD:
         """The rank to which a gradient of that shape is compressed; None if it is not compressed."""
         if len(shape) < 2 or 0 in shape:
             return None
-        rows, columns = shape[0], math.prod(shape[1:])
+        rows = shape[0]
+        columns = math.prod(shape[1:])
         rank = min(rows, columns, self.matrix_approximation_rank)
         return rank if rows * columns > self.min_compression_rate * (rows + columns) * rank else None
 
@@ -160,7 +163,8 @@ def _joined(
 ) -> tuple[Array, list[Array]]:
     """One array with room for arrays of these shapes, one after the other, and its views of them."""
     whole = make(sum(map(math.prod, shapes)), dtype)
-    views, start = [], 0
+    views = []
+    start = 0
     for shape in shapes:
         stop = start + math.prod(shape)
         views.append(whole[start:stop].reshape(shape))

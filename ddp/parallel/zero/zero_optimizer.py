@@ -1,9 +1,9 @@
-"""`ZeroOptimizer`: every rank keeps the optimizer's state of its own part of the parameters, and updates that part."""
+"""`ZeroOptimizer`: every rank holds the optimizer state of one part of the parameters, and updates that part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,27 +22,27 @@ from ddp.optim.optimizer import Closure, Group, Params
 from ddp.parallel.data_parallel import DataParallel
 from ddp.parallel.exchange import AllReduce, SingleRank
 from ddp.parallel.micro_batches import TreeExchange
-from ddp.parallel.zero.shards import ShardedExchange, WholeGradientExchange
+from ddp.parallel.zero.shards import FindState, ShardedExchange, StatePiece, WholeGradientExchange
 
 
 class ZeroOptimizer(Optimizer):
     """An optimizer whose state is sharded over the ranks of a DataParallel: ZeRO, stage 1.
 
-    model: its gradients are reduce-scattered from now on, each rank gets the mean of its own part; with micro_batches
-    each rank still gets all of them
-    optimizer_class: any of `ddp.optim`, or one of your own whose update treats each element alone, and which keeps what
-    it remembers in `self.state[p]`: it is given flat pieces of parameters
-    params: the model's parameters, each that requires grad once, or groups of them; None: all
+    model: from now on its gradients are reduce-scattered: each rank gets the mean of its own part. With micro_batches
+    each rank still gets the whole mean
+    optimizer_class: any of `ddp.optim`, or another one whose update is elementwise, and which keeps its state in
+    `self.state[p]`: it is given flat pieces of parameters
+    params: the model's parameters or groups of them, with every one that requires grad; None: all
     defaults: the settings of optimizer_class
 
-    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. Where collectives add in the
-    same order its numbers are the same, bit for bit. All ranks make the same calls: `step`, `clip_grad_norm_` and
-    `state_dict` are collective. Gradients cannot be read, since no rank has whole ones: `param.grad` raises, and
-    clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory, and move when the plan of buckets changes, as it
-    does in the first backwards: a view (`p.detach()`) that was made before is left behind.
+    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. The results are equal, bit for
+    bit, if the collectives add in the same order. All ranks make the same calls: `step`, `clip_grad_norm_` and
+    `state_dict` are collective. No rank has whole gradients, so reading `param.grad` raises, and clipping is
+    `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan of buckets changes, which happens in
+    the first backwards; a view (`p.detach()`) that was made before then keeps the old memory.
 
-    Raises: DtypeError if the class is no optimizer; ArgumentError for parameters that are not the model's, or are
-    missing; ParallelError if the model has a communication hook or a ZeroOptimizer already.
+    Raises: DtypeError if the class is not an optimizer; ArgumentError for missing parameters, and for those of another
+    model; ParallelError if the model has a communication hook or a ZeroOptimizer already.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
@@ -68,14 +68,16 @@ class ZeroOptimizer(Optimizer):
         whole = optimizer_class(list(named.values()) if params is None else params, **defaults)
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
         self._sealed = True
-        self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
-        shared = self._comm, optimizer_class, defaults, self.param_groups, named
+        self._model = model
+        self._comm = reducer.comm
+        self._kind = optimizer_class
+        arguments = self._comm, optimizer_class, defaults, self.param_groups, named
         tree = reducer.tree
-        self._shards = ShardedExchange(*shared) if tree is None else WholeGradientExchange(tree, *shared)
-        self._where = self._shards.params[0].device
+        self._shards = ShardedExchange(*arguments) if tree is None else WholeGradientExchange(tree, *arguments)
+        self._device = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
-        self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
+        self._scaled = False  # the mean gradients were clipped or unscaled, the sums in the buckets were not
         reducer.before.insert(0, self._before_backward)
         reducer.set_exchange(self._shards)
 
@@ -92,15 +94,15 @@ class ZeroOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Updates this rank's part of the parameters, and gathers the other ranks'. Collective.
+        """Updates this rank's part of the parameters, and gathers the parts of the other ranks. Collective.
 
-        While the parameters of a bucket are gathered the next bucket is updated. A parameter whose grad is None is not
-        touched; it must be None on all ranks, as backward leaves it.
+        While the parameters of a bucket are gathered, the next bucket is updated. A parameter whose grad is None is not
+        updated; backward leaves None on all ranks or on none.
 
-        closure: computes the loss and its gradients anew; step returns what it returns
+        closure: computes the loss and its gradients again; step returns its result
 
-        Raises: ParallelError if a gradient was added up inside `no_sync()` alone, or assigned; CaptureError in a CUDA
-        graph.
+        Raises: ParallelError for gradients that were accumulated only inside `no_sync()`, or assigned; CaptureError in
+        a CUDA graph.
         """
         if capturing.now is not None:
             raise CaptureError("ZeroOptimizer gathers parameters that other ranks have updated, and no graph does yet")
@@ -115,48 +117,49 @@ class ZeroOptimizer(Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
 
-        Returns the norm that they had, 0-d, the same on every rank. It takes one small call, and adds up in another
-        order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
+        Returns the norm before scaling, 0-d, equal on all ranks. This takes one small call. It adds up in another order
+        than `nn.utils.clip_grad_norm_`, so the last bits may differ.
         norm_type: inf, or a number other than 0
 
-        Raises: ArgumentError for another norm_type, or, if asked to, for a norm that is infinite or nan; nothing has
-        changed then. ParallelError for gradients that have not been reduced.
+        Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
+        then nothing has changed. ParallelError for gradients that have not been reduced.
         """
-        max_norm, norm_type = float(max_norm), norm_order(norm_type)
+        order = norm_order(norm_type)
         self._check_reduced("clip_grad_norm_")
-        with errstate(all="ignore"), on(self._where):
-            return self._clip(max_norm, norm_type, error_if_nonfinite)
+        with errstate(all="ignore"), on(self._device):
+            return self._clip(float(max_norm), order, error_if_nonfinite)
 
     def unscale_gradients(self, scale: Any, found: Any) -> None:
-        """Divides the gradients by `scale`, for GradScaler; on a GPU nothing waits. Collective.
+        """Divides the gradients by `scale`, for GradScaler. On a GPU the host does not wait. Collective.
 
-        scale, found: (1,) float32; found becomes 1 where one of the gradients, on any rank, is infinite or nan
+        scale, found: (1,) float32; found is set to 1 if any gradient on any rank is infinite or nan
 
         Raises: ParallelError for gradients that have not been reduced.
         """
         self._check_reduced("unscale_")
-        with errstate(all="ignore"), on(self._where):
-            mine = self._where.xp.zeros(1, np.float32)
-            gradients.unscale(self._where.xp, self._shards.gradients(), to_device(scale, self._where), mine)
-            self._comm.all_reduce(mine, op="max", out=mine)
-        found[...] = to_device(mine, device_of(found))
+        xp = self._device.xp
+        with errstate(all="ignore"), on(self._device):
+            non_finite = xp.zeros(1, np.float32)
+            gradients.unscale(xp, self._shards.gradients(), to_device(scale, self._device), non_finite)
+            self._comm.all_reduce(non_finite, op="max", out=non_finite)
+        found[...] = to_device(non_finite, device_of(found))
         self._scaled = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What `optimizer_class` over the same parameters would give, on every rank. Collective.
+        """The state dict that `optimizer_class` would have for the same parameters, on every rank. Collective.
 
-        Each rank holds the whole state while it keeps the result.
+        The result holds the whole state, on each rank.
         """
         return {**super().state_dict(), "state": self._shards.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over settings, and this rank's part of the state. All ranks load the same.
+        """Loads the settings, and this rank's part of the state. All ranks load the same state dict.
 
         See `Optimizer.load_state_dict`: dtypes stay, and parameters that have names are matched by name.
-        state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name, with
-        its tensors or NumPy arrays
+        state_dict: of a ZeroOptimizer on any number of ranks, of `optimizer_class`, or of PyTorch's optimizer of that
+        name, with its tensors or with NumPy arrays
 
-        Raises: StateDictError if groups or shapes are not those of this optimizer.
+        Raises: StateDictError if groups or shapes do not fit this optimizer.
         """
         super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
         saved = {
@@ -164,59 +167,63 @@ class ZeroOptimizer(Optimizer):
             for number, entry in state_dict["state"].items()
         }
         groups = self._in_own_order(state_dict["param_groups"])
-        given = [number for group in groups for number in group["params"]]
-        self._shards.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved})
+        saved_numbers = [number for group in groups for number in group["params"]]
+        self._shards.put_state(
+            {number: saved[saved_number] for number, saved_number in enumerate(saved_numbers) if saved_number in saved}
+        )
 
-    def state_pieces(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        """(parameter's number, start, stop, its state there) of what this rank holds; parameters thought of as flat.
+    def state_pieces(self) -> Iterator[StatePiece]:
+        """The state on this rank, as (number of the parameter, start, stop, state of these elements of it flattened).
 
-        For a checkpoint that each rank writes its own part of: no rank ever holds the whole state, and nothing is
-        called. A state with an element for each of the piece's is the part of it that belongs to them; it shares the
-        optimizer's memory. Anything else is the same for all pieces of a parameter.
+        With it each rank can save its own part: no rank ever holds the whole state, and no collective is called.
+        Elementwise states are flat tensors of stop - start elements, which share the optimizer's memory. Any other
+        state is equal for all pieces of a parameter.
         """
         return self._shards.pieces()
 
     def state_ranges(self) -> Iterator[tuple[int, int, int]]:
-        """(parameter's number, start, stop) of everything that `load_state_pieces` will ask for on this rank."""
+        """(number of the parameter, start, stop) of all pieces that `load_state_pieces` needs on this rank."""
         return self._shards.ranges()
 
-    def load_state_pieces(self, param_groups: list[Group], find: Callable[[int, int, int], Mapping[str, Any]]) -> None:
-        """Takes over settings, and this rank's part of the state, at any number of ranks.
+    def load_state_pieces(self, param_groups: list[Group], find: FindState) -> None:
+        """Loads the settings, and this rank's part of the state, as saved on any number of ranks.
 
-        param_groups: as `state_dict` has them; find: called with a parameter's number, start and stop, returns its
-        state there: flat tensors of stop - start elements and single values, or {}
+        param_groups: as in `state_dict`; find: called with the number of a parameter, start and stop, returns the state
+        of these elements: flat tensors of stop - start elements and single values, or {}
 
-        Raises: StateDictError if groups are not those of this optimizer.
+        Raises: StateDictError if the groups do not fit this optimizer.
         """
         super().load_state_dict({"state": {}, "param_groups": param_groups})
         self._shards.put_pieces(find)
 
-    def _clip(self, max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
-        parts, xp = self._shards.gradients(), self._where.xp
-        full: list[Any] = [each.leaf.grad_buffer.array for each in self._shards.params if each.leaf.grad_buffer.full]
-        if self._model.micro_batches is not None:  # where they lie whole on every rank
-            whole = gradients.total_norm(xp, full, p) if full else xp.zeros(())
+    def _clip(self, max_norm: float, order: float, error_if_nonfinite: bool) -> Tensor:
+        xp = self._device.xp
+        parts = self._shards.gradients()
+        buffers = [p.leaf.grad_buffer for p in self._shards.params]
+        full: list[Any] = [buffer.array for buffer in buffers if buffer.full]
+        if self._model.micro_batches is not None:  # every rank has the whole gradients
+            norm = gradients.total_norm(xp, full, order) if full else xp.zeros(())
         else:
-            mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
-            # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
-            everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
-            whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
-        wide = [each.dtype for each in full]
-        total = xp.asarray(whole, np.float64 if np.dtype(np.float64) in wide else np.float32)
+            part_norm = gradients.total_norm(xp, parts, order, root=False) if parts else xp.zeros(())
+            # Each rank combines the norms of all: MPI's maximum may lose a nan.
+            norms = self._comm.all_gather(part_norm.astype(np.float64).reshape(1), lengths="equal")
+            norm = norms.max() if order == math.inf else norms.sum() ** (1 / order)
+        wide = any(grad.dtype == np.float64 for grad in full)
+        total = xp.asarray(norm, np.float64 if wide else np.float32)
         if error_if_nonfinite and not xp.isfinite(total):
             raise ArgumentError(
-                f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+                f"the total norm of order {order} is {float(total)}, so gradients cannot be clipped by it; "
                 "pass error_if_nonfinite=False to scale by it nevertheless"
             )
         gradients.scale_to_norm(xp, parts, total, max_norm)
         self._scaled = True
-        return wrap(total, self._where)
+        return wrap(total, self._device)
 
     def _check_params(self, named: Mapping[str, Tensor]) -> None:
         for p in self._shards.params:
             if id(p) not in self._shards.names:
                 raise ArgumentError(f"ZeroOptimizer: a tensor of shape {p.shape} is no parameter of the model")
-        listed = {id(p) for p in self._shards.params}
+        listed = set(map(id, self._shards.params))
         missing = [name for name, p in named.items() if p.requires_grad and id(p) not in listed]
         if missing:
             raise ArgumentError(
@@ -238,7 +245,8 @@ class ZeroOptimizer(Optimizer):
     def _before_backward(self) -> None:
         if self._scaled:
             for p in self._shards.params:
-                if p.leaf.grad_buffer.full and p.leaf.grad_buffer.withheld is not None:
+                grad_buffer = p.leaf.grad_buffer
+                if grad_buffer.full and grad_buffer.withheld is not None:
                     raise ParallelError(
                         f"backward would add to the gradient of {self._shards.names[id(p)]}, of which ZeroOptimizer "
                         "has scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() "
@@ -248,6 +256,6 @@ class ZeroOptimizer(Optimizer):
 
 
 def _with_names(group: Group) -> Group:
-    """The group as it is given to an optimizer, its parameters with their names if they have any."""
+    """The group as an argument of an optimizer: parameters that have names become (name, parameter)."""
     names = group.get("param_names")
-    return {**group, "params": group["params"] if names is None else list(zip(names, group["params"], strict=True))}
+    return group if names is None else {**group, "params": list(zip(names, group["params"], strict=True))}

@@ -255,7 +255,7 @@ def test_the_layout_of_buckets_does_not_matter() -> None:
         ((micro_batches.MicroBatches, "seed_draws", lambda self, of_forward=False: None), {}),
         ((micro_batches, "tree_sum", lambda parts, add: add_in_order(parts, add)), {"count": 4}),
         ((DistributedSampler, "number_of", lambda self, batch: batch), {}),
-        ((micro_batches.MicroBatches, "_move_statistics", lambda self: move_alone(self)), {"make": CNN}),
+        ((micro_batches.MicroBatches, "_update_statistics", lambda self: move_alone(self)), {"make": CNN}),
     ],
     ids=["draws", "order of sums", "augmentation", "running statistics"],
 )
