@@ -49,7 +49,7 @@ class FolderLock:
         self._path = os.path.join(folder, NAME)
 
     def take(self) -> str:
-        """Makes the folder and locks it. Returns the new content of the lock file. At a URL there is only the file.
+        """Makes the folder, locks it and writes the lock file. Returns its content. At a URL, nothing is locked.
 
         Raises: CheckpointError if another job holds the lock, or the folder or file cannot be made.
         """

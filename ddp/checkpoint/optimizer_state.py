@@ -66,7 +66,8 @@ def versions_changed_by_step(optimizers: Iterable[Optimizer]) -> set[int]:
 class SavedOptimizer:
     """The state of one optimizer in a checkpoint.
 
-    described, pieces: as `encode_optimizer` returned them; the pieces of all ranks; read: decodes a JSON value
+    described: what `encode_optimizer` returned first; pieces: for each rank, the pieces that it returned there
+    read: decodes a JSON value, with its arrays
     """
 
     def __init__(

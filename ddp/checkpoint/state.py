@@ -35,6 +35,8 @@ from ddp.serialization.structure import JSON, Array, encode, free_name, memory_k
 
 # A value for `encode`.
 RandomState = dict[str, Any]
+# (start, stop).
+Range = tuple[int, int]
 
 
 def random_state() -> RandomState:
@@ -118,7 +120,7 @@ def _stateful(user: Any) -> dict[Any, Any]:
     return {name: value for name, value in (user or {}).items() if hasattr(value, "load_state_dict")}
 
 
-def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, tuple[int, int]]]:
+def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, Range]]:
     """Divides tensors among ranks, so that each rank writes the same number of bytes.
 
     sizes: (number of elements, bytes of one) by name
@@ -128,7 +130,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
     """
     total = sum(count * itemsize for count, itemsize in sizes.values())
     cuts = [total * rank // ranks for rank in range(ranks + 1)]
-    parts: list[dict[str, tuple[int, int]]] = [{} for _ in range(ranks)]
+    parts: list[dict[str, Range]] = [{} for _ in range(ranks)]
     begin = 0
     for name, (count, itemsize) in sizes.items():
         if count == 0:

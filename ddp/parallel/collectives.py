@@ -83,8 +83,8 @@ class CollectiveCall:
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
         """Wraps the result in a tensor, and records its node.
 
-        adjoint: turns the gradient of the result into that of the tensor. Collective. On ranks whose tensor does not
-        require grad, its result is ignored. Under create_graph its ops are recorded
+        adjoint: turns the gradient of the result into that of the tensor. It is called on all ranks, but its value is
+        ignored where the tensor does not require grad. Under create_graph, its ops are recorded
         """
         result = wrap(array, self._device)
         if self.recorded:

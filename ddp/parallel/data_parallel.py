@@ -143,7 +143,8 @@ class DataParallel(Module):
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
-        self.__dict__["comm_hook"] = comm_hook  # not an attribute: a hook that is a Module is no part of the model
+        # Without Module.__setattr__, which would make a hook that is a Module a part of the model.
+        self.__dict__["comm_hook"] = comm_hook
         self._hooked = None
         try:
             micro = None if micro_batches is None else MicroBatches(self.comm, module, micro_batches)

@@ -4,17 +4,17 @@ Work. Rank r of n computes a contiguous share of the V micro-batches, for any n 
 compute one more than the others. Everything that otherwise depends on the rank depends on the micro-batch instead.
 
 Order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: first 2k and 2k + 1, then
-blocks of two, of four and so on. If V is not a power of two, a block without a neighbour joins a higher level. A rank
-adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded up, beside the gradient (up to two
-more if V is above 48, depending on where its share begins):
+blocks of two, of four and so on. If V is not a power of two, a block without a neighbour stays as it is, and is added
+later to a larger block. A rank adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded
+up, beside the gradient (up to two more if V is above 48, depending on where its share begins):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
     sums of each rank   (0 + 1), 2             3, (4 + 5)             (6 + 7)
     the result          ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-Exchange. In the backward of a rank's last micro-batch, each full bucket is added to the rank's neighbouring blocks. An
-all-to-all then sends each rank its part of the remaining blocks. It adds them in the order of the tree and scales the
-sum, and an all-gather joins the parts. If each rank has one block and all blocks are equally long, this is
+Exchange. In the backward of a rank's last micro-batch, each full bucket completes the rank's own blocks. Each rank then
+sums one part of the bucket: it receives this part of all blocks by an all-to-all, adds them in the order of the tree
+and scales the sum. An all-gather joins the parts. If each rank has one block and all blocks are equally long, this is
 `all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Buckets go through
 these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
 

@@ -40,7 +40,7 @@ CODES = {dtype: code for code, dtype in STORED.items()}
 #: Bytes of the longest header, as in the library of that name.
 LIMIT = 100_000_000
 METADATA = "__metadata__"
-# As many as a NumPy array may have.
+# The most dimensions of a NumPy array.
 _MOST_DIMENSIONS = 64
 # First bytes of other kinds of files, and what errors say of them.
 _FOREIGN = {

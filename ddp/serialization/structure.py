@@ -29,7 +29,8 @@ Keep = Callable[[str, Array, TensorBase | None], str]
 # Encodes a value of another kind: (value, its name) -> JSON.
 EncodeOther = Callable[[Any, str], JSON]
 
-_KEYS = (str, bool, int, float, type(None))
+# The types of values that JSON has, and of keys.
+_PLAIN = (str, bool, int, float, type(None))
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -72,7 +73,7 @@ def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JS
         if array.dtype not in CODES:
             raise ArgumentError(f"{name} is an array of dtype {array.dtype}, which a file cannot hold")
         return {"array": keep(name, array, None)}
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, _PLAIN):
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
@@ -82,7 +83,7 @@ def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JS
     if isinstance(value, dict):
         pairs = []
         for key, item in value.items():
-            if not isinstance(key, _KEYS):
+            if not isinstance(key, _PLAIN):
                 raise ArgumentError(f"{name} has a key of type {type(key).__name__}, expected text or numbers")
             pairs.append([encode(key, name, keep), encode(item, f"{name}.{key}", keep, other)])
         return {"counter" if isinstance(value, Counter) else "dict": pairs}
