@@ -403,7 +403,11 @@ class MicroBatches:
         # The records end to end: number of the layer, values in a channel, means, variances.
         fields: list[Any] = [np.zeros(0)]
         for running_mean, mean, var, count in self._records:
-            fields += [[numbers[id(running_mean)], count], to_device(mean, CPU).reshape(-1), to_device(var, CPU).reshape(-1)]
+            fields += [
+                [numbers[id(running_mean)], count],
+                to_device(mean, CPU).reshape(-1),
+                to_device(var, CPU).reshape(-1),
+            ]
         with error_context("the statistics of batch norm, at the end of a step"):
             rows = self._comm.all_gather(np.concatenate(fields))
         self._uncount(self._records)  # `count_batch` counts them again, in order
