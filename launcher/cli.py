@@ -114,7 +114,7 @@ def _print(text: str, stream: TextIO | None) -> int:
 
 
 def _run(job: Job) -> int:
-    from launcher.linux import become_subreaper, childless, children_of, parents, remove_stale_segments, sweep
+    from launcher.linux import become_subreaper, childless, children_of, parents, sweep
     from launcher.supervisor.supervisor import launch
 
     began = time.time()
@@ -127,5 +127,4 @@ def _run(job: Job) -> int:
         return launch(job)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
-        sweep(_SWEEP_LIMIT, spare=before)
-        remove_stale_segments(began)
+        sweep(_SWEEP_LIMIT, before, began)

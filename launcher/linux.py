@@ -191,35 +191,41 @@ def is_above(pid: int) -> bool:
     return each == pid
 
 
-def sweep(limit: float, spare: frozenset[int] = frozenset()) -> dict[int, int]:
-    """Kills and reaps every descendant of this process, a subreaper, but the trees of its children in `spare`.
+def sweep(
+    limit: float,
+    spare: frozenset[int] = frozenset(),
+    started_at: float | None = None,
+) -> dict[int, int]:
+    """Kills and reaps every descendant of this process, a subreaper, except the trees of its children in `spare`.
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
-    Returns: the wait status of each child that it reaped.
+    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: does not
+    Returns: the wait status of each reaped child, by pid.
     """
-    ended: dict[int, int] = {}
+    statuses: dict[int, int] = {}
     deadline = time.monotonic() + limit
     pause = 0.0005
     while True:
-        ended.update(reap_all())
-        if childless():
-            return ended
+        statuses.update(reap_all())
+        if childless() or time.monotonic() > deadline:
+            break
         table = parents()
         for pid in spare:
             table.pop(pid, None)
-        left = children_of(table, os.getpid())
-        if not left:
-            return ended
-        for pid in left:
+        pids = children_of(table, os.getpid())
+        if not pids:
+            break
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                continue  # ended meanwhile, or runs as another user: only its own end will remove it
-        if time.monotonic() > deadline:
-            return ended
-        # Killed processes die within microseconds, those they leave come to us then: look again, ever less often.
+                continue  # It has ended, or runs as another user: then it cannot be killed from here.
+        # Killed processes die within microseconds, and this process then becomes the parent of their children.
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+    if started_at is not None:
+        remove_stale_segments(started_at)
+    return statuses
 
 
 def childless() -> bool:

@@ -1,9 +1,9 @@
-"""Agent supervisor: the process above an agent on other hosts, and below a daemon such as Slurm's.
+"""Agent supervisor: the process between the engine and an agent, on hosts other than the launcher's.
 
-`kill -9` of an agent ends its rank, but not what the rank started in sessions of its own. Those processes come to the
-agent supervisor, a subreaper and the process that the engine started, which ends them and then exits like the agent. It
-forks the agent before anything else happens, shares its memory with it, and only waits. On the launcher's own host the
-launcher's reaper does this for all agents.
+`kill -9` of an agent ends its rank, but not the processes that the rank started in sessions of their own. The kernel
+hands those to the agent supervisor, which is a subreaper: it kills them and then exits like the agent. The engine
+started this process; it forks the agent before anything else happens, shares its memory with it, and only waits. On the
+launcher's own host the launcher's reaper does the same for all agents.
 """
 
 from __future__ import annotations
@@ -15,74 +15,69 @@ import time
 
 from launcher.linux import become_subreaper, die_with_parent, fork, sweep
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# What an engine says to the process that it has started is meant for the agent. SIGTERM comes, too, when it has died.
-_PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+# Signals that are forwarded to the agent: the engine sends them to the process that it has started, which is this one.
+# The kernel sends SIGTERM when the engine has died.
+_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def run_agent_supervisor() -> int:
-    """Forks, and returns the reaper's pid in the child alone, which is to be the agent. Raises: StartError"""
-    engine, began = os.getppid(), time.time()
+    """Forks. Returns only in the child, which becomes the agent: the pid of the supervisor. Raises: StartError"""
+    engine = os.getppid()
+    started_at = time.time()
     become_subreaper()
-    # Blocked signals wait for `sigwait`; no handler is needed, and none is lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_PASSED_ON})
-    reaper = os.getpid()
+    # Blocked signals stay pending until `sigwait` takes them, so no handler is needed and none is lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
+    supervisor = os.getpid()
     agent = fork()
     if agent != 0:
         die_with_parent(engine, signal.SIGTERM)
-        _watch(agent, began)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    os.setpgid(0, 0)  # what the engine sends to its whole group is passed on, once; and may kill the reaper alone
-    return reaper
+        _wait_for_agent(agent, started_at)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # A signal to the engine's process group must reach the agent once, forwarded, and not a second time directly.
+    os.setpgid(0, 0)
+    return supervisor
 
 
-def _watch(agent: int, began: float) -> NoReturn:
+def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
     while True:
-        number = signal.sigwait({signal.SIGCHLD, *_PASSED_ON})
+        number = signal.sigwait({signal.SIGCHLD, *_FORWARDED})
         if number != signal.SIGCHLD:
-            os.kill(agent, number)  # not reaped yet, so the pid is the agent's
+            os.kill(agent, number)  # It has not been reaped yet, so the pid is still the agent's.
             continue
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:
-            _end_like(os.waitstatus_to_exitcode(status), began)
+            code = os.waitstatus_to_exitcode(status)
+            # If the agent failed, its MPI may have left files in /dev/shm. The last supervisor on the host finds those
+            # that no rank uses any more.
+            sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
+            for number in _FORWARDED:
+                signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            exit_like(code)
 
 
-def _end_like(code: int, began: float) -> NoReturn:
-    """Ends everything below this process, and it as its agent has ended."""
-
-    from launcher.linux import remove_stale_segments
-
-    sweep(SWEEP_LIMIT)
-    if code != 0:
-        remove_stale_segments(began)  # of a killed MPI; the last reaper on the host finds what no rank holds any more
-    for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)  # the agent has ended
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    end_like(code)
+# Seconds after which killing what is left is given up.
+SWEEP_LIMIT = 2.0
+# When the agent started, to within milliseconds: an agent imports this module right after it has forked its rank.
+_STARTED_AT = time.time()
 
 
-SWEEP_LIMIT = 2.0  # s
-_BEGAN = time.time()  # the rank has hardly been forked when an agent imports this
-
-
-def end_like(code: int) -> NoReturn:
-    """Ends this process with an exit code, or by a signal if `code` is minus its number."""
+def exit_like(code: int) -> NoReturn:
+    """Ends this process with exit code `code`, or by signal `-code` if it is negative."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's core is the one of interest
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # Only the rank's core dump is of interest.
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)
 
 
-def end_at_once() -> NoReturn:
-    """Ends everything below this process, and it."""
-    sweep(SWEEP_LIMIT)
-    # On other hosts than the launcher's no reaper does it; the last agent there finds the files that no rank holds.
-    from launcher.linux import remove_stale_segments
-
-    remove_stale_segments(_BEGAN)
+def kill_and_exit() -> NoReturn:
+    """Kills every process below this one, and exits with 1."""
+    # Hosts other than the launcher's have no reaper: there the last agent finds the files that no rank uses any more.
+    sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

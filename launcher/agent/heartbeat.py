@@ -1,4 +1,4 @@
-"""Heartbeat: what a rank does now, read from /proc and from its flight record once a second.
+"""Heartbeat: what a rank is doing, read once a second from /proc and from its flight record.
 
 The rank takes no part in this, so a rank that is stopped, holds the GIL or waits forever is described like any other.
 """
@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
+# What `FlightReader.newest` returns, for a rank without a flight record.
 _NO_RECORD = {
     "step": None,
     "calls": 0,
@@ -25,75 +26,86 @@ _NO_RECORD = {
     "where": None,
     "where_age": None,
 }
+# A rank that has used less CPU time than this (s) since the last heartbeat is idle.
+_IDLE = 0.05
 
 
 class Heartbeat:
-    """The view of one rank."""
+    """Reads the state of one rank."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._cpu = 0.0
-        self._below = 0.0
-        self._record: FlightReader | None = None
+        self._descendants_cpu = 0.0
+        self._reader: FlightReader | None = None
 
-    def found(self, fd: int) -> None:
-        """The rank keeps a flight record, as its file descriptor `fd`."""
+    def open_record(self, fd: int) -> None:
+        """Reads the rank's flight record from now on. fd: its file descriptor in the rank"""
         from collectives.errors import RecordError
         from collectives.flight.reader import FlightReader
 
         try:
-            self._record = FlightReader.of_fd(self._pid, fd)
+            self._reader = FlightReader.of_fd(self._pid, fd)
         except RecordError:
-            self._record = None  # it has closed the file already, or hides itself from others
+            self._reader = None  # The rank has closed it already, or the system hides its files.
 
-    def state(self) -> str:
+    def process_state(self) -> str:
         """The state of the rank's process as one letter: R, S, D, T, Z; "" once it is gone."""
         return stat_of(self._pid).state
 
-    def take(self) -> Message:
-        """The beat: state, cpu (s since the start), below (of its descendants), rss (bytes), `FlightReader.newest`."""
+    def read(self) -> Message:
+        """The heartbeat of this moment.
+
+        Keys: state; cpu: of the rank since its start (s); below: CPU time of its descendants (s); rss (bytes); those of
+        `FlightReader.newest`
+        """
         stat = stat_of(self._pid)
-        # A rank with a GPU has a hundred threads, each of which may have children: to ask them all takes a millisecond,
-        # and matters only where the rank itself does nothing.
+        # What descendants do matters only while the rank itself is idle, and asking costs a millisecond: a rank with a
+        # GPU has a hundred threads, each of which may have children.
         if stat.cpu - self._cpu < _IDLE:
-            self._below = descendants_cpu(self._pid)
+            self._descendants_cpu = descendants_cpu(self._pid)
         self._cpu = stat.cpu
-        return {"state": stat.state, "cpu": stat.cpu, "below": self._below, "rss": stat.rss, **self._glance()}
+        return {
+            "state": stat.state,
+            "cpu": stat.cpu,
+            "below": self._descendants_cpu,
+            "rss": stat.rss,
+            **self._read_record(),
+        }
 
-    def stood(self) -> str:
-        """Where the rank's Python stood last, in words."""
-        glance = self._glance()
-        if glance["where"] is None:
+    def last_position(self) -> str:
+        """A clause that says where the rank's Python code was last seen."""
+        record = self._read_record()
+        if record["where"] is None:
             return "where its Python stood was never noted"
-        return f"its Python stood at {glance['where']} {glance['where_age']:.1f} s ago"
+        return f"its Python stood at {record['where']} {record['where_age']:.1f} s ago"
 
-    def _glance(self) -> Message:
-        if self._record is not None:
+    def _read_record(self) -> Message:
+        if self._reader is not None:
             from collectives.errors import RecordError
 
             try:
-                return self._record.newest(time.monotonic_ns())
+                return self._reader.newest(time.monotonic_ns())
             except RecordError:
-                self._record = None
+                self._reader = None
         return _NO_RECORD
 
 
-_IDLE = 0.05  # s of CPU between two beats
-
-
 def descendants_cpu(pid: int) -> float:
-    """CPU time of all descendants of a process in s, of those that have ended and were waited for too.
+    """CPU time (s) of all descendants of a process, including those that have ended and were waited for.
 
-    0.0 for a process that has gone, and where the kernel names no children (CONFIG_PROC_CHILDREN).
+    0.0 if the process is gone, or if the kernel does not list children (CONFIG_PROC_CHILDREN).
     """
     cpu = stat_of(pid).waited
-    found = [pid]
-    for each in found:  # grows
+    pids = [pid]
+    for parent in pids:  # The list grows while it is walked.
         try:
-            threads = os.listdir(f"/proc/{each}/task")
+            threads = os.listdir(f"/proc/{parent}/task")
         except OSError:
-            continue  # it has ended meanwhile
-        children = [int(child) for thread in threads for child in read(f"/proc/{each}/task/{thread}/children").split()]
-        cpu += sum(stat.cpu + stat.waited for stat in map(stat_of, children))
-        found += children
+            continue  # The process has ended.
+        for thread in threads:
+            for child in map(int, read(f"/proc/{parent}/task/{thread}/children").split()):
+                stat = stat_of(child)
+                cpu += stat.cpu + stat.waited
+                pids.append(child)
     return cpu

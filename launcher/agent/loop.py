@@ -1,4 +1,4 @@
-"""Event loop of an agent: forwards between rank and launcher, watches the rank to its end, ends all it started."""
+"""Event loop of an agent: forwards between rank and launcher, watches the rank to its end, kills what it leaves."""
 
 from __future__ import annotations
 
@@ -12,42 +12,50 @@ import time
 
 from collectives.world import PEER_FAILED_AT
 from launcher import errors
-from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
+from launcher.agent.agent_supervisor import SWEEP_LIMIT, exit_like, kill_and_exit
 from launcher.agent.heartbeat import Heartbeat
-from launcher.agent.stacks import LOOK, Stacks
-from launcher.agent.suspend import ORDERED, PAUSED, Suspension
+from launcher.agent.stacks import POLL_INTERVAL, Stacks
+from launcher.agent.suspend import DEBUGGING, SUSPENDED, Suspension
 from launcher.linux import format_bytes, reap_all, signal_pipe, stat_of, sweep
 from launcher.protocol import Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 _CHUNK = 1 << 16
-# A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
+# Most bytes that may wait for the launcher. Beyond that the rank's output is not read, and the rank blocks as on any
+# full pipe.
 _BACKLOG = 1 << 20
-# A rank that prints line by line is read this much later (s) each time, unless it has filled its pipe: many lines then
-# cost one message. What comes after a pause is passed on at once.
-_REST, _FEW = 0.004, 1 << 14
-# What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
+# After a read of few bytes the rank's output is left alone for this long (s), so that many short lines go out as one
+# message. The first output after a pause is forwarded at once, and so is that of a rank that writes much.
+_OUTPUT_INTERVAL = 0.004
+_FEW_BYTES = 1 << 14
+# After the rank's end its pipes are read for at most this long (s): a process that cannot be killed may keep them open.
 _DRAIN_LIMIT = 1.0
-_BEAT = 1.0  # s
-# Of a killed parent that has several threads the one which started us may die first (s): we hear, and it seems to live.
-_DYING = 0.02
+# Interval of heartbeats (s).
+_HEARTBEAT_INTERVAL = 1.0
+# SIGTERM may come from the kernel because the parent died. Of a parent with several threads, the one that started this
+# process may die first: for this long (s) the parent then still seems to live.
+_PARENT_DEATH_LIMIT = 0.02
 _NEVER = float("inf")
 
-# From outside, an engine most likely, and to end the rank; and for whatever the user wants.
+# Signals that end the rank; most likely an engine sends them.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+# Signals that mean whatever the user's program makes of them.
+_USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
-    """An agent: the rank's pipes, its state, and what must still be reported.
+    """An agent: the rank's pipes, its state, and what is still to be reported of it.
 
-    pid: of the rank; pipes: our ends of its standard streams and of its reports
-    stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
-    above: pids of the parent, and of its parent if that is an agent supervisor; identity: the first message
+    pid: of the rank
+    pipes: the agent's ends of the pipes "in", "out", "err" and "report"
+    stacks: file descriptor of the memory to which the rank writes its stacks
+    page: file descriptor of the memory page in which the rank reads of pauses
+    ancestors: pid of the parent; and of the parent's parent, if the parent is an agent supervisor
+    identity: the first message to the launcher
     """
 
     def __init__(
@@ -56,104 +64,104 @@ class Agent:
         pipes: dict[str, int],
         stacks: int,
         page: int,
-        above: Sequence[int],
+        ancestors: Sequence[int],
         identity: Message,
     ) -> None:
         self.pid = pid
         self.pipes = pipes
-        self.above = above
+        self.ancestors = ancestors
         self.identity = identity
         self.heartbeat = Heartbeat(pid)
         self.stacks = Stacks(pid, stacks, self.heartbeat)
         self.page = page
         self.suspension = Suspension(page)
         self.reports = Reports()
-        self.joined = False  # others may wait for this rank
+        self.joined = False  # It is in a world whose other ranks may wait for it.
         self.stdin = b""
         self.status: int | None = None
-        self.peak = 0  # bytes
-        self.killed = False  # by us
-        self.next_beat = 0.0
-        self.rested_at = 0.0
-        self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
+        self.peak = 0  # Largest resident memory, bytes.
+        self.killed = False  # The launcher has had it killed.
+        self.next_heartbeat = 0.0
+        self.next_output = 0.0
+        # The rank is killed if the launcher's machine has acknowledged nothing for so long (s).
+        self.heartbeat_timeout = _NEVER
         self.drain_deadline = _NEVER
         self.reported = False
         self.released = False
 
-    def keep(self, address: str, secret: str) -> NoReturn:
-        """Watches the rank to its end, and ends like it."""
-        self.wakeup = signal_pipe((signal.SIGCHLD, *_ENDING, *_PASSED_ON))
+    def run(self, address: str, secret: str) -> NoReturn:
+        """Watches the rank to its end, and exits like it."""
+        self.wakeup = signal_pipe((signal.SIGCHLD, *_ENDING, *_USER_SIGNALS))
         try:
             self.channel, messages = connect(address, secret, self.identity)
-        except errors.StartError as words:
-            print(errors.start_error_line(words), file=sys.stderr)
-            end_at_once()
-        self._obey(messages)  # orders may have come with the answer
-        self._reap()  # a rank may have ended before SIGCHLD had a handler
+        except errors.StartError as error:
+            print(errors.start_error_line(error), file=sys.stderr)
+            kill_and_exit()
+        self._handle_commands(messages)
+        self._reap()  # The rank may have ended before SIGCHLD had a handler.
         while not self.released:
-            self._turn()
+            self._run_once()
         assert self.status is not None
-        end_like(os.waitstatus_to_exitcode(self.status))
+        exit_like(os.waitstatus_to_exitcode(self.status))
 
-    def _turn(self) -> None:
-        """Waits until something happens, and deals with it."""
+    def _run_once(self) -> None:
+        """Waits for the next events and handles them."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
-        if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
+        if self.channel.backlog < _BACKLOG and self._output_delay() == 0.0:
             reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
         writing = [self.channel.fileno()] if self.channel.backlog else []
         if self.stdin and "in" in self.pipes:
             writing.append(self.pipes["in"])
-        readable, writable, _ = select.select(reading, writing, [], self._wait())
+        readable, writable, _ = select.select(reading, writing, [], self._time_to_wait())
         if self.channel.fileno() in writable:
             self.channel.flush()
         if self.pipes.get("in") in writable:
-            self._feed()
+            self._write_stdin()
         for name in ("report", "out", "err"):
             if self.pipes.get(name) in readable:
-                self._carry(name)
+                self._forward_output(name)
         if self.wakeup in readable:
             self._handle_signals(os.read(self.wakeup, 512))
         if self.channel.fileno() in readable:
-            self._obey(self._receive())
-        self._do_due(time.monotonic())
+            self._handle_commands(self._receive())
+        self._run_timers(time.monotonic())
         self._report_end()
 
-    def _wait(self) -> float:
-        """Seconds until something is due."""
-        due = min(self.drain_deadline, self.next_beat)
-        wait = max(0.0, due - time.monotonic())
-        if self.stacks.awaited:
-            wait = min(wait, LOOK)
-        if rest := self._resting():
-            wait = min(wait, rest)
+    def _time_to_wait(self) -> float:
+        """Seconds until the next timer."""
+        wait = max(0.0, min(self.drain_deadline, self.next_heartbeat) - time.monotonic())
+        if self.stacks.pending:
+            wait = min(wait, POLL_INTERVAL)
+        if delay := self._output_delay():
+            wait = min(wait, delay)
         return wait
 
-    def _resting(self) -> float:
-        """For how long (s) output is left alone, 0: it is not."""
-        return max(0.0, self.rested_at - time.monotonic()) if self.status is None else 0.0
+    def _output_delay(self) -> float:
+        """Seconds until the rank's output may be read again."""
+        return max(0.0, self.next_output - time.monotonic()) if self.status is None else 0.0
 
-    def _do_due(self, now: float) -> None:
-        if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
+    def _run_timers(self, now: float) -> None:
+        if self.stacks.pending and (text := self.stacks.poll(now)) is not None:
             self.channel.send({"stacks": text})
-        if now >= self.next_beat:
-            self.next_beat = now + _BEAT
-            self._beat()
+        if now >= self.next_heartbeat:
+            self.next_heartbeat = now + _HEARTBEAT_INTERVAL
+            self._send_heartbeat()
 
-    def _beat(self) -> None:
-        # Before anything is sent: what was sent a second ago has been acknowledged by now.
+    def _send_heartbeat(self) -> None:
+        # Checked before anything is sent: what was sent a second ago has been acknowledged by now.
         if self.channel.unacknowledged() >= self.heartbeat_timeout:
-            end_at_once()  # the launcher's machine is beyond reach, and has given this one up
+            kill_and_exit()  # The launcher's machine cannot be reached, and the launcher has given this one up.
         if self.status is not None:
-            self.channel.send({})  # nothing to say, but only what is sent can be acknowledged
-            return
-        if self.channel.backlog < _BACKLOG:
-            self.channel.send({"heartbeat": self.heartbeat.take()})
+            self.channel.send({})  # There is nothing to say, but only what is sent can be acknowledged.
+        elif self.channel.backlog < _BACKLOG:
+            self.channel.send({"heartbeat": self.heartbeat.read()})
 
     # -- the rank
 
-    def _carry(self, name: str) -> None:
+    def _forward_output(self, name: str) -> None:
+        """Reads from the pipe `name` of the rank, and sends what it has written to the launcher."""
         try:
             data = os.read(self.pipes[name], _CHUNK)
         except BlockingIOError:
@@ -162,23 +170,23 @@ class Agent:
             os.close(self.pipes.pop(name))
         elif name == "report":
             for report in self.reports.feed(data):
-                self._take_report(report)
+                self._handle_report(report)
         else:
             self.channel.send({name: to_text(data)})
-            if len(data) < _FEW:
-                self.rested_at = time.monotonic() + _REST
+            if len(data) < _FEW_BYTES:
+                self.next_output = time.monotonic() + _OUTPUT_INTERVAL
 
-    def _take_report(self, message: Message) -> None:
+    def _handle_report(self, message: Message) -> None:
         kind, value = type_and_value(message)
         if kind in ("joined", "left"):
             self.joined = kind == "joined"
         elif kind == "flight":
-            self.heartbeat.found(value)
+            self.heartbeat.open_record(value)
         else:
             self.channel.send(message)
 
-    def _feed(self) -> None:
-        """Passes stdin on; the launcher sends more when this has been acknowledged."""
+    def _write_stdin(self) -> None:
+        """Writes to the rank's standard input. Once all is written, the launcher is told, and may send more."""
         try:
             self.stdin = self.stdin[os.write(self.pipes["in"], self.stdin[:_CHUNK]) :]
         except BrokenPipeError:
@@ -188,49 +196,50 @@ class Agent:
         if not self.stdin:
             self.channel.send({"stdin_taken": True})
 
-    def _on_signal(self, number: int) -> None:
+    def _signal_rank(self, number: int) -> None:
         if self.status is None:
-            os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
+            os.kill(self.pid, number)  # It has not been reaped yet, so the pid is still the rank's.
             self.killed = self.killed or number == signal.SIGKILL
 
     def _reap(self) -> None:
-        """Reaps children that have ended: the rank, or orphans of its own that came to us."""
+        """Reaps children that have ended: the rank, and orphans of its processes."""
         if self.status is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.peak = usage.ru_maxrss << 10
-                self._children_ended({pid: status})
-        self._children_ended(reap_all())  # it may have ended between the two
+                self._handle_ends({pid: status})
+        self._handle_ends(reap_all())  # The rank may have ended between the two calls.
 
-    def _children_ended(self, ended: dict[int, int]) -> None:
-        if self.pid in ended and self.status is None:
-            self.status = ended[self.pid]
+    def _handle_ends(self, statuses: dict[int, int]) -> None:
+        """statuses: the wait status of each reaped process, by pid"""
+        if self.pid in statuses and self.status is None:
+            self.status = statuses[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-            # What the rank leaves behind would hold its pipes open, and the machine's memory.
+            # The processes that the rank leaves behind would keep its pipes open, and occupy memory.
             sweep(SWEEP_LIMIT)
             self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
 
     # -- engine and launcher
 
     def _handle_signals(self, numbers: bytes) -> None:
-        until = time.monotonic() + _DYING
-        while signal.SIGTERM in numbers and self._lost() is None and time.monotonic() < until:
+        deadline = time.monotonic() + _PARENT_DEATH_LIMIT
+        while signal.SIGTERM in numbers and self._dead_ancestor() is None and time.monotonic() < deadline:
             time.sleep(0.001)
-        if (lost := self._lost()) is not None:
-            self.channel.send({"parent_lost": lost})
-            end_at_once()
+        if (pid := self._dead_ancestor()) is not None:
+            self.channel.send({"parent_lost": pid})
+            kill_and_exit()
         for number in numbers:
             if number in _ENDING:
-                # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
+                # The launcher knows whether the rank may save its state first, or whether a peer has died.
                 self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
-                self._on_signal(number)
+                self._signal_rank(number)
         self._reap()
 
-    def _lost(self) -> int | None:
-        """The parent that has died: the agent supervisor, if there is one, or the engine; None if all live."""
+    def _dead_ancestor(self) -> int | None:
+        """The pid of an ancestor that has died, agent supervisor or engine; None if all live."""
         child = os.getpid()
-        for pid in self.above:
+        for pid in self.ancestors:
             if stat_of(child).parent != pid:
                 return pid
             child = pid
@@ -243,45 +252,45 @@ class Agent:
             print(f"agent: {error}", file=sys.stderr)
             return None
 
-    def _obey(self, messages: list[Message] | None) -> None:
-        if messages is None:  # the launcher has gone
-            end_at_once()
+    def _handle_commands(self, messages: list[Message] | None) -> None:
+        """Executes what the launcher has sent. messages: None if the launcher has closed the connection"""
+        if messages is None:
+            kill_and_exit()
         for message in messages:
-            kind, value = type_and_value(message)
-            if (handler := getattr(self, f"_on_{kind}", None)) is not None:
-                handler(value)
+            self._handle_command(*type_and_value(message))
 
-    def _on_heartbeat(self, seconds: float) -> None:
-        self.heartbeat_timeout = float(seconds)
+    def _handle_command(self, command: str, value: Any) -> None:
+        match command:
+            case "heartbeat":
+                self.heartbeat_timeout = float(value)
+            case "signal":
+                self._signal_rank(value)
+            case "peer_failed":
+                os.pwrite(self.page, b"\1", PEER_FAILED_AT)
+                self._signal_rank(value)
+            case "kill":
+                self.killed = True
+                self._handle_ends(sweep(SWEEP_LIMIT))
+            case "stdin":
+                self._receive_stdin(value)
+            case "stacks":
+                # The pid of a rank that has been reaped may belong to another process.
+                text = self.stacks.request(time.monotonic()) if self.status is None else "it has ended\n"
+                if text is not None:
+                    self.channel.send({"stacks": text})
+            case "pause":
+                self.suspension.set(DEBUGGING, value)
+            case "suspend":
+                self.suspension.set(SUSPENDED, value)
+            case "release":
+                self.released = True
 
-    def _on_peer_failed(self, number: int) -> None:
-        os.pwrite(self.page, b"\1", PEER_FAILED_AT)
-        self._on_signal(number)
-
-    def _on_kill(self, value: object) -> None:
-        self.killed = True
-        self._children_ended(sweep(SWEEP_LIMIT))
-
-    def _on_stdin(self, text: str) -> None:
+    def _receive_stdin(self, text: str) -> None:
+        """Takes standard input for the rank; "" is its end."""
         if "in" in self.pipes:
             self.stdin += to_bytes(text)
             if not text:
                 os.close(self.pipes.pop("in"))
-
-    def _on_stacks(self, value: object) -> None:
-        # Once reaped, its pid may be another's.
-        text = self.stacks.ask(time.monotonic()) if self.status is None else "it has ended\n"
-        if text is not None:
-            self.channel.send({"stacks": text})
-
-    def _on_pause(self, paused: bool) -> None:
-        self.suspension.set(PAUSED, paused)
-
-    def _on_suspend(self, suspended: bool) -> None:
-        self.suspension.set(ORDERED, suspended)
-
-    def _on_release(self, value: object) -> None:
-        self.released = True
 
     # -- the end
 
@@ -300,7 +309,7 @@ class Agent:
         self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
 
 
-# By name, the type of what is reported.
+# Type of the value of each report that a rank may make.
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "raised": dict,
     "refused": str,
@@ -313,38 +322,40 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "debugging": bool,
     "quit": str,
 }
-# What `launcher.diagnosis.failures.Raised` is made of.
+# Fields of "raised", which become a `launcher.diagnosis.failures.Raised`, and their types.
 _RAISED = {"type": str, "message": str, "traceback": str}
-# Bytes; longer than any report: `launcher.agent.rank` shortens what an exception says.
-_LONGEST = 1 << 20
+# More bytes than any report has: `launcher.agent.rank` shortens the texts of an exception.
+_MAX_REPORT = 1 << 20
 
 
 class Reports:
-    """The reports in a stream of bytes."""
+    """Cuts a stream of bytes into reports, one JSON object per line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The reports that `data` completes."""
+        """The reports that `data` completes. Lines that are not reports are skipped."""
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_LONGEST:]
+        self._rest = rest[-_MAX_REPORT:]
         return [report for line in lines if (report := parse(line)) is not None]
 
 
 def parse(line: bytes) -> Message | None:
-    """The report that a line holds; None if it is none.
+    """The report that a line holds; None if it is not a report.
 
     >>> parse(b'{"leaving": 3}'), parse(b'{"leaving": "x"}'), parse(b"hello")
     ({'leaving': 3}, None, None)
     """
     try:
-        found = json.loads(line)
+        report = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(report, dict):
         return None
-    kind, value = type_and_value(found)
+    kind, value = type_and_value(report)
     if kind not in _TYPES or not isinstance(value, _TYPES[kind]):
         return None
-    return found if kind != "raised" or {key: type(text) for key, text in found[kind].items()} == _RAISED else None
+    if kind == "raised" and {key: type(text) for key, text in report[kind].items()} != _RAISED:
+        return None
+    return report

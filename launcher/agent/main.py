@@ -1,10 +1,10 @@
 """Agent: the process beside each rank. It forks the rank, and does what must not go through the MPI engine.
 
-Engines tear lines, kill survivors before these can speak, and leave orphans. An agent is the rank's parent and
-subreaper: it forwards output, exit status and signals over one connection to the launcher, and ends the rank and all
-that the rank started when the launcher, the engine or the agent itself dies. The engine starts it by path, so that no
-module in the user's working folder can shadow ours. This file holds what comes before the fork, and imports as little
-as it can, because the rank keeps it in memory.
+Engines tear output lines apart, kill surviving ranks before these can report, and leave orphans. An agent is the rank's
+parent and subreaper. It forwards output, exit status and signals over one connection to the launcher, and kills the
+rank and everything that the rank has started when the launcher, the engine or the agent itself dies. The engine starts
+this file by path, so that no module in the user's working folder can shadow one of the launcher's. It holds what comes
+before the fork, and imports as little as possible, because the rank keeps all of it in memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Not this folder but the one that holds the package; the rank replaces it by the script's. With PYTHONSAFEPATH this
-    # folder is not there (Python 3.11 on), and what comes first is the user's.
+    # Replaces this folder by the one that holds the package; the rank replaces that one by the script's folder. With
+    # PYTHONSAFEPATH (Python 3.11 on) this folder is not on the path, and the first entry is the user's.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
@@ -28,62 +28,63 @@ from launcher.agent.rank import STACKS_NAME, STDIN, unquote_colons
 from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
 from launcher.placement import PLACEMENT, Placement
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
     from typing import NoReturn
 
 
 def main(args: Sequence[str]) -> NoReturn:
-    """Forks the rank that runs `args` (see `launcher.agent.rank.run`) and keeps it until its end.
+    """Forks the rank, which runs `args` (see `launcher.agent.rank.run`), and watches it to its end.
 
     Raises: StartError if the rank cannot be started.
     """
     engine = os.getppid()
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
-    above = [engine]
+    ancestors = [engine]
     if launcher is not None and not is_above(int(launcher)):
-        from launcher.agent.agent_supervisor import (
-            run_agent_supervisor,  # here, because most agents have the launcher's reaper above them
-        )
+        # Imported late: on the launcher's own host, no agent needs it.
+        from launcher.agent.agent_supervisor import run_agent_supervisor
 
-        above.insert(0, run_agent_supervisor())
+        ancestors.insert(0, run_agent_supervisor())
     files = os.environ.pop("DDP_LAUNCH_FILES", None)
-    if files is not None and len(above) == 1:  # on the launcher's host, whose own limit has come down to here
+    if files is not None and len(ancestors) == 1:  # Agents on the launcher's host have inherited its raised limit.
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     world = world_from_env() or World("", 0, 1, 0, 1)
-    # Taken out, so that nothing the rank starts inherits them.
-    address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
-    reader = int(os.environ.get(DEBUG_RANK, "0"))
+    # Removed from the environment, so that no process that the rank starts inherits them.
+    address = os.environ.pop("DDP_LAUNCH_ADDRESS")
+    secret = os.environ.pop("DDP_LAUNCH_SECRET")
+    stdin_rank = int(os.environ.get(DEBUG_RANK, "0"))
     fill_standard_streams()
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
-    ours, theirs = _pipes()
+    agent_ends, rank_ends = _pipes()
     # Memory that the rank and its agent share.
-    stacks, page = os.memfd_create(STACKS_NAME), os.memfd_create("ddp-pause")
+    stacks = os.memfd_create(STACKS_NAME)
+    page = os.memfd_create("ddp-pause")
     os.ftruncate(page, 4096)
-    # What comes right after a fork, Python takes for the parent's and forgets: the rank takes it when it can.
+    # Block SIGINT: Python discards signals that arrive during a fork. The rank unblocks it when it can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     pid = fork()
     if pid == 0:
         die_with_parent(agent)
         _leave_group(0)
-        for fd in ours.values():
+        for fd in agent_ends.values():
             os.close(fd)
-        if world.rank != reader and args[0] != STDIN:
-            os.close(theirs["in"])
-            theirs["in"] = os.open(os.devnull, os.O_RDONLY)
+        if world.rank != stdin_rank and args[0] != STDIN:
+            os.close(rank_ends["in"])
+            rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)
         for name, fd in (("in", 0), ("out", 1), ("err", 2)):
-            os.dup2(theirs[name], fd)
-            os.close(theirs[name])
-        for fd in (theirs["report"], page):  # for a program that takes the rank's place by exec
+            os.dup2(rank_ends[name], fd)
+            os.close(rank_ends[name])
+        for fd in (rank_ends["report"], page):  # Kept open for a program that replaces the rank by exec.
             os.set_inheritable(fd, True)
-        # `\r` counts as a line end here, so that progress bars show.
+        # Flushes at `\r` too, so that progress bars show.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
         os.environ.update(
             {
                 AGENT: str(agent),
-                REPORT: str(theirs["report"]),
+                REPORT: str(rank_ends["report"]),
                 PAUSE_FD: str(page),
                 "RANK": str(world.rank),
                 "WORLD_SIZE": str(world.size),
@@ -95,11 +96,11 @@ def main(args: Sequence[str]) -> NoReturn:
         rank.run(unquote_colons(args), stacks, mask)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _leave_group(pid)
-    for fd in theirs.values():
+    for fd in rank_ends.values():
         os.close(fd)
-    # A signal may come from the engine (it ends the job) or from the kernel (the engine has died).
-    die_with_parent(above[0], signal.SIGTERM)
-    from launcher.agent.loop import Agent  # here, because the rank has no use for it
+    # SIGTERM then means that the engine ends the job, or that the parent has died.
+    die_with_parent(ancestors[0], signal.SIGTERM)
+    from launcher.agent.loop import Agent  # Imported late, because the rank has no use for it.
 
     identity = {
         "rank": world.rank,
@@ -108,35 +109,36 @@ def main(args: Sequence[str]) -> NoReturn:
         "gpus": placement.gpus,
         "pid": pid,
         "agent": agent,
-        "started": above[0] if above[1:] else agent,
+        "started": ancestors[0] if ancestors[1:] else agent,
         "engine": engine,
         "name": stat_of(engine).name,
         "host": os.uname().nodename,
     }
-    Agent(pid, ours, stacks, page, above, identity).keep(address, secret)
+    Agent(pid, agent_ends, stacks, page, ancestors, identity).run(address, secret)
 
 
 def _leave_group(pid: int) -> None:
-    """Gives the rank a process group of its own; 0: this process. Done on both sides, since either may be first.
+    """Puts the rank into a process group of its own. pid: 0 in the rank itself; done on both sides, as either is first
 
-    Engines signal the agent's whole group. What is meant for the rank it gets from its agent then, once, and what it
-    started does not; and who kills its own group, as shell scripts do, kills neither the agent nor the engine.
+    Engines signal the agent's whole group. The rank then gets the signal once, from its agent, and its child processes
+    do not get it. And a rank that kills its own group, as shell scripts do, kills neither the agent nor the engine.
     """
     try:
         os.setpgid(pid, pid)
     except (PermissionError, ProcessLookupError):
-        pass  # the rank has done it, and is another program already, or has ended
+        pass  # The rank has done it and runs another program already, or it has ended.
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:
-    """The agent's and the rank's ends of the rank's standard streams and of its reports."""
-    ours, theirs = {}, {}
+    """The agent's ends, and the rank's ends, of the rank's standard streams and of the pipe for its reports."""
+    agent_ends = {}
+    rank_ends = {}
     for name in ("out", "err", "report"):
-        ours[name], theirs[name] = os.pipe()
-    theirs["in"], ours["in"] = os.pipe()
-    for fd in ours.values():
+        agent_ends[name], rank_ends[name] = os.pipe()
+    rank_ends["in"], agent_ends["in"] = os.pipe()
+    for fd in agent_ends.values():
         os.set_blocking(fd, False)
-    return ours, theirs
+    return agent_ends, rank_ends
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Python stacks of a rank that may not respond: a signal has `faulthandler` write them, in C, wherever the rank is.
+"""Python stacks of a rank that may not respond: a signal makes `faulthandler` write them, in C, whatever the rank does.
 
-The text goes to memory that rank and agent share (a pipe could be full, and would block the rank). Nothing marks its
-end: it is complete when it has not grown for a moment.
+They are written to memory that rank and agent share; a pipe could be full, and would block the rank. Nothing marks the
+end of the text: it counts as complete when it has not grown for a moment.
 """
 
 from __future__ import annotations
@@ -13,63 +13,69 @@ from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.rank import STACKS, STACKS_NAME
 from launcher.linux import read_text
 
-#: How often to look (s) while a text is awaited.
-LOOK = 0.01
-_LIMIT = 1.0  # s; the rank's threads may all be kept from their cores for a while
-_QUIET = 0.1  # s without growth
-_MOST = 1 << 22  # bytes; more than faulthandler writes of a hundred threads
+#: Interval at which `Stacks.poll` is called while stacks are pending (s).
+POLL_INTERVAL = 0.01
+# Seconds that a rank has to begin writing: its threads may wait for a core for a while.
+_TIME_LIMIT = 1.0
+# A text that has not grown for so long is complete (s).
+_QUIET = 0.1
+# Most bytes that are read: more than faulthandler writes for a hundred threads.
+_MAX_BYTES = 1 << 22
 
 
 class Stacks:
     """Collects the stacks of one rank on request.
 
-    fd: of the shared memory
+    fd: of the shared memory, in the agent and in the rank
     """
 
     def __init__(self, pid: int, fd: int, heartbeat: Heartbeat) -> None:
         self._pid = pid
         self._fd = fd
         self._heartbeat = heartbeat
-        self._until: float | None = None
+        self._deadline: float | None = None
         self._size = 0
-        self._grown = 0.0
+        self._grown_at = 0.0
 
     @property
-    def awaited(self) -> bool:
-        """A text is to come; `look` every LOOK seconds."""
-        return self._until is not None
+    def pending(self) -> bool:
+        """Stacks were requested and have not come yet: call `poll` every POLL_INTERVAL."""
+        return self._deadline is not None
 
-    def ask(self, now: float) -> str | None:
-        """Has the rank write its stacks; the text at once if it says only why there are none. now: monotonic, s"""
-        if self._until is not None:
-            return None  # a second request gets no text of its own
-        reason = self._why_not()
+    def request(self, now: float) -> str | None:
+        """Makes the rank write its stacks. If it cannot, returns the reason at once. now: monotonic, s"""
+        if self._deadline is not None:
+            return None  # One answer serves both requests.
+        reason = self._why_impossible()
         if reason is not None:
-            return f"{reason}; {self._heartbeat.stood()}\n"
+            return f"{reason}; {self._heartbeat.last_position()}\n"
         os.ftruncate(self._fd, 0)
-        self._until, self._size, self._grown = now + _LIMIT, 0, now
+        self._deadline = now + _TIME_LIMIT
+        self._size = 0
+        self._grown_at = now
         os.kill(self._pid, STACKS)
         return None
 
-    def look(self, now: float) -> str | None:
-        """The text, once it is complete; a reason why there is none when its time is over. now: monotonic, s"""
-        assert self._until is not None
+    def poll(self, now: float) -> str | None:
+        """The stacks once they are complete, or the reason why none came in time; else None. now: monotonic, s"""
+        assert self._deadline is not None
         size = os.fstat(self._fd).st_size
         if size != self._size:
-            self._size, self._grown = size, now
-        data = os.pread(self._fd, _MOST, 0)
-        if (not data or now - self._grown < _QUIET) and now < self._until:
+            self._size = size
+            self._grown_at = now
+        data = os.pread(self._fd, _MAX_BYTES, 0)
+        if (not data or now - self._grown_at < _QUIET) and now < self._deadline:
             return None
-        self._until = None
+        self._deadline = None
         if data:
             return data.decode(errors="replace")
-        state = self._heartbeat.state()
-        how = f"within {_LIMIT:g} s" + (f" (its state is {state})" if state else ", it has ended")
-        return f"it did not write its stacks {how}; {self._heartbeat.stood()}\n"
+        state = self._heartbeat.process_state()
+        why = f" (its state is {state})" if state else ", it has ended"
+        return f"it did not write its stacks within {_TIME_LIMIT:g} s{why}; {self._heartbeat.last_position()}\n"
 
-    def _why_not(self) -> str | None:
-        """Why the rank cannot write its stacks, None if nothing speaks against it."""
-        state = self._heartbeat.state()
+    def _why_impossible(self) -> str | None:
+        """Why the rank cannot write its stacks; None if it can."""
+        state = self._heartbeat.process_state()
         if state in ("", "Z"):
             return "it has ended"
         if state == "T":
@@ -79,17 +85,18 @@ class Stacks:
                 return "it has closed the file for its stacks"
         except OSError:
             return "it has closed the file for its stacks, or may not be looked into"
-        if not catches(read_text(f"/proc/{self._pid}/status"), STACKS):  # the signal would kill it
+        # Without a handler the signal would kill the process.
+        if not catches(read_text(f"/proc/{self._pid}/status"), STACKS):
             return "it writes no stacks: it is another program now, or about to end"
         return None
 
 
 def catches(status: str, number: int) -> bool:
-    """True if a process has a handler for the signal, by its /proc/PID/status.
+    """True if a process has a handler for signal `number`. status: the text of its /proc/PID/status
 
     >>> import signal
     >>> catches("SigIgn:\\t0000000001001000\\nSigCgt:\\t0000000000000002\\n", signal.SIGINT)
     True
     """
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> number - 1 & 1)
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> number - 1 & 1)

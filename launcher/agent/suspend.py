@@ -1,7 +1,7 @@
-"""Suspends a rank: stops its processes, or only its time limits, while a rank is in a debugger or the job is suspended.
+"""Suspends a rank: stops its processes while the job is suspended, or only its time limits while a rank is debugged.
 
-There may be several reasons at a time. Only processes that were stopped here are continued here: a process that its
-user has stopped stays so.
+Both may hold at the same time. Only processes that were stopped here are continued here: one that the user has stopped
+stays stopped.
 """
 
 from __future__ import annotations
@@ -14,71 +14,64 @@ import time
 from collectives.world import PAUSED_AT
 from launcher.linux import children_of, parents, stat_of
 
-#: Why a rank is stopped: the job is suspended.
-ORDERED = "ordered"
-#: Why its time limits alone stand still: another rank is in a debugger.
-PAUSED = "paused"
+#: Reason to stop the rank's processes: the job is suspended.
+SUSPENDED = "suspended"
+#: Reason to pause its time limits only: some rank is in a debugger.
+DEBUGGING = "debugging"
 
 
 class Suspension:
-    """The reasons for which one rank stands still, and what follows from them.
+    """The reasons for which one rank is suspended.
 
-    page: file descriptor of the page by which the rank learns of it
+    page: file descriptor of the memory page in which the rank reads of pauses (see `collectives.world.PAUSE_FD`)
     """
 
     def __init__(self, page: int) -> None:
         self._page = page
         self._reasons: set[str] = set()
-        self._stopped: set[int] = set()
-        self._since = 0
+        self._stopped_pids: set[int] = set()
+        self._paused_at = 0
         self._total = 0  # ns
 
-    @property
-    def frozen(self) -> bool:
-        """The rank's processes are stopped."""
-        return ORDERED in self._reasons
-
-    def set(self, reason: str, holds: bool) -> None:
-        """A reason holds from now on, or no longer."""
-        before, frozen = bool(self._reasons), self.frozen
-        if holds:
-            self._reasons.add(reason)
-        else:
-            self._reasons.discard(reason)
-        if self._reasons and not before:
-            self._since = time.monotonic_ns()
+    def set(self, reason: str, active: bool) -> None:
+        """Adds a reason, or removes it; both may be repeated."""
+        reasons = self._reasons
+        self._reasons = reasons | {reason} if active else reasons - {reason}
+        if self._reasons and not reasons:
+            self._paused_at = time.monotonic_ns()
             self._write(0, 1)
-        if self.frozen and not frozen:
-            self._stop()
-        if not self._reasons and before:
-            self._total += time.monotonic_ns() - self._since
+        if SUSPENDED in self._reasons - reasons:
+            self._stop_processes()
+        if reasons and not self._reasons:
+            self._total += time.monotonic_ns() - self._paused_at
             self._write(PAUSED_AT, self._total)
             self._write(0, 0)
-        if frozen and not self.frozen:  # last, so that no process runs before its limits have been moved
-            self._continue()
+        # Last, so that no process runs before its time limits have been extended.
+        if SUSPENDED in reasons - self._reasons:
+            self._continue_processes()
 
-    def _write(self, at: int, word: int) -> None:
-        os.pwrite(self._page, word.to_bytes(8, sys.byteorder), at)
+    def _write(self, offset: int, word: int) -> None:
+        os.pwrite(self._page, word.to_bytes(8, sys.byteorder), offset)
 
-    def _stop(self) -> None:
-        me = os.getpid()
+    def _stop_processes(self) -> None:
         seen: set[int] = set()
-        while new := [pid for pid in children_of(parents(), me) if pid not in seen]:
-            seen.update(new)  # and look again: one may have forked before it was stopped
+        # Repeated until no new one shows up: a process may fork before it is stopped.
+        while new := [pid for pid in children_of(parents(), os.getpid()) if pid not in seen]:
+            seen.update(new)
             for pid in new:
                 if stat_of(pid).state != "T" and _send(pid, signal.SIGSTOP):
-                    self._stopped.add(pid)
+                    self._stopped_pids.add(pid)
 
-    def _continue(self) -> None:
+    def _continue_processes(self) -> None:
         for pid in children_of(parents(), os.getpid()):
-            if pid in self._stopped:
+            if pid in self._stopped_pids:
                 _send(pid, signal.SIGCONT)
-        self._stopped.clear()
+        self._stopped_pids.clear()
 
 
 def _send(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
+    except (ProcessLookupError, PermissionError):  # It has ended, or runs as another user.
         return False
     return True

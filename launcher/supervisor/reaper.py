@@ -145,9 +145,8 @@ def _watch(start: Callable[[], int], launcher: socket.socket, words: int, scratc
             if status is not None:
                 _tell(launcher, os.waitstatus_to_exitcode(status))
         if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
-            sweep(_SWEEP_LIMIT)
+            sweep(_SWEEP_LIMIT, started_at=began)
             _remove(scratch)
-            remove_stale_segments(began)
             os._exit(0)
 
 

@@ -30,13 +30,13 @@ def test_stat(stat: bytes, expected: tuple[str, float, int]) -> None:
 
 
 def test_this_process() -> None:
-    beat = Heartbeat(os.getpid()).take()
+    beat = Heartbeat(os.getpid()).read()
     assert beat["state"] == "R"
     assert beat["cpu"] > 0
     assert beat["rss"] > 1 << 20
     gone = {"state": "", "cpu": 0.0, "below": 0.0, "rss": 0}
-    assert Heartbeat(1 << 22).take() == {**beat, **gone}  # there is no such process
-    assert Heartbeat(1 << 22).stood() == "where its Python stood was never noted"
+    assert Heartbeat(1 << 22).read() == {**beat, **gone}  # there is no such process
+    assert Heartbeat(1 << 22).last_position() == "where its Python stood was never noted"
 
 
 SPIN = "import sys, time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
