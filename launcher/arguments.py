@@ -1,4 +1,4 @@
-"""argparse for the three commands: what is wrong on a command line is a `UsageError` of one sentence."""
+"""argparse for the three commands: a wrong command line raises a `UsageError` of one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` that raises instead of exiting, takes no abbreviations, and suggests a known option."""
+    """An `argparse.ArgumentParser` that raises instead of exiting, takes no abbreviations, and suggests options."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(
@@ -24,16 +24,13 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises: UsageError. `argument -n/--ranks: should be ...` becomes `-n/--ranks should be ...`."""
+        """Raises: UsageError, always. `argument -n/--ranks: should be ...` becomes `-n/--ranks should be ...`."""
         if message.startswith("argument "):
             message = message.removeprefix("argument ").replace(": ", " ", 1)
         raise UsageError(message)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The options on the command line, by name, and the positional arguments, wherever they stand.
-
-        Raises: UsageError, in one sentence.
-        """
+        """The options and positional arguments on the command line, by name; they may be mixed. Raises: UsageError"""
         known, unknown = self.parse_known_intermixed_args(list(argv))
         if unknown:
             raise self.unknown(unknown)
@@ -45,22 +42,21 @@ class ArgumentParser(argparse.ArgumentParser):
         return self._actions
 
     def action(self, option: str) -> argparse.Action | None:
-        """The option of that name (`--grace`), None if there is none."""
+        """The option called `option` (`--grace`), None if there is none."""
         return self._option_string_actions.get(option)
 
     def unknown(self, words: Sequence[str]) -> UsageError:
-        """The error for words of which the first is no option of this command."""
-        return UsageError(
-            f"unknown option {words[0]}{nearest(words[0].partition('=')[0], self._option_string_actions)}"
-        )
+        """The error for words that this command does not understand; the first is taken for an unknown option."""
+        option, _, _ = words[0].partition("=")
+        return UsageError(f"unknown option {words[0]}{nearest(option, self._option_string_actions)}")
 
 
-def value(what: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """For argparse's `type`: `read`, with an error that says what the value should be."""
+def value(what: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An argument's `type` for argparse: `parse`, with an error that says that the value should be `what`."""
 
     def convert(text: str) -> Any:
         try:
-            return read(text)
+            return parse(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"should be {what}, not {text!r}") from None
 
@@ -75,22 +71,22 @@ def positive(text: str) -> int:
 
 
 def names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """For argparse's `type`: names from `known`, separated by commas; `all` is all of them."""
+    """An argument's `type` for argparse: names from `known`, separated by commas; `all` means all of them."""
 
     def convert(text: str) -> tuple[str, ...]:
-        found = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
-        for name in found:
+        chosen = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+        for name in chosen:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"names an unknown {what}: {name}{nearest(name, known)}")
-        return found
+        return chosen
 
     return convert
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)`, or nothing if `name` is like none of the known ones."""
+    """` (did you mean ...?)` with the known name that is most similar; "" if none is similar."""
     from difflib import get_close_matches
 
-    names = {each.lstrip("-"): each for each in known}  # dashes alone make no option like another
-    close = get_close_matches(name.lstrip("-"), names, n=1)
-    return f" (did you mean {names[close[0]]}?)" if close else ""
+    names = {option.lstrip("-"): option for option in known}  # Compared without dashes, which all options share.
+    matches = get_close_matches(name.lstrip("-"), names, n=1)
+    return f" (did you mean {names[matches[0]]}?)" if matches else ""

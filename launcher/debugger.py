@@ -1,7 +1,7 @@
-"""`breakpoint()` in a rank: pdb on one rank of the job, with all time limits suspended while its prompt is open.
+"""`breakpoint()` in a rank: pdb on one rank of the job, with all time limits paused while its prompt is open.
 
-Quitting it ends the job as Ctrl-C does, because a rank that leaves in the middle would leave the others waiting. On the
-other ranks `breakpoint()` says that it does nothing: they wait for the debugged rank in the next collective.
+Quitting the debugger ends the job like Ctrl-C, because the other ranks would wait for a rank that left. On these
+`breakpoint()` only prints a note; they wait for the debugged rank in the next collective.
 """
 
 from __future__ import annotations
@@ -17,67 +17,68 @@ from typing import Any
 
 from collectives.world import DEBUG_RANK, report
 
-# s; within which the launcher ends a job that was quit
+# Time within which the launcher ends a job after the debugger was quit (s).
 _SHUTDOWN_LIMIT = 20.0
-_passed: set[str] = set()  # breakpoints that this rank has reported to pass
+# Locations of breakpoints for which this rank has printed that it passes them.
+_passed: set[str] = set()
 
 
 def stop_at(frame: FrameType, header: str | None = None) -> None:
-    """What `breakpoint()` does in `frame`. header: printed before the prompt, as by `pdb.set_trace`"""
-    mine, debugged = int(os.environ["RANK"]), int(os.environ.get(DEBUG_RANK, "0"))
-    if mine != debugged:
+    """Does what `breakpoint()` does in `frame`. header: printed before the prompt, as by `pdb.set_trace`"""
+    rank = int(os.environ["RANK"])
+    if rank != int(os.environ.get(DEBUG_RANK, "0")):
         location = _location(frame)
         if location not in _passed:
             _passed.add(location)
-            text = f"rank {mine} passes breakpoint() at {location}: --debug-rank {mine} gives it the debugger"
+            text = f"rank {rank} passes breakpoint() at {location}: --debug-rank {rank} gives it the debugger"
             print(f"ddp-launch: {text}", file=sys.__stderr__, flush=True)
         return
-    debugger = _Debugger(mine)
+    debugger = _Debugger(rank)
     if header is not None:
         debugger.message(header)
-    debugger.set_trace(frame)  # last: from here on every line is traced
+    debugger.set_trace(frame)  # The last statement, because every later one would be traced.
 
 
 def _location(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-class _Ended(BaseException):
-    """The job is being ended while the prompt is open. pdb itself takes KeyboardInterrupt for a slip of the user."""
+class _JobEnded(BaseException):
+    """The job is ended while the prompt is open. KeyboardInterrupt would not do: pdb ignores it, and prompts again."""
 
 
 class _Debugger(pdb.Pdb):
-    """pdb on the rank's own standard streams, which suspends the job's time limits while its prompt is open."""
+    """pdb on the rank's standard streams, which pauses the job's time limits while its prompt is open."""
 
     def __init__(self, rank: int) -> None:
-        # Ctrl-C is the launcher's, before and after.
+        # nosigint: the launcher handles Ctrl-C, also when the prompt has been left.
         super().__init__(stdin=sys.__stdin__, stdout=sys.__stdout__, nosigint=True)
         self._rank = rank
-        self._where = ""
+        self._at = ""
 
     def interaction(self, frame: Any, *more: Any) -> None:
-        """One stop, from its first prompt to its last."""
-        self._where = "" if frame is None else f" at {_location(frame)}"
+        """Prompts until the user continues the program. pdb calls this at every stop."""
+        self._at = "" if frame is None else f" at {_location(frame)}"
         in_main = threading.current_thread() is threading.main_thread()
         report(debugging=True)
-        before = signal.signal(signal.SIGINT, _end) if in_main else None
+        handler = signal.signal(signal.SIGINT, _raise_job_ended) if in_main else None
         ended = False
         try:
             super().interaction(frame, *more)
-        except _Ended:
+        except _JobEnded:
             ended = True
         finally:
             if in_main:
-                signal.signal(signal.SIGINT, before)
+                signal.signal(signal.SIGINT, handler)
             report(debugging=False)
         if ended:
-            signal.raise_signal(signal.SIGINT)  # the program may catch it
+            signal.raise_signal(signal.SIGINT)  # Raises KeyboardInterrupt in the program, which may catch it.
 
     def do_quit(self, arg: str) -> bool:
         """q(uit) | exit
         Ends the job, as Ctrl-C does.
         """
-        return self._quit(f"rank {self._rank}'s debugger was quit{self._where}")
+        return self._quit(f"rank {self._rank}'s debugger was quit{self._at}")
 
     do_q = do_exit = do_quit
 
@@ -86,7 +87,7 @@ class _Debugger(pdb.Pdb):
         The end of standard input ends the job.
         """
         self.message("")
-        return self._quit(f"rank {self._rank} stands in breakpoint(){self._where}, and standard input has ended")
+        return self._quit(f"rank {self._rank} stands in breakpoint(){self._at}, and standard input has ended")
 
     def do_run(self, arg: str) -> None:
         """run | restart
@@ -99,10 +100,10 @@ class _Debugger(pdb.Pdb):
     def _quit(self, why: str) -> bool:
         report(quit=why)
         if threading.current_thread() is not threading.main_thread():
-            sys.exit()  # of this thread; the main thread gets the signal
-        time.sleep(_SHUTDOWN_LIMIT)  # until the launcher sends SIGINT
+            sys.exit()  # Ends this thread; the main thread gets the launcher's signal.
+        time.sleep(_SHUTDOWN_LIMIT)  # The launcher's SIGINT ends it.
         return True
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise _Ended
+def _raise_job_ended(number: int, frame: FrameType | None) -> None:
+    raise _JobEnded

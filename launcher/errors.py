@@ -1,27 +1,28 @@
 """The launcher's errors.
 
-UsageError      the job as asked for cannot be started; `ddp-launch` prints the message and exits with 2
-RankError       a call of `launcher.run` failed otherwise than by an exception that can be raised again
+UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
+RankError       a call of `launcher.run` failed, but not by an exception that can be raised again
 StartError      an agent cannot start its rank; the launcher reports it as wrong use
 
-An agent imports this before it forks its rank, so it imports nothing.
+An agent imports this module before it forks its rank, so it imports nothing itself.
 """
 
 from __future__ import annotations
 
+# Begins the line by which an agent reports through the engine's output that its rank cannot start.
 _MARK = "ddp-launch refuses: "
-#: What is wrong with a network between hosts on which small messages arrive and a job does not start all the same.
+#: A hint for jobs that do not start, or hang, although small messages between their hosts arrive.
 LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST"
 
 
 class UsageError(Exception):
-    """The job as asked for cannot be started; the message is one sentence for the user. `ddp-launch` exits with 2."""
+    """The job cannot be started as asked for; the message is one sentence for the user. `ddp-launch` exits with 2."""
 
 
 class RankError(RuntimeError):
-    """A call on several ranks failed otherwise than by an exception that could be raised again here.
+    """A call on several ranks failed, but not by an exception that could be raised again here.
 
-    Also the cause (`__cause__`) of an exception that was: then it has the rank's traceback.
+    It is also the `__cause__` of an exception that could, and then holds the rank's traceback.
     """
 
 
@@ -30,12 +31,12 @@ class StartError(Exception):
 
 
 def start_error_line(error: StartError) -> str:
-    """What the agent prints."""
+    """The line that an agent prints for a StartError."""
     return f"{_MARK}{error}"
 
 
 def find_start_error(engine_output: str) -> str | None:
-    """The sentence of the first agent that printed one; None if there is none."""
-    _, found, rest = engine_output.partition(_MARK)
-    sentence, ended, _ = rest.partition("\n")
-    return sentence.rstrip("\r") if found and ended else None
+    """The message of the first StartError that an agent has printed; None if there is none."""
+    _, _, rest = engine_output.partition(_MARK)
+    sentence, newline, _ = rest.partition("\n")
+    return sentence.rstrip("\r") if newline else None

@@ -1,7 +1,7 @@
 """`launcher.run`: calls a function on several ranks, for notebooks and tests.
 
-The supervisor runs in a process of its own, the driver. A notebook's kernel has many threads, and must neither be
-forked nor have its signals or standard streams changed; and when the caller dies, the driver ends the ranks.
+The supervisor runs in a separate process, the driver. A notebook's kernel has many threads, so it must not be forked,
+and its signals and standard streams must stay as they are. When the caller dies, the driver ends the ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from launcher.supervisor.supervisor import launch
 
 T = TypeVar("T")
 
-# The first entry of sys.path is the working folder, in which a user may have a module called as one of ours; with
-# PYTHONSAFEPATH it is missing, and what comes first is the user's.
+# What the driver runs. It replaces the first entry of sys.path, the working folder, in which a module of the user's may
+# shadow the launcher's. With PYTHONSAFEPATH that entry is missing, and nothing is replaced.
 _START = (
     "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
     " from launcher.function import main; sys.exit(main(sys.argv[1:]))"
@@ -51,58 +51,62 @@ def run(
 ) -> list[T]:
     """Calls `fn(*args, **kwargs)` on `nproc` ranks, each a process, and returns their results in rank order.
 
-    timeout: seconds for the whole; None: no limit
-    What ranks print comes out at `sys.stdout` and `sys.stderr` of this process. `fn`, its arguments, results and
-    exceptions travel by pickle: the ranks of one job trust each other. A function that pickle cannot take (a lambda,
+    timeout: seconds for the whole call; None: no limit
+
+    What ranks print appears on `sys.stdout` and `sys.stderr` of this process. `fn`, its arguments, results and
+    exceptions are pickled: the ranks of one job trust each other. A function that pickle does not support (a lambda,
     a closure, one of `__main__` or of a notebook) needs cloudpickle: `pip install cloudpickle`. May be called from
     any thread; Ctrl-C ends the ranks.
 
-    Raises: what the first failing rank raised, with that rank's traceback as its `__cause__`; RankError if a rank
-    ended otherwise (killed, sys.exit), or raised what cannot be pickled; TimeoutError; UsageError if there is no MPI,
-    or `fn` cannot be taken to the ranks.
+    Raises: the exception of the first rank that failed, with that rank's traceback as its `__cause__`; RankError if a
+        rank ended in another way (killed, sys.exit), or its exception cannot be pickled; TimeoutError; UsageError if
+        there is no MPI, or `fn` cannot be pickled.
     """
     if nproc < 1:
         raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout}")
-    # A folder that only this user can look into (0700): its content is run.
+    # Only this user can enter the folder (mode 0700): what it holds is unpickled and run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
         with open(os.path.join(folder, CALL), "wb") as file:
-            pickle.dump((sys.path, _module_of(fn), _pickled(fn, tuple(args), dict(kwargs or {}))), file)
+            pickle.dump((sys.path, _module_of(fn), _pickle_call(fn, tuple(args), dict(kwargs or {}))), file)
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         limit = "" if timeout is None else repr(float(timeout))
         _run_driver([sys.executable, "-c", _START, root, folder, str(os.getpid()), str(nproc), limit])
-        return _results(folder, nproc)
+        return _load_results(folder, nproc)
 
 
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    by = pickler()
+def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    library = pickler()
     what = f"{getattr(fn, '__qualname__', fn)} with its arguments"
-    # A rank's `__main__` is another one, in which plain pickle would look for it in vain.
-    if by is pickle and getattr(fn, "__module__", None) == "__main__":
+    # pickle stores only a function's name. The rank's `__main__` is another module, without this function.
+    if library is pickle and getattr(fn, "__module__", None) == "__main__":
         raise UsageError(_NEEDS_CLOUDPICKLE.format(what=what))
     try:
-        call: bytes = by.dumps((fn, args, kwargs))
+        call: bytes = library.dumps((fn, args, kwargs))
     except Exception as error:
-        if by is pickle:
+        if library is pickle:
             raise UsageError(_NEEDS_CLOUDPICKLE.format(what=what)) from error
         raise UsageError(f"{what} cannot be taken to the ranks: {error}") from error
     return call
 
 
 def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
-    """Name and file of its module, if that is not `__main__`: a test's module may be on no path."""
+    """Name and file of the function's module, which may not be on a rank's path, as a test's; None for `__main__`."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "__main__")
     file = getattr(module, "__file__", None)
-    return (module.__name__, file) if module is not None and file and module.__name__ != "__main__" else None
+    if module is None or not file or module.__name__ == "__main__":
+        return None
+    return module.__name__, file
 
 
-def _results(folder: str, nproc: int) -> list[Any]:
+def _load_results(folder: str, nproc: int) -> list[Any]:
+    """The ranks' results. Raises: as `run`, if the call has failed."""
     try:
         with open(os.path.join(folder, ENDING), "rb") as file:
             rank, error = pickle.load(file)
     except FileNotFoundError:
-        rank, error = None, RankError("the launcher died")
+        raise RankError("the launcher died") from None
     if rank is not None and os.path.exists(path := os.path.join(folder, ERROR.format(rank))):
         _raise(path, rank, nproc)
     if error is not None:
@@ -118,6 +122,7 @@ def _results(folder: str, nproc: int) -> list[Any]:
 
 
 def _raise(path: str, rank: int, nproc: int) -> NoReturn:
+    """Raises the exception of a rank. path: of the file in which the rank has stored it"""
     with open(path, "rb") as file:
         summary, trace, pickled = pickle.load(file)
     cause = RankError(f"rank {rank} of {nproc}:\n\n{trace}")
@@ -125,9 +130,7 @@ def _raise(path: str, rank: int, nproc: int) -> NoReturn:
         error = pickle.loads(pickled)
         if sys.version_info >= (3, 11):
             error.add_note(f"raised on rank {rank} of {nproc}; its own traceback is above")
-    except Exception:  # none was sent, or what it is made of is not here
-        error = None
-    if not isinstance(error, BaseException):
+    except Exception:  # It could not be pickled on the rank, or needs a module that does not exist here.
         raise RankError(f"rank {rank} raised {summary}") from cause
     raise error from cause
 
@@ -136,19 +139,19 @@ def _raise(path: str, rank: int, nproc: int) -> NoReturn:
 
 
 def _run_driver(command: Sequence[str]) -> None:
-    """Runs the command to its end, and prints what it prints. Raises: KeyboardInterrupt, when it has ended."""
-    # In a session of its own: a Ctrl-C on the terminal comes to this process alone, which passes it on.
+    """Runs the command to its end, and prints its output. Raises: KeyboardInterrupt, after the command has ended."""
+    # A session of its own: Ctrl-C on the terminal then signals this process only, which forwards it.
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
             _copy_output(process)
-        except BaseException:  # Ctrl-C, or sys.stdout cannot be written to
+        except BaseException:  # Ctrl-C was pressed, or sys.stdout cannot be written to.
             process.send_signal(signal.SIGINT)
             try:
                 _copy_output(process)
             except KeyboardInterrupt:
-                process.kill()  # its reaper ends the ranks
+                process.kill()  # The driver's reaper ends the ranks.
             except Exception:
                 process.communicate()
             raise
@@ -156,7 +159,7 @@ def _run_driver(command: Sequence[str]) -> None:
 
 def _copy_output(process: subprocess.Popen[bytes]) -> None:
     """Copies stdout and stderr of a process to `sys.stdout` and `sys.stderr`, perhaps a notebook's, until both end."""
-    poll = select.poll()  # and not `select`, which takes no file descriptor above 1023
+    poll = select.poll()  # `select.select` takes no file descriptor above 1023.
     copies = {}
     for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
         assert pipe is not None
@@ -176,31 +179,40 @@ def _copy_output(process: subprocess.Popen[bytes]) -> None:
 
 # -- the driver
 
-# A caller that ends the call does not wait long (s).
+# Seconds between asking the ranks to end and killing them. Short, because the caller waits for it after Ctrl-C.
 _GRACE = 2.0
+# Seconds after which killing what is left is given up.
 _SWEEP_LIMIT = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """FOLDER PARENT NPROC LIMIT: of the call, the caller's pid, the number of ranks, seconds or nothing."""
-    folder, parent, nproc, limit = argv[0], int(argv[1]), int(argv[2]), float(argv[3]) if argv[3] else None
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it hands that down
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job's child ignores it, and could not be ended by it
-    die_with_parent(parent, signal.SIGTERM)
+    """Runs the driver. argv: the call's folder, the caller's pid, the number of ranks, the time limit (s) or "" """
+    folder, parent, nproc, limit = argv
+    # The caller may ignore SIGCHLD, and a shell lets background jobs ignore SIGINT; child processes inherit that.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with_parent(int(parent), signal.SIGTERM)
     become_subreaper()
     observer = _FailureObserver()
     ending: tuple[int | None, Exception | None]
     try:
-        job = Job(module="launcher.function_worker", args=(folder,), n=nproc, timeout=limit, grace=_GRACE)
+        job = Job(
+            module="launcher.function_worker",
+            args=(folder,),
+            n=int(nproc),
+            timeout=float(limit) if limit else None,
+            grace=_GRACE,
+        )
         code = launch(job, observers=[observer], explain=False)
         ending = observer.outcome(code)
     except UsageError as error:
-        code, ending = 2, (None, error)
+        code = 2
+        ending = (None, error)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The job is over, and this process ends in a moment.
         sweep(_SWEEP_LIMIT)
-    if os.getppid() != parent:
-        shutil.rmtree(folder, ignore_errors=True)  # the caller has gone
+    if os.getppid() != int(parent):
+        shutil.rmtree(folder, ignore_errors=True)  # The caller has died.
     else:
         with open(os.path.join(folder, ENDING), "wb") as file:
             pickle.dump(ending, file)
@@ -208,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _FailureObserver(Observer):
-    """Records what went wrong, and on which rank."""
+    """Records the failures of the job."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -221,7 +233,7 @@ class _FailureObserver(Observer):
         self._text = text
 
     def outcome(self, code: int) -> tuple[int | None, Exception | None]:
-        """The rank that failed first, if one did, and the error of the call; None if all went well."""
+        """The rank that is the root cause, if one is, and the error of the call; None if the job succeeded."""
         if code == 0:
             return None, None
         if not self._failures:

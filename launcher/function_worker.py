@@ -1,4 +1,4 @@
-"""Function worker: a rank of `launcher.run`. Reads the call, makes it, and stores the result or the exception."""
+"""Function worker: a rank of `launcher.run`. Loads the function, calls it, and stores the result or the exception."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import sys
 import traceback
 from typing import Any
 
-#: Files in the folder of a call: what to call, each rank's result or exception, and how the job ended.
-CALL, RESULT, ERROR, ENDING = "call", "result-{}", "error-{}", "ending"
+#: Names of the files in the folder of a call. The function and its arguments; each rank's result or exception, by rank;
+#: how the job ended.
+CALL = "call"
+RESULT = "result-{}"
+ERROR = "error-{}"
+ENDING = "ending"
 
 
 def pickler() -> Any:
-    """cloudpickle, or plain pickle where that is not installed; both have `dumps` and `dump`."""
+    """The module cloudpickle, or pickle if that is not installed; both have `dumps` and `dump`."""
     try:
         return importlib.import_module("cloudpickle")
     except ImportError:
@@ -22,29 +26,29 @@ def pickler() -> Any:
 
 
 def main(folder: str) -> None:
-    """folder: of the call, written by `launcher.function`. Raises: what the function raises."""
+    """Runs one rank. folder: of the call, written by `launcher.function`. Raises: what the function raises."""
     rank = os.environ["RANK"]
     sys.argv[1:] = []
     try:
-        fn, args, kwargs = _read_call(os.path.join(folder, CALL))
+        fn, args, kwargs = _load_call(os.path.join(folder, CALL))
         result = fn(*args, **kwargs)
-        _write(os.path.join(folder, RESULT.format(rank)), result)
+        _store(os.path.join(folder, RESULT.format(rank)), result)
     except Exception as error:
         with open(os.path.join(folder, ERROR.format(rank)), "wb") as file:
-            pickle.dump((*_described(error), _pickled(error)), file)
+            pickle.dump((*_describe(error), _pickle_error(error)), file)
         raise
 
 
-def _read_call(path: str) -> Any:
+def _load_call(path: str) -> Any:
     with open(path, "rb") as file:
-        sys.path[:], home, call = pickle.load(file)
-    if home is not None:
-        _import(*home)
+        sys.path[:], module, call = pickle.load(file)
+    if module is not None:
+        _import(*module)
     return pickle.loads(call)
 
 
 def _import(name: str, file: str) -> None:
-    """Has the function's module, which may be on no path: a test's, say."""
+    """Imports the function's module, from its file if it is not on the path, as a test's module may be."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
@@ -52,31 +56,31 @@ def _import(name: str, file: str) -> None:
 
         spec = spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
-            return  # unpickling will say what is missing
+            return  # Unpickling the call will say what is missing.
         sys.modules[name] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
-def _write(path: str, result: Any) -> None:
-    """All of it or nothing: the launcher may end this rank meanwhile."""
+def _store(path: str, result: Any) -> None:
+    """Stores a result as a whole or not at all: the launcher may end this rank at any moment."""
     with open(path + ".part", "wb") as file:
         pickler().dump(result, file, protocol=5)
     os.rename(path + ".part", path)
 
 
-def _described(error: Exception) -> tuple[str, str]:
-    """The text of an exception without its traceback, and with it; its repr if methods of its own class fail."""
-    trace = error.__traceback__ and error.__traceback__.tb_next  # without the frame of `main`
+def _describe(error: Exception) -> tuple[str, str]:
+    """The text of an exception without its traceback, and with it. If the exception's methods fail, its plain repr."""
+    trace = error.__traceback__ and error.__traceback__.tb_next  # Without the frame of `main`.
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
         return "".join(traceback.format_exception_only(error)).rstrip(), text
-    except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
+    except Exception:  # `traceback` reads attributes, and an exception's __getattr__ may raise anything.
         shown = BaseException.__repr__(error)
         return shown, "".join([*traceback.format_tb(trace), shown])
 
 
-def _pickled(error: Exception) -> bytes:
-    """b"" if it cannot be pickled, or if what is made of that again cannot be shown."""
+def _pickle_error(error: Exception) -> bytes:
+    """The pickled exception; b"" if it cannot be pickled, unpickled, or shown after that."""
     try:
         data: bytes = pickler().dumps(error)
         traceback.format_exception(pickle.loads(data))

@@ -1,7 +1,7 @@
 """What the launcher needs of Linux: /proc, process trees, parent-death signals, file limits, shared-memory files.
 
-The only reader of /proc/PID/stat. Segment files that a killed MPI leaves in /dev/shm are removed here, too: their names
-do not tell whose they are, but the kernel grants a write lease only on a file that no process has open or mapped.
+All that is read of /proc/PID/stat is read here. Files that a killed MPI leaves in /dev/shm are removed here, too. Their
+names do not tell which job they belong to, but the kernel grants a write lease only on a file that no process uses.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHUNK = 1 << 16
 
-# Loaded before any fork: a child between fork and exec should do as little as it can.
+# Loaded before any fork: a child should do as little as possible between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# Not of `typing`, whose import would cost every agent a tenth of its memory.
+# Not `typing.NamedTuple`: importing `typing` would cost every agent a tenth of its memory.
 class Stat(namedtuple("Stat", ("name", "state", "parent", "cpu", "waited", "rss"))):
     """What /proc/PID/stat says of a process.
 
-    name: of its command; state: a letter, R, S, D, T or Z, "" if there is no such process, or it is hidden (hidepid)
-    parent: pid; cpu: CPU time in s; waited: that of the children that it has waited for; rss: resident memory in bytes
+    name: of its command
+    state: a letter, R, S, D, T or Z; "" if there is no such process, or the system hides it (hidepid)
+    parent: pid
+    cpu: CPU time (s); waited: CPU time of its children that have ended and were waited for (s)
+    rss: resident memory (bytes)
     """
 
     __slots__ = ()
@@ -48,7 +51,7 @@ class Stat(namedtuple("Stat", ("name", "state", "parent", "cpu", "waited", "rss"
 
 
 def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
-    """What the kernel writes there.
+    """Parses the content of /proc/PID/stat. ticks: clock ticks per second; page: bytes of a memory page
 
     >>> parse_stat(b"7 (a) b) t 1 7 7 0 -1 4194304 9 0 0 0 150 50 20 0 20 0 3 0 99 4096 25", 100, 4096)
     Stat(name='a) b', state='T', parent=1, cpu=2.0, waited=0.2, rss=102400)
@@ -58,7 +61,7 @@ def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
     if not fields:
         return Stat("", "", 0, 0.0, 0.0, 0)
     user, system, user_waited, system_waited = map(int, fields[11:15])
-    # A process that a debugger has stopped is "t": no other than "T" to who wonders why it does not move.
+    # upper(): "t" is a process that a debugger has stopped, which makes no difference here.
     return Stat(
         name=head.partition(b"(")[2].decode(errors="replace"),
         state=fields[0].decode().upper(),
@@ -70,27 +73,21 @@ def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
 
 
 def stat_of(pid: int) -> Stat:
-    """The same of a process that lives now."""
+    """The state of process `pid` at this moment."""
     return parse_stat(read(f"/proc/{pid}/stat"))
 
 
 def read(path: str) -> bytes:
-    """A file of the kernel's; b"" if it is not there, may not be read, or is of a process that has just ended."""
+    """Reads a file in /proc or /sys; b"" if it does not exist, may not be read, or its process has just ended."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts = []
-            while part := os.read(fd, _CHUNK):  # the kernel gives a page at a time
-                parts.append(part)
-            return b"".join(parts)
-        finally:
-            os.close(fd)
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
     except OSError:
         return b""
 
 
 def read_text(path: str) -> str:
-    """The same as text."""
+    """As `read`, as text."""
     return read(path).decode(errors="replace")
 
 
@@ -109,7 +106,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def fork(start: Callable[[], int] = os.fork) -> int:
-    """As `os.fork`, or another function that starts a process. Raises: StartError if there may be no more."""
+    """Forks. start: the function that does it. Raises: StartError if the user may have no more processes."""
     try:
         return start()
     except OSError as error:
@@ -120,19 +117,22 @@ def fork(start: Callable[[], int] = os.fork) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """This process gets signal `number` when its parent, of pid `parent`, ends; at once if that has ended already."""
+    """Makes the kernel send this process signal `number` when its parent ends; sends it now if that has happened.
+
+    parent: the parent's pid
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
 def become_subreaper() -> None:
-    """Orphans below this process come to it instead of to init, so that it can end them."""
+    """Makes this process the new parent of its orphaned descendants, in place of init, so that it can kill them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def signal_pipe(numbers: Iterable[int]) -> int:
-    """A file descriptor on which each of these signals arrives as a byte; the process does nothing else at them."""
+    """A file descriptor on which each of these signals arrives as a byte. They have no other effect."""
     read_end, write_end = os.pipe()
     for fd in (read_end, write_end):
         os.set_blocking(fd, False)
@@ -143,7 +143,7 @@ def signal_pipe(numbers: Iterable[int]) -> int:
 
 
 def format_bytes(n: int) -> str:
-    """Bytes in a unit that suits them.
+    """A number of bytes with the largest fitting unit.
 
     >>> [format_bytes(n) for n in (16, 3 << 10, 5 << 20, 3 << 29)]
     ['16 B', '3 KiB', '5 MiB', '1.5 GiB']
@@ -154,28 +154,28 @@ def format_bytes(n: int) -> str:
 
 
 def fill_standard_streams() -> None:
-    """Opens /dev/null where stdin, stdout or stderr is closed: the next pipe would take its place, and be written."""
+    """Opens /dev/null as stdin, stdout or stderr if it is closed: else the next pipe would get its number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number, which is fd.
 
 
 def children_of(parents: dict[int, int], root: int) -> list[int]:
-    """All descendants of `root`, given every process's parent.
+    """All descendants of process `root`. parents: the parent of every process
 
     >>> children_of({2: 1, 3: 2, 4: 1, 5: 9}, 1)
     [2, 4, 3]
     """
-    found = [pid for pid, parent in parents.items() if parent == root]
-    for pid in found:
-        found.extend(child for child, parent in parents.items() if parent == pid)
-    return found
+    pids = [root]
+    for pid in pids:  # The list grows while it is walked.
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids[1:]
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process that lives now."""
+    """The parent of every process that exists now."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := stat_of(int(name)).parent):
@@ -184,11 +184,11 @@ def parents() -> dict[int, int]:
 
 
 def is_above(pid: int) -> bool:
-    """True if that process is this one's parent, or the parent's parent, and so on."""
-    each = os.getppid()
-    while each not in (0, pid):
-        each = stat_of(each).parent
-    return each == pid
+    """True if process `pid` is this one's parent, its parent's parent, and so on."""
+    ancestor = os.getppid()
+    while ancestor not in (0, pid):
+        ancestor = stat_of(ancestor).parent
+    return ancestor == pid
 
 
 def sweep(
@@ -229,7 +229,7 @@ def sweep(
 
 
 def childless() -> bool:
-    """True if this process has no child, dead or alive; far cheaper than asking who they are."""
+    """True if this process has no child, dead or alive. Far cheaper than listing them."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -238,49 +238,56 @@ def childless() -> bool:
 
 
 def reap_all() -> dict[int, int]:
-    """The wait status of every child that has ended, without waiting for any."""
-    ended: dict[int, int] = {}
+    """Reaps every child that has ended, without waiting for any. Returns: the wait status of each, by pid."""
+    statuses: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
+            return statuses
         if pid == 0:
-            return ended
-        ended[pid] = status
+            return statuses
+        statuses[pid] = status
 
 
-#: Where MPIs keep what ranks of a machine share.
+#: The folder in which MPIs keep the memory that ranks of a machine share.
 SHM = "/dev/shm"
-# MPICH's, Open MPI's since 5 and before, UCX's, Open MPI's for locks. All hold such a file from its making to its end.
-_SEGMENTS = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_", "open_mpi.")
-# s; the clock of files lags behind by some milliseconds
+# How the names of segment files begin. Their MPI keeps each of them open from its creation to its removal.
+_SEGMENTS = (
+    "mpich_shm_",
+    "mpich_vci_",
+    "sm_segment.",  # Open MPI 5
+    "vader_segment.",  # Open MPI before 5
+    "ucx_shm_posix_",
+    "open_mpi.",  # Open MPI's locks
+)
+# Times of files may lag behind `time.time()` by some milliseconds (s).
 _LAG = 0.1
 
 
 def remove_stale_segments(since: float, folder: str = SHM, *, dry_run: bool = False) -> tuple[int, int]:
-    """Removes this user's segment files that were made later than `since` and that no process uses.
+    """Removes this user's segment files that were created later than `since` and that no process uses.
 
-    since: `time.time()` when the job began; dry_run: they are only counted
-    Returns: how many, and the bytes that they take.
+    since: `time.time()` when the job began; dry_run: only counts them
+    Returns: their number, and their bytes.
     """
     try:
         names = [name for name in os.listdir(folder) if name.startswith(_SEGMENTS)]
     except OSError:
         return 0, 0
     sizes = [_remove_if_unused(os.path.join(folder, name), since, dry_run) for name in names]
-    found = [nbytes for nbytes in sizes if nbytes is not None]
-    return len(found), sum(found)
+    removed = [nbytes for nbytes in sizes if nbytes is not None]
+    return len(removed), sum(removed)
 
 
-#: Bytes of /dev/shm that MPICH takes for each rank of a machine, as measured (5.27 MiB), and a little more.
+#: Bytes of /dev/shm that MPICH takes for each rank of a machine: 5.27 MiB were measured, and this is a little more.
 SHM_PER_RANK = 5_560_000
 
 
 def missing_shm(ranks: int) -> tuple[str, str] | None:
-    """Why MPICH, starting so many ranks on this machine, would not get the shared memory that it needs, and what helps.
+    """Why `ranks` ranks of MPICH would lack shared memory on this machine, and what helps; None if there is enough.
 
-    MPICH itself does not say it: it dies by SIGSEGV or SIGBUS.
+    MPICH does not say it: it dies by SIGSEGV or SIGBUS.
     """
     needed = ranks * SHM_PER_RANK
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -298,44 +305,45 @@ def missing_shm(ranks: int) -> tuple[str, str] | None:
 
 
 def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
-    """The bytes that a file takes, if it was unused and is removed."""
+    """Removes a file if no process uses it. Returns: the bytes that it took; None if it stays."""
     try:
-        found = os.lstat(path)
-        if found.st_uid != os.geteuid() or found.st_ctime < since - _LAG:
+        stat = os.lstat(path)
+        if stat.st_uid != os.geteuid() or stat.st_ctime < since - _LAG:
             return None
-        # O_NONBLOCK: the launcher of another job may have a lease on it in this moment.
+        # O_NONBLOCK: the launcher of another job may have a lease on the file at this moment.
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None  # gone already, or in such hands
+        return None  # It is gone, or another launcher has the lease.
     try:
-        # If another process opens the file meanwhile, the kernel sends a signal: SIGIO would end this process.
+        # If another process opens the file during the lease, the kernel sends a signal. The default, SIGIO, would kill
+        # this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         if not dry_run:
-            os.unlink(path)  # under the lease: a process that opens it now waits for us
-        return found.st_blocks * 512
+            os.unlink(path)  # A process that opens it now is made to wait until the lease ends.
+        return stat.st_blocks * 512
     except OSError:
-        return None  # in use; or this file system grants no leases, and the file stays
+        return None  # It is in use, or this file system grants no leases.
     finally:
         os.close(fd)
 
 
-# What a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
-_OTHERS = 32
+# Files that a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
+_OTHER_FILES = 32
 
 
 @contextlib.contextmanager
 def many_files(ranks: int) -> Iterator[int]:
-    """While entered, this process and its children may open as many files as the hard limit says; the limit of before.
+    """Inside `with`, this process and its children may open as many files as the hard limit allows.
 
-    Raises: UsageError if a job of so many ranks needs more.
+    Gives the soft limit that held before. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # no limit at all is more than the kernel grants: the soft one stays
+    with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity: then it is kept.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        if soft != resource.RLIM_INFINITY and ranks + _OTHERS + len(os.listdir("/proc/self/fd")) > soft:
+        if soft != resource.RLIM_INFINITY and ranks + _OTHER_FILES + len(os.listdir("/proc/self/fd")) > soft:
             raise UsageError(f"{ranks} ranks need more open files than this process may have: {soft} (ulimit -n)")
         yield before
     finally:

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from launcher.errors import UsageError
 
-# A name goes to a remote shell: neither an option nor two words is one. No engine takes an IPv6 address.
+# A host with an optional number of slots. Its name is passed to a remote shell, so it may neither look like an option
+# nor contain a space; and no engine takes an IPv6 address.
 _HOST = re.compile(r"([A-Za-z0-9_][\w.\-]*)(?:(?::|\s+slots\s*=\s*)(\d{1,9}))?", re.ASCII)
 
 
 class Host(NamedTuple):
     """A machine that ranks run on.
 
-    name: as the remote shell is to be given it
-    slots: how many ranks it takes
+    name: as the remote shell takes it; slots: number of ranks that it takes
     """
 
     name: str
@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The hosts of a list as `--hosts` takes it. A host without a number has one slot; one named twice has the sum.
+    """Parses the value of `--hosts`. A host without a number has one slot; the slots of one named twice are added.
 
     >>> parse_hosts("a:4,b,a:2")
     (Host(name='a', slots=6), Host(name='b', slots=1))
@@ -40,7 +40,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """The hosts of a file: one a line, `#` begins a comment, and the rule for slots is that of `parse_hosts`.
+    """Reads a hostfile: one host per line, with slots as in `parse_hosts`; `#` begins a comment.
 
     Raises: UsageError if it cannot be read, names no host, or has a line that is not understood.
     """
@@ -55,7 +55,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
-    """The hosts of texts, each with the place where it was found; those of one name add up."""
+    """Parses hosts, adding the slots of those with the same name. entries: each text, and where it stands"""
     slots: dict[str, int] = {}
     for text, where in entries:
         match = _HOST.fullmatch(text)
@@ -69,21 +69,16 @@ def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
 
 
 def fill_hosts(n: int, hosts: Sequence[Host]) -> list[Host]:
-    """`n` ranks on hosts that are filled one after the other; those that get none are left out.
+    """The hosts with as many slots as they get of `n` ranks, if each is filled before the next; without unused hosts.
 
     >>> fill_hosts(5, [Host("a", 4), Host("b", 4), Host("c", 4)])
     [Host(name='a', slots=4), Host(name='b', slots=1)]
     """
-    found = []
-    for host in hosts:
-        if n > 0:
-            found.append(Host(host.name, min(n, host.slots)))
-            n -= host.slots
-    return found
+    return [Host(host.name, len(ranks)) for host, ranks in ranks_by_host(hosts, n) if ranks]
 
 
 def ranks_by_host(hosts: Sequence[Host], n: int) -> Iterator[tuple[Host, range]]:
-    """Ranks fill the hosts in order."""
+    """The hosts, each with the ranks that it gets of `n`, if each is filled before the next."""
     first = 0
     for host in hosts:
         yield host, range(first, min(first + host.slots, n))
@@ -91,7 +86,7 @@ def ranks_by_host(hosts: Sequence[Host], n: int) -> Iterator[tuple[Host, range]]
 
 
 def ranks_on(hosts: Sequence[Host], n: int, name: str | None) -> frozenset[int]:
-    """The ranks of the host of that name, of a job of `n`.
+    """The ranks of a job of `n` that run on the host called `name`.
 
     >>> sorted(ranks_on([Host("a", 2), Host("b", 2)], 3, "b"))
     [2]
@@ -99,51 +94,51 @@ def ranks_on(hosts: Sequence[Host], n: int, name: str | None) -> frozenset[int]:
     return frozenset(rank for host, ranks in ranks_by_host(hosts, n) if host.name == name for rank in ranks)
 
 
+# The ioctl that reads the IPv4 address of a network interface.
 _SIOCGIFADDR = 0x8915
-_DISCARD = 9  # a port; nothing is sent there
+# The discard port, for sockets that send nothing.
+_DISCARD = 9
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:
-    """Addresses of this machine: first that from which it would speak to the first of `hosts`, then its others.
+    """The addresses of this machine, first the one from which it reaches the first of `hosts`.
 
-    "127.0.0.1" alone if it has no network.
+    Only "127.0.0.1" if it has no network.
     """
-    towards = next((ours for host in hosts for ours, _ in _routes(host)), None)
-    found = [towards] if towards is not None else []
-    found += [each for each in _interfaces() if each not in found]
-    return found or ["127.0.0.1"]
+    first = next((local for host in hosts for local, _ in _routes(host)), "")
+    return list(dict.fromkeys(filter(None, (first, *_interfaces())))) or ["127.0.0.1"]
 
 
 def is_here(host: str) -> bool:
     """True if `host` is this machine."""
     if host in ("localhost", socket.gethostname()):
         return True
-    return any(ours == theirs or theirs.startswith("127.") for ours, theirs in _routes(host))
+    return any(local == remote or remote.startswith("127.") for local, remote in _routes(host))
 
 
 def _routes(host: str) -> Iterator[tuple[str, str]]:
-    """Our address and theirs, for each way to a host; none if its name means nothing here (ssh may know more)."""
+    """The local and the remote address of each route to a host; none if only ssh's settings know its name."""
     try:
-        ways = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
+        infos = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return
-    for family, kind, protocol, _, theirs in ways:
-        with socket.socket(family, kind, protocol) as trial:
+    for family, kind, protocol, _, remote in infos:
+        with socket.socket(family, kind, protocol) as datagram_socket:
             try:
-                trial.connect(theirs)  # a datagram socket: it only looks up the route
+                datagram_socket.connect(remote)  # Sends nothing: it only looks up the route.
             except OSError:
                 continue
-            yield str(trial.getsockname()[0]), str(theirs[0])
+            yield str(datagram_socket.getsockname()[0]), str(remote[0])
 
 
 def _interfaces() -> Iterator[str]:
-    """The IPv4 address of every network interface but the loopback."""
+    """The IPv4 address of every network interface except the loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has none
+                continue  # It has no IPv4 address.
             address = socket.inet_ntoa(answer[20:24])
             if not address.startswith("127."):
                 yield address

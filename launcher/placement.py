@@ -1,49 +1,56 @@
 """Placement of a rank on its host: local rank, GPU, cores, threads.
 
-One rule for all engines: they bind nothing, and each agent gives its rank its GPU and cores before anything is imported
-that would look. GPUs are counted from /proc and /dev, because loading CUDA takes a second. An agent imports this before
-it forks the rank, so it must stay small.
+It is the same for all engines: these bind nothing, and each agent assigns GPU and cores to its rank before the rank
+imports a library that would look at them. GPUs are counted from /proc and /dev, because loading CUDA takes a second. An
+agent imports this module before it forks the rank, so it must stay small.
 """
 
 from __future__ import annotations
 
 import os
 
-from launcher.errors import StartError
+from launcher.errors import StartError, UsageError
 from launcher.linux import read_text
 
-TYPE_CHECKING = False  # not of `typing`, for the agent's sake
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from collectives.world import World
 
-#: In an agent's environment: the rules by which it deals, as `rules` writes them.
+#: Variable of an agent's environment: how it places its rank, as `rules` writes it.
 PLACEMENT = "DDP_LAUNCH_PLACEMENT"
-THREADS = "OMP_NUM_THREADS"
+# Variable of a rank's environment: the number of threads of a parallel computation.
+_THREADS = "OMP_NUM_THREADS"
 
 
 def rules(bind: bool, share: bool, nodes: Sequence[int] | None) -> str:
-    """The rules by which agents place their ranks.
+    """How agents place their ranks, as a text for their environment.
 
     bind: ranks are bound to cores; share: ranks may share GPUs
-    nodes: how many ranks each host has, which are filled in order; None if only the engine knows
+    nodes: the number of ranks on each host, if hosts are filled in order; None if only the engine knows
 
     >>> rules(bind=True, share=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
-    words = [word for word, holds in (("bind", bind), ("share", share)) if holds]
+    words = []
+    if bind:
+        words.append("bind")
+    if share:
+        words.append("share")
     if nodes is not None:
         words.append("nodes=" + ",".join(map(str, nodes)))
     return " ".join(words)
 
 
 class Placement:
-    """A rank's place on its host, and what it is given there.
+    """A rank's numbers, GPU and cores on its host.
 
-    local_rank, local_size: among the ranks of its host; node: the host's number, None if unknown
-    gpus: the GPU that it is given, as `CUDA_VISIBLE_DEVICES` names it; [] where there are none
-    cores: to which it is bound, or None; threads: its share of the host's cores in numbers
+    local_rank: its number among the ranks of the host; local_size: number of these ranks
+    node: the host's number; None if unknown
+    gpus: the GPU that it uses, as `CUDA_VISIBLE_DEVICES` names it; [] if the host has none
+    cores: those that it is bound to; None: it is not bound
+    threads: number of threads that it may run: the host's cores divided by its ranks
 
     Raises: StartError if ranks would have to share a GPU and may not.
     """
@@ -59,19 +66,19 @@ class Placement:
             self.cores = split_cores(by_topology(allowed), self.local_rank, self.local_size)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables that the rank finds; the user's number of threads stays."""
-        found = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
+        """Variables for the rank's environment. A number of threads that the user has set stays."""
+        variables = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
         if self.node is not None:
-            found |= {"NODE_RANK": str(self.node), "GROUP_RANK": str(self.node)}
+            variables["NODE_RANK"] = variables["GROUP_RANK"] = str(self.node)
         if self.gpus:
-            found[VISIBLE] = ",".join(self.gpus)
-        if THREADS not in environ:
-            found[THREADS] = str(self.threads)
-        return found
+            variables[VISIBLE] = ",".join(self.gpus)
+        if _THREADS not in environ:
+            variables[_THREADS] = str(self.threads)
+        return variables
 
 
 def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None) -> tuple[int, int, int | None]:
-    """A rank's local rank, its host's number of ranks, and its host's number.
+    """A rank's local rank, its host's number of ranks, and its host's number. nodes: as in `rules`
 
     >>> locate(World("mpich", rank=5, size=6), {}, (4, 2))
     (1, 2, 1)
@@ -83,7 +90,7 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
         first += ranks
     node = None
     local_rank, local_size = world.local_rank, world.local_size
-    # A batch script's own numbers are handed down to what it starts without srun.
+    # The variables are this rank's own only if they give its rank: programs inherit those of the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])
         if local_rank is None:
@@ -96,20 +103,20 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The number of tasks on each node.
+    """Parses Slurm's number of tasks on each node.
 
     >>> tasks_per_node("4(x2),1")
     [4, 4, 1]
     """
-    found = []
+    tasks = []
     for part in text.split(","):
-        tasks, _, times = part.rstrip(")").partition("(x")
-        found += [int(tasks)] * int(times or 1)
-    return found
+        number, _, repeats = part.rstrip(")").partition("(x")
+        tasks += [int(number)] * int(repeats or 1)
+    return tasks
 
 
 def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share: bool) -> list[str]:
-    """The rank's GPU: one each, or in turn where they may be shared.
+    """The rank's GPU: the one with its local rank, round-robin if ranks may share; [] if there are no GPUs.
 
     Raises: StartError if there are too few.
     """
@@ -123,7 +130,7 @@ def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share: boo
 
 
 def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
-    """The rank's contiguous share, as equal as can be; one core in turn where there are more ranks than cores.
+    """The cores of part `index`: contiguous parts of nearly equal size; one core round-robin if there are too few.
 
     >>> [split_cores([0, 1, 2, 3, 4], index, 2) for index in (0, 1)]
     [[0, 1, 2], [3, 4]]
@@ -136,7 +143,7 @@ def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
 
 
 def by_topology(cores: set[int]) -> list[int]:
-    """Cores in the order of packages and, within, with the threads of one physical core side by side."""
+    """Sorts cores by package and, within it, by physical core, so that threads of one physical core are neighbours."""
     return sorted(cores, key=lambda core: (_topology(core, "physical_package_id"), _topology(core, "core_id"), core))
 
 
@@ -152,46 +159,45 @@ def _nodes(words: Sequence[str]) -> list[int] | None:
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-DRIVER = "/proc/driver/nvidia/gpus"
+# Holds a folder for each GPU.
+_DRIVER = "/proc/driver/nvidia/gpus"
 
 
-def parse_visible_devices(asked: str | None, driver: Sequence[str], nodes: Sequence[str]) -> list[str]:
+def parse_visible_devices(variable: str | None, driver: Sequence[str], devices: Sequence[str]) -> list[str]:
     """The GPUs that CUDA would show, as `CUDA_VISIBLE_DEVICES` names them.
 
-    asked: that variable, None if it is not set; driver: what its driver lists; nodes: what /dev holds
+    variable: its value, None if it is not set; driver: the GPUs that the driver lists; devices: the names in /dev
 
     >>> parse_visible_devices(None, ["0000:17:00.0", "0000:65:00.0"], ["null", "nvidia0", "nvidia1", "nvidiactl"])
     ['0', '1']
     >>> parse_visible_devices("2,GPU-8a5e", [], ["nvidia0", "nvidia1", "nvidia2"])
     ['2', 'GPU-8a5e']
     """
-    there = sum(1 for name in nodes if name.startswith("nvidia") and name[6:].isdigit())
+    number = sum(1 for name in devices if name.startswith("nvidia") and name[6:].isdigit())
     if driver:
-        # A container sees all GPUs that the driver has, and the nodes of those that it was given: perhaps of none.
-        there = min(there, len(driver))
-    if asked is None:
-        return [str(number) for number in range(there)]
+        # In a container the driver lists all GPUs of the machine, but /dev holds only those of the container.
+        number = min(number, len(driver))
+    if variable is None:
+        return [str(index) for index in range(number)]
     names = []
-    for name in asked.split(","):
-        # CUDA stops at the first that is none: "-1", "", "NoDevFiles", a number too large.
+    for name in variable.split(","):
+        # CUDA stops at the first invalid one: "-1", "", "NoDevFiles", a number too large.
         name = name.strip()
-        if not name.startswith(("GPU-", "MIG-")) and not (name.isdigit() and int(name) < there):
+        if not name.startswith(("GPU-", "MIG-")) and not (name.isdigit() and int(name) < number):
             break
         names.append(name)
-    return names if there else []
+    return names if number else []
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that a process with this environment would see on this machine."""
-    return parse_visible_devices(environ.get(VISIBLE), _names(DRIVER), _names("/dev"))
+    return parse_visible_devices(environ.get(VISIBLE), _names(_DRIVER), _names("/dev"))
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """How many ranks `-n gpu` means. Raises: UsageError if there is no GPU."""
-    if found := visible_gpus(environ):
-        return len(found)
-    from launcher.errors import UsageError  # here, for the agent's sake
-
+    """The number of ranks that `-n gpu` starts. Raises: UsageError if there is no GPU."""
+    if gpus := visible_gpus(environ):
+        return len(gpus)
     if VISIBLE in environ:
         raise UsageError(f"-n gpu: {VISIBLE}={environ[VISIBLE]} leaves no GPU to be seen")
     raise UsageError("-n gpu: this machine has no GPU (no /dev/nvidia0)")

@@ -1,7 +1,7 @@
-"""Protocol between launcher and agents: JSON lines on a TCP socket, opened by a mutual challenge.
+"""Protocol between launcher and agents: JSON lines on a TCP socket, after both sides have authenticated each other.
 
-Both sides prove that they hold the job's secret without ever sending it, so that an unauthenticated peer that finds the
-port can neither feed the launcher nor command a rank. Bytes that ranks wrote travel as text with `surrogateescape`.
+Each side proves that it holds the job's secret without sending it. So a stranger that finds the port can neither send
+messages to the launcher nor commands to a rank. Bytes that ranks wrote travel as text with `surrogateescape`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ import time
 
 from launcher.errors import StartError
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
     from typing import Any
 
-#: The environment of an agent: where the launcher listens, and the secret of the job.
+#: Variable of an agent's environment: the addresses on which the launcher listens.
 ADDRESS = "DDP_LAUNCH_ADDRESS"
+#: Variable of an agent's environment: the secret of the job.
 SECRET = "DDP_LAUNCH_SECRET"
-#: The pid of the launcher, above which an agent knows that it stands where a reaper of the launcher's is.
+#: Variable of an agent's environment: the pid of the launcher. An agent that has it among its ancestors runs on the
+#: launcher's host, below the launcher's reaper.
 LAUNCHER_PID = "DDP_LAUNCH_PID"
-
-#: How many files the ranks on the launcher's host may open (soft limit): the launcher and the engine need more.
+#: Variable of an agent's environment: how many files a rank on the launcher's host may open (soft limit). The launcher
+#: and the engine raise their own limit.
 FILES = "DDP_LAUNCH_FILES"
 
-#: What a peer may send before it has shown that it knows the secret.
+#: Most bytes that are read of a peer before it has proved that it knows the secret.
 UNAUTHENTICATED_LIMIT = 4096
 _CHUNK = 1 << 16
 
@@ -41,13 +43,16 @@ class ProtocolError(Exception):
 
 
 def nonce() -> str:
-    """A random number, good for one challenge or as the secret of one job."""
+    """A random number, for one challenge or as the secret of one job."""
     return os.urandom(32).hex()
 
 
 def proof(secret: str, role: str, challenge: str) -> str:
-    """What only who knows the secret can answer to `challenge`; `role` keeps answers from being played back."""
-    # An unauthenticated peer's challenge, or answer, may be what JSON can hold and UTF-8 cannot.
+    """The answer to a challenge, which only holders of the secret can compute.
+
+    role: "agent" or "launcher", so that the answer of one side cannot be used as that of the other
+    """
+    # surrogatepass: a stranger's JSON may contain surrogates, which UTF-8 cannot encode.
     return hmac.digest(secret.encode(), f"{role} {challenge}".encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
@@ -59,12 +64,12 @@ def is_proof(answer: object, secret: str, role: str, challenge: str) -> bool:
 
 
 def to_text(data: bytes) -> str:
-    """Bytes as a JSON string can carry them."""
+    """Bytes as a text that JSON can carry."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`. Another text may hold what no bytes are: it is written as Python does, \\ud800."""
+    """Undoes `to_text`. Surrogates that cannot come from there are written as Python shows them, like \\ud800."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -72,7 +77,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def type_and_value(message: Message) -> tuple[str, Any]:
-    """A message's first key is its type; what it holds there is the value.
+    """The type of a message, which is its first key, and the value of that key.
 
     >>> type_and_value({"end": 0, "deserted": False})
     ('end', 0)
@@ -81,19 +86,19 @@ def type_and_value(message: Message) -> tuple[str, Any]:
 
 
 class Channel:
-    """One end of the connection: whole messages in and out of a nonblocking socket.
+    """One end of the connection: sends and receives whole messages on a nonblocking socket.
 
-    trusted: False while the other side may be a peer, of whom no more than a handshake is read
+    trusted: False while the other side is not authenticated; then at most UNAUTHENTICATED_LIMIT bytes are read
     """
 
     def __init__(self, sock: socket.socket, trusted: bool) -> None:
         sock.setblocking(False)
-        # Small messages that must not wait for each other: an exit status is worth a packet of its own.
+        # Send small messages at once: an exit status must not wait for other data.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.trusted = trusted
         self._in = bytearray()
-        self._allowed = UNAUTHENTICATED_LIMIT  # bytes to read while it is not trusted
+        self._allowed = UNAUTHENTICATED_LIMIT
         self._out = bytearray()
 
     def fileno(self) -> int:
@@ -101,16 +106,16 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Bytes that wait to be sent."""
         return len(self._out)
 
     def send(self, message: Message) -> None:
-        """Queues a message and sends what the socket takes now; `flush` sends the rest."""
+        """Queues a message, and sends as much as the socket takes now; `flush` sends the rest."""
         self._out += json.dumps(message, separators=(",", ":")).encode() + b"\n"
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the socket takes now. A peer that has gone is noticed by `receive`, not here."""
+        """Sends as much as the socket takes now. A closed connection is noticed by `receive`, not here."""
         while self._out:
             try:
                 sent = self.socket.send(self._out[:_CHUNK])
@@ -122,26 +127,28 @@ class Channel:
             del self._out[:sent]
 
     def unacknowledged(self) -> float:
-        """For how many seconds the other machine has acknowledged nothing of what was sent to it, 0.0 while it does.
+        """Seconds since the other machine last acknowledged data, if some was sent since then; else 0.0.
 
-        A machine acknowledges what comes for a process that is stopped, too: what this tells apart is a network that is
-        down.
+        A machine also acknowledges data for a process that is stopped, so a large number means that the network or the
+        machine is down.
         """
         info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)  # struct tcp_info of linux/tcp.h
-        probes = info[3]  # while the other side has no room for more, and so nothing is on its way
-        on_its_way, since = (int.from_bytes(info[at : at + 4], sys.byteorder) for at in (24, 56))  # ms
-        return since / 1000 if on_its_way or probes > 1 else 0.0
+        # While the other side has no room for more data, only probes are sent.
+        unanswered_probes = info[3]
+        unacknowledged_packets = int.from_bytes(info[24:28], sys.byteorder)
+        last_ack = int.from_bytes(info[56:60], sys.byteorder)  # ms ago
+        return last_ack / 1000 if unacknowledged_packets or unanswered_probes > 1 else 0.0
 
     def receive(self) -> list[Message] | None:
-        """The messages that are complete now; None once the other side has closed, or nothing leads to it any more.
+        """The messages that are complete now; None once the connection is closed or lost.
 
-        Raises: ProtocolError if they are none of ours.
+        Raises: ProtocolError if what came is not a message, or too long for a peer that is not trusted.
         """
         try:
             data = self.socket.recv(_CHUNK)
         except BlockingIOError:
             return []
-        except OSError:  # reset, timed out, no route to it: all the same to us
+        except OSError:  # It was reset, has timed out, or there is no route.
             return None
         if not data:
             return None
@@ -172,61 +179,66 @@ def _parse(line: bytes) -> Message:
     return message
 
 
-# For all addresses together: the launcher answers within milliseconds, unless a thousand agents call at once (s).
+# Time to reach the launcher, for all addresses together (s). It answers within milliseconds, unless a thousand agents
+# connect at the same moment.
 _LIMIT = 20.0
-_SHORTEST = 0.05  # s
-_PAUSE = 0.1  # s
+# Least time for one address (s).
+_SHORTEST = 0.05
+# Pause before all addresses are tried again (s).
+_PAUSE = 0.1
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
     """A connection to the launcher, and the messages that it has sent already.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
-    Raises: StartError if no address leads to the launcher: at once if none accepts a connection, else after 20 s, since
-        a launcher that strangers flood with connections drops those of agents, too.
+    Raises: StartError if the launcher cannot be reached: at once if no address accepts a connection, else after 20 s. A
+        launcher that strangers flood with connections may drop those of agents, too, so these try again.
     """
-    each = addresses.split(",")
+    candidates = addresses.split(",")
     deadline = time.monotonic() + _LIMIT
     while True:
         failures = []
         dropped = False
-        for number, address in enumerate(each):
+        for number, address in enumerate(candidates):
             try:
-                # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
-                left = (deadline - time.monotonic()) / (len(each) - number)
-                return _try(address, secret, identity, max(left, _SHORTEST))
+                # The rest of the time, in equal parts: an address behind a firewall may use up its part.
+                limit = (deadline - time.monotonic()) / (len(candidates) - number)
+                return _authenticate(address, secret, identity, max(limit, _SHORTEST))
             except (OSError, ProtocolError) as error:
                 dropped |= isinstance(error, ProtocolError)
                 failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
         if not dropped or time.monotonic() > deadline:
             break
         time.sleep(_PAUSE)
-    me = f"rank {identity['rank']} on {os.uname().nodename}"
-    raise StartError(f"{me} cannot reach the launcher at {' or '.join(failures)}: is there a firewall between them?")
+    raise StartError(
+        f"rank {identity['rank']} on {os.uname().nodename} cannot reach the launcher at {' or '.join(failures)}: "
+        "is there a firewall between them?"
+    )
 
 
-def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Channel, list[Message]]:
+def _authenticate(address: str, secret: str, identity: Message, limit: float) -> tuple[Channel, list[Message]]:
+    """Connects to one address, and authenticates both sides to each other. Raises: OSError, ProtocolError"""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + limit
     channel = Channel(socket.create_connection((host.strip("[]"), int(port)), timeout=limit), trusted=True)
     try:
         challenge = nonce()
         channel.send({"challenge": challenge})
-        messages: list[Message] = []
-        while not any("answer" in message for message in messages):
+        received: Message = {}
+        while "answer" not in received:
             if not select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ProtocolError("no answer in time")
-            received = channel.receive()
-            if received is None:
+            messages = channel.receive()
+            if messages is None:
                 raise ProtocolError("closed during the handshake")
-            for message in received:
+            for message in messages:
+                received |= message
                 if "challenge" in message:
-                    answer = proof(secret, "agent", str(message["challenge"]))
-                    channel.send({"answer": answer, **identity})
-            messages += received
-        if not is_proof(next(m["answer"] for m in messages if "answer" in m), secret, "launcher", challenge):
+                    channel.send({"answer": proof(secret, "agent", str(message["challenge"])), **identity})
+        if not is_proof(received["answer"], secret, "launcher", challenge):
             raise ProtocolError("the other side does not know the secret of this job")
     except BaseException:
         channel.close()
         raise
-    return channel, messages
+    return channel, messages  # Commands may have come right behind the answer.

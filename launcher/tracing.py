@@ -1,7 +1,7 @@
-"""`--trace DIR`: the ranks get a folder to write to, and their parts are merged when the job has ended.
+"""`--trace DIR`: gives the ranks a folder for their parts of the trace, and merges these when the job has ended.
 
-Merging is a process of its own, after the last rank: it needs `ddp`, of which the launcher knows nothing, and works as
-well when ranks have died and left no part.
+A separate process merges them after the last rank: it needs `ddp`, which the launcher does not import. Ranks that died
+and left no part do not matter.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ import sys
 
 from launcher.errors import UsageError
 
-# What an earlier trace has left, all of it made by `ddp.tracing`: else a rank that dies would seem to have left a part.
-_OLD = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
-_LIMIT = 120.0  # seconds
+# Files of an earlier trace, which `ddp.tracing` has written.
+_TRACE_FILES = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
+# Time limit for merging the parts (s).
+_LIMIT = 120.0
 
 
 def prepare(folder: str) -> str:
-    """Makes the folder, removes an earlier trace from it, and returns its absolute path.
+    """Creates the folder, removes an earlier trace from it, and returns its absolute path.
 
-    Raises: UsageError if it cannot be made or written to.
+    An earlier part must not be taken for that of a rank that dies before it writes its own.
+
+    Raises: UsageError if the folder cannot be created or written to.
     """
     try:
         folder = os.path.abspath(folder)
         os.makedirs(folder, exist_ok=True)
         for name in os.listdir(folder):
-            if _OLD.fullmatch(name):
+            if _TRACE_FILES.fullmatch(name):
                 os.remove(os.path.join(folder, name))
     except OSError as error:
         raise UsageError(f"the trace folder {folder} cannot be used: {error.strerror}") from None
@@ -37,15 +40,12 @@ def prepare(folder: str) -> str:
 
 
 def merge(folder: str) -> str:
-    """Merges the ranks' parts in that folder; returns one line for the user, whether that worked or not."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    command = [sys.executable, "-m", "ddp.tracing", folder]
-    later = f"python -m ddp.tracing {folder}"
+    """Merges the ranks' parts in the folder. Returns: one line for the user, about the result or the failure."""
     try:
-        # In the folder of this package: no module in the user's working folder may take the place of `ddp`.
         done = subprocess.run(
-            command,
-            cwd=here,
+            [sys.executable, "-m", "ddp.tracing", folder],
+            # The folder of the packages: no module in the user's working folder may shadow `ddp`.
+            cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LIMIT,
@@ -53,8 +53,9 @@ def merge(folder: str) -> str:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return f"the trace took more than {_LIMIT:g} s to merge: {later}"
+        return f"the trace took more than {_LIMIT:g} s to merge: python -m ddp.tracing {folder}"
     output = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode in (0, 1) and output:
         return output[-1]
-    return f"the trace could not be merged ({output[-1] if output else f'status {done.returncode}'}): {later}"
+    reason = output[-1] if output else f"status {done.returncode}"
+    return f"the trace could not be merged ({reason}): python -m ddp.tracing {folder}"
