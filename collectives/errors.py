@@ -91,20 +91,32 @@ def how_to_install(extra: str) -> str:
     return f"pip install 'ddp-runtime[{extra}]'"
 
 
+# Most parts that `format_ranks` prints, each a rank or a range of ranks.
+_MAX_PARTS = 8
+
+
 def format_ranks(ranks: Sequence[int]) -> str:
-    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`."""
+    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Of a long text the end is only counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1] = [runs[-1][0], rank]
         else:
             runs.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_PARTS])
+    left = sum(last - first + 1 for first, last in runs[_MAX_PARTS:])
+    return f"{text} and {left} more" if left else text
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """The ranks as a noun: `name_ranks([1, 2, 5]) == "ranks 1-2, 5"`, `name_ranks([3]) == "rank 3"`."""
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines of text, in which each column has the width of its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def ranks_have(ranks: Sequence[int]) -> str:

@@ -226,12 +226,14 @@ def _authenticate(address: str, secret: str, identity: Message, limit: float) ->
         challenge = nonce()
         channel.send({"challenge": challenge})
         received: Message = {}
+        messages: list[Message] = []
         while "answer" not in received:
             if not select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ProtocolError("no answer in time")
-            messages = channel.receive()
-            if messages is None:
+            batch = channel.receive()
+            if batch is None:
                 raise ProtocolError("closed during the handshake")
+            messages = batch  # The last one has the answer, and may have commands behind it.
             for message in messages:
                 received |= message
                 if "challenge" in message:
@@ -241,4 +243,4 @@ def _authenticate(address: str, secret: str, identity: Message, limit: float) ->
     except BaseException:
         channel.close()
         raise
-    return channel, messages  # Commands may have come right behind the answer.
+    return channel, messages

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from collectives.errors import align_columns
 from launcher.console.status import running_jobs
 from launcher.console.terminal import one_line
 from launcher.linux import format_bytes
@@ -28,9 +29,7 @@ _COLUMNS = (
 def picture(job: dict[str, Any]) -> str:
     """The job's command, and a table of its ranks."""
     rows = [_COLUMNS, *([_cell(name, rank.get(name)) for name in _COLUMNS] for rank in job["ranks"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([f"ddp-launch {job['pid']}: {one_line(job['target'])}", *lines])
+    return "\n".join([f"ddp-launch {job['pid']}: {one_line(job['target'])}", *align_columns(rows)])
 
 
 def _cell(name: str, figure: Any) -> str:

@@ -21,7 +21,7 @@ from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.engine.host_arrays import HostArrays
 from collectives.engine.queue import CallQueue
 from collectives.engine.registry import CommunicatorRegistry
-from collectives.errors import ArgumentError, CollectivesError, MismatchError, format_ranks
+from collectives.errors import ArgumentError, CollectivesError, MismatchError, align_columns, format_ranks
 from collectives.transport import Signature, Signatures, Steps, Transport, differ, gather_records
 
 T = TypeVar("T")
@@ -46,12 +46,10 @@ def table(calls: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number:
     rows = [("rank", "call", "with", "array", "at")]
     for (name, more, array, site), callers in ranks_by_call.items():
         rows.append((format_ranks(callers), f"{name} #{number}", more or "-", array or "-", site))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    lines = ["  " + "  ".join(row).rstrip() for row in padded]
+    lines = "\n  ".join(align_columns(rows))
     return (
         f"rank {me}: the ranks made different calls at the same place in the order, or brought arrays that do not fit "
-        "each other:\n" + "\n".join(lines) + "\n  Every rank must make the same calls in the same order."
+        f"each other:\n  {lines}\n  Every rank must make the same calls in the same order."
     )
 
 

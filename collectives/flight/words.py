@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from collectives.errors import RecordError
+from collectives.errors import RecordError, align_columns
 from collectives.flight.reader import FlightRecord, read, seconds, state_of
 
 
@@ -81,6 +81,4 @@ def table(records: Sequence[FlightRecord], now: int, last: int = 10) -> str:
         positions.append(f"rank {rank} (pid {record.pid}): {describe_last(record, now)}")
     if len(rows) == 1:
         return "\n".join(positions)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, "", *positions])
+    return "\n".join([*align_columns(rows), "", *positions])

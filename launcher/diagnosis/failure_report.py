@@ -1,7 +1,7 @@
-"""Failure report: one report about the failure that explains the others.
+"""Failure report: what is printed about a failed job.
 
-The last line is one sentence; above it comes the traceback, above that the last lines of that rank, and first what else
-failed.
+It begins with the less important failures. Then come the last lines of the rank that is the root cause, its traceback,
+and as the last line one sentence.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from launcher.diagnosis.failures import (
     Hung,
     NotStarted,
     RankFailed,
-    others,
+    describe_others,
     root_cause,
 )
 from launcher.diagnosis.observer import Observer
+from launcher.protocol import to_text
 
-_KEPT = 20  # lines of each rank
-_WIDEST = 2_000  # bytes of a line
-_UNFINISHED = 4 * _WIDEST  # bytes of a line that is being written, with what a bar showed before
+# Lines that are kept of each rank.
+_LINES = 20
+# Most bytes of a line.
+_MAX_LINE = 2_000
+# Most bytes that are kept of a line that is still being written. It may hold earlier states of a progress bar.
+_MAX_UNFINISHED = 4 * _MAX_LINE
 
 
 class Report(NamedTuple):
     """A report to be printed.
 
-    blocks: in their order, each a sentence and what it quotes; one of the two may be ""
-    code: the job's exit code; sentence: the last block's
+    blocks: each is a sentence and a text that it quotes; one of the two may be ""
+    code: the job's exit code; sentence: that of the last block
     """
 
     blocks: list[tuple[str, str]]
@@ -42,36 +46,35 @@ class Report(NamedTuple):
 
 
 def explain(failures: Sequence[Failure], engine_output: bytes, tail: Tail, several_hosts: bool) -> Report:
-    """The report on a job that failed.
+    """The report about a job that failed.
 
-    failures: what went wrong, in the order in which it was learned, at least one
+    failures: in the order in which the launcher learned of them, at least one
     engine_output: what the engine printed; tail: the last lines of ranks that the console does not show
-    several_hosts: ranks ran on more than one, so that sentences say where
+    several_hosts: the job ran on several hosts, so that sentences name them
     """
     if not several_hosts:
         local = RankFailed | AgentLost | EngineLost
         failures = [replace(failure, host="") if isinstance(failure, local) else failure for failure in failures]
     first = root_cause(failures, engine_output)
     blocks = []
-    if also := others(failures, first):
-        blocks.append((f"failed too: {also}", ""))
-    if (rank := _one_rank(first)) is not None and (lines := tail.lines(rank)):
+    if others := describe_others(failures, first):
+        blocks.append((f"failed too: {others}", ""))
+    if (rank := _rank_of(first)) is not None and (lines := tail.lines(rank)):
         number = f"{len(lines)} lines" if len(lines) > 1 else "line"
-        text = b"\n".join(lines).decode("utf-8", "surrogateescape")
-        blocks.append((f"the last {number} of rank {rank}:", text))
+        blocks.append((f"the last {number} of rank {rank}:", to_text(b"\n".join(lines))))
     if isinstance(first, RankFailed) and first.raised is not None and first.raised.traceback:
         blocks.append(("", first.raised.traceback))
-    # An agent's own last error comes through the engine too.
-    clear = isinstance(first, NotStarted) and first.code == 2  # wrong use, and its sentence says all
+    wrong_use = isinstance(first, NotStarted) and first.code == 2  # Then the sentence explains everything.
+    # A traceback in the engine's output is that of an agent.
     unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in engine_output
-    if unexplained and not clear and engine_output.strip():
-        blocks.append(("", engine_output.decode("utf-8", "surrogateescape")))
+    if unexplained and not wrong_use and engine_output.strip():
+        blocks.append(("", to_text(engine_output)))
     blocks.append((str(first), ""))
     return Report(blocks, first.code, str(first))
 
 
-def _one_rank(failure: Failure) -> int | None:
-    """The rank that it is about, if it is one."""
+def _rank_of(failure: Failure) -> int | None:
+    """The rank that a failure is about; None if there are several, or none."""
     if isinstance(failure, RankFailed | AgentLost):
         return failure.rank
     return failure.ranks[0] if isinstance(failure, Hung) and len(failure.ranks) == 1 else None
@@ -89,21 +92,22 @@ class Tail(Observer):
         self._unfinished: dict[tuple[int, str], bytes] = {}
 
     def attempt_started(self, number: int, n: int) -> None:
-        self._lines, self._unfinished = {}, {}
+        self._lines.clear()
+        self._unfinished.clear()
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
         if rank in self.hidden:
             *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
-            self._unfinished[rank, stream] = rest[-_UNFINISHED:]
-            self._lines.setdefault(rank, deque(maxlen=_KEPT)).extend(map(_visible, lines[-_KEPT:]))
+            self._unfinished[rank, stream] = rest[-_MAX_UNFINISHED:]
+            self._lines.setdefault(rank, deque(maxlen=_LINES)).extend(map(_visible, lines[-_LINES:]))
 
     def lines(self, rank: int) -> list[bytes]:
-        """The last lines of a hidden rank, without their ends, and what it left unfinished."""
+        """The last lines of a hidden rank, without newlines, and those that it has not finished."""
         unfinished = [_visible(self._unfinished.get((rank, stream), b"")) for stream in ("out", "err")]
-        return [*self._lines.get(rank, ()), *filter(None, unfinished)][-_KEPT:]
+        return [*self._lines.get(rank, ()), *filter(None, unfinished)][-_LINES:]
 
 
 def _visible(line: bytes) -> bytes:
-    r"""What a line shows: of a bar that was repainted by `\r`, its last state; of a long one, its end."""
+    r"""The part of a line that a terminal would show, after its last `\r`; of a long one only the end."""
     shown = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
-    return shown if len(shown) <= _WIDEST else b"[...] " + shown[-_WIDEST:]
+    return shown if len(shown) <= _MAX_LINE else b"[...] " + shown[-_MAX_LINE:]

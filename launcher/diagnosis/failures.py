@@ -8,33 +8,35 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from collectives.errors import name_ranks
 from collectives.world import STOPPED
 
-# An engine's death reaches its ranks within this many seconds, as TERM or KILL out of nowhere.
+# When an engine dies, its ranks are killed within this time (s), by SIGTERM or SIGKILL.
 _SAME_CAUSE = 0.5
 
-# What `collectives` and `ddp` raise in a rank whose peer has gone, or failed; the peer's own failure, if it was one,
-# says more.
-_ECHOES = ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
+# Exceptions of a rank whose peer has left or failed. If the peer has failed, its own failure explains more.
+_PEER_FAILURES = ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 
-_OURS = "collectives.errors."
-# What it raises in a rank whose peers cannot be reached.
-_MISSES = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
-_SAYS_WHO = re.compile(r"^rank \d+: ")
+_COLLECTIVES = "collectives.errors."
+# Exceptions of a rank that cannot reach its peers.
+_UNREACHABLE_PEERS = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
+# How messages of `collectives` begin.
+_RANK_PREFIX = re.compile(r"^rank \d+: ")
 
-_FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
+_FULL_SHM = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
 
+# What a signal usually means that has killed a rank.
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
-    signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL}",
-    signal.SIGBUS: f"often {_FULL}",
+    signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL_SHM}",
+    signal.SIGBUS: f"often {_FULL_SHM}",
     signal.SIGABRT: "abort() in native code, whose message stands above; for one about threads or processes: ulimit -u",
     signal.SIGXFSZ: "a file larger than allowed (ulimit -f)",
     signal.SIGFPE: "arithmetic error in native code",
     signal.SIGILL: "an instruction that this CPU does not have",
 }
 
-# What an exception says that the launcher can add something to: which limit of the user's is reached, what to type.
+# Advice that is added to exceptions with these words: which limit is reached, what to type instead.
 _ADVICE = {
     "attempted relative import with no known parent package": "a module of a package is started by -m: "
     "ddp-launch -m PACKAGE.MODULE",
@@ -51,28 +53,30 @@ class Raised:
     message: str
     traceback: str
 
-    def alike(self, other: Raised | None) -> bool:
-        """True if the other says the same, wherever it was raised."""
-        return other is not None and (self.type, self._gist()) == (other.type, other._gist())
+    def same_as(self, other: Raised) -> bool:
+        """True if the other has the same type and message, wherever it was raised."""
+        return self.type == other.type and self._comparable_message() == other._comparable_message()
 
-    def _gist(self) -> str:
-        """The message, without what differs from rank to rank in an error of `collectives`."""
-        if not self.type.startswith(_OURS):
+    def _comparable_message(self) -> str:
+        """The message, without the parts that differ between ranks in errors of `collectives`."""
+        if not self.type.startswith(_COLLECTIVES):
             return self.message
-        # Its first line says what happened; where the others stood, on those that follow, was seen at another moment.
-        return _SAYS_WHO.sub("", self.message.partition("\n")[0])
+        # The other lines say what each rank saw of the others, at slightly different moments.
+        return _RANK_PREFIX.sub("", self.message.partition("\n")[0])
 
     def __str__(self) -> str:
-        first, *more = self.message.splitlines() or [""]
-        hint = next((f" ({limit})" for words, limit in _ADVICE.items() if words in first), "")
-        return f"{self.type}: {first}{' [...]' if more else ''}{hint}" if first else self.type
+        first, *others = self.message.splitlines() or [""]
+        if not first:
+            return self.type
+        advice = next((f" ({advice})" for words, advice in _ADVICE.items() if words in first), "")
+        return f"{self.type}: {first}{' [...]' if others else ''}{advice}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """Something that went wrong; `str` of it is the sentence for the user.
 
-    at: when the launcher learned of it, in seconds
+    at: when the launcher learned of it (monotonic, s)
     """
 
     at: float
@@ -85,13 +89,13 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailed(Failure):
-    """A rank raised, ended with a status other than 0, or ended with 0 and let others wait for it.
+    """A rank raised, ended with a status other than 0, or ended with 0 while others waited for it.
 
-    host: where it ran, "" where that goes without saying
+    host: where it ran; "" if the sentence should not name it
     status: exit code, or minus the signal that killed it
-    asked: True if its agent had got a signal from outside, most likely from an engine that ends everything
-    memory: how much it had, if it may have been too much
-    missed_by: ranks that wait for it in `collectives.init`, to which it did not come
+    asked: its agent had received a signal to end that was not the launcher's, most likely of an engine that shuts down
+    memory: a clause about its memory, if the kernel may have killed it for that
+    missed_by: ranks that wait for it in `collectives.init`, which it did not call
     """
 
     rank: int
@@ -125,10 +129,10 @@ class RankFailed(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLost(Failure):
-    """An agent, or the reaper above it, has gone without a word about its rank's end.
+    """An agent, or the agent supervisor above it, died before it had reported its rank's end.
 
-    host: where it ran, "" where that goes without saying
-    started: pid of that of the two which the engine had started, and knows
+    host: where it ran; "" if the sentence should not name it
+    started: pid of the process that the engine had started, which may be either of the two
     """
 
     rank: int
@@ -144,7 +148,8 @@ class AgentLost(Failure):
 class EngineLost(Failure):
     """An agent's parent, a process of the engine, has died.
 
-    host: where, "" where that goes without saying; above: it is the reaper above the engine, which goes with it
+    host: where it ran; "" if the sentence should not name it
+    above: it is the launcher's reaper, and the engine below it dies with it
     """
 
     name: str
@@ -161,7 +166,7 @@ class EngineLost(Failure):
 class EngineEnded(Failure):
     """The engine ended before the ranks did.
 
-    missing: ranks that had not started yet; name: what the engine is called
+    missing: ranks that had not started yet; name: of the engine, as messages call it
     """
 
     pid: int
@@ -173,8 +178,8 @@ class EngineEnded(Failure):
         how = f"exited with code {self.status}"
         if self.status < 0:
             how = f"was killed by {signal_name(-self.status, hint=False)}"
-        before = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
-        return f"{self.name} (pid {self.pid}) {how} {before}"
+        when = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
+        return f"{self.name} (pid {self.pid}) {how} {when}"
 
     @property
     def code(self) -> int:
@@ -183,7 +188,7 @@ class EngineEnded(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStarted(Failure):
-    """Ranks that did not come up in time, or not as the ranks that they should be. message: the sentence"""
+    """Ranks did not start in time, or not as a part of this job. message: the sentence"""
 
     message: str
     code: int = 1
@@ -194,7 +199,7 @@ class NotStarted(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit(Failure):
-    """The job took longer than it was given. code: that of `timeout` of the GNU coreutils"""
+    """The job exceeded its time limit. code: the same as that of the command `timeout`"""
 
     seconds: float
     code: int = 124
@@ -205,9 +210,9 @@ class TimeLimit(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStopped(Failure):
-    """Ranks that went on, and had to be ended, when others had stopped as they were asked to.
+    """Ranks were killed because they continued after others had stopped as they were asked to.
 
-    seconds: for how long they were waited for
+    seconds: how long the launcher waited for them
     """
 
     ranks: tuple[int, ...]
@@ -220,7 +225,7 @@ class NotStopped(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class Hung(Failure):
-    """Nothing moved for too long.
+    """The job made no progress for too long.
 
     ranks: those for which the others wait, as far as known; message: the sentence
     """
@@ -234,10 +239,10 @@ class Hung(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatLost(Failure):
-    """No heartbeat comes from ranks any more.
+    """Ranks no longer send heartbeats.
 
-    ranks: which; hosts: theirs, if all ranks there are silent; none if that is not so, or the job has one host only
-    seconds: for how long; limit: that is longer than `Job.heartbeat_timeout`
+    ranks: these ranks; hosts: their hosts, if the job has several, and all ranks on these are silent
+    seconds: how long they have been silent; limit: longer than `Job.heartbeat_timeout`
     """
 
     ranks: tuple[int, ...]
@@ -246,80 +251,83 @@ class HeartbeatLost(Failure):
     limit: bool = False
 
     def __str__(self) -> str:
-        more = " (more time: --heartbeat-timeout)" if self.limit else ""
+        advice = " (more time: --heartbeat-timeout)" if self.limit else ""
         silence = f"no heartbeat for {duration(self.seconds)}"
         if self.hosts:
             hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)}"
-            return f"lost {hosts} with {name_ranks(self.ranks)}: {silence}, so it or its network is down{more}"
-        return f"lost {name_ranks(self.ranks)}: {silence}, so its agent is stopped or its network is down{more}"
+            return f"lost {hosts} with {name_ranks(self.ranks)}: {silence}, so it or its network is down{advice}"
+        return f"lost {name_ranks(self.ranks)}: {silence}, so its agent is stopped or its network is down{advice}"
 
 
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:
-    """The failure that explains the others: the first, unless an engine or an agent died and took that one with it.
+    """The failure that explains the others: the first, unless it is the consequence of an engine's or agent's death.
 
-    An engine kills all ranks and agents when one of its processes dies, and all of that is learned within a moment.
+    When one of its processes dies, an engine kills all ranks and agents; the launcher learns of all this in a moment.
 
-    failures: in the order in which they were learned, at least one
-    engine_output: what the engine printed; both kinds name the pid of the process whose death they noticed
+    failures: in the order in which the launcher learned of them, at least one
+    engine_output: what the engine printed; it names the pid of the process whose death it has noticed
     """
     first = failures[0]
-    near = [each for each in failures if each.at - first.at <= _SAME_CAUSE]
-    ranks = [each for each in failures if isinstance(each, RankFailed) and not each.asked]
-    agents = [each for each in near if isinstance(each, AgentLost)]
-    named = [each for each in agents if re.search(rb"PID %d\b" % (each.started or each.pid), engine_output)]
-    engines = [each for each in failures if isinstance(each, EngineEnded)]
-    killed = [each for each in engines if each in near and each.status < 0]
-    lost = sorted((each for each in near if isinstance(each, EngineLost)), key=lambda each: not each.above)
-    # The first row whose condition holds and whose list is not empty: that list's first failure.
+    near = [failure for failure in failures if failure.at - first.at <= _SAME_CAUSE]
+    ranks = [failure for failure in failures if isinstance(failure, RankFailed) and not failure.asked]
+    agents = [failure for failure in near if isinstance(failure, AgentLost)]
+    named = [agent for agent in agents if re.search(rb"PID %d\b" % (agent.started or agent.pid), engine_output)]
+    engines = [failure for failure in failures if isinstance(failure, EngineEnded)]
+    killed = [engine for engine in engines if engine in near and engine.status < 0]
+    lost = sorted((failure for failure in near if isinstance(failure, EngineLost)), key=lambda engine: not engine.above)
+    # Each row: a condition, and failures. The first row whose condition is true and that has a failure decides.
     table: tuple[tuple[bool, Sequence[Failure]], ...] = (
-        (True, [each for each in failures if isinstance(each, HeartbeatLost)]),
-        (is_echo(first), [*(each for each in ranks if not is_echo(each)), first]),
-        # The engine wrote to a process of its own that had gone.
+        (True, [failure for failure in failures if isinstance(failure, HeartbeatLost)]),
+        (is_peer_failure(first), [*(failure for failure in ranks if not is_peer_failure(failure)), first]),
+        # The engine wrote to a process of its own that had died.
         (isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE, [*ranks, first]),
-        # An MPI whose engine dies while it starts ends its rank with a code of its own.
+        # If the engine dies while MPI starts, MPI ends the rank with an exit code of its own.
         (isinstance(first, RankFailed) and first.raised is None and (first.status or 0) > 0 and not first.asked, lost),
-        (not _may_be_collateral(first), [first]),
-        (True, [*killed, *lost, *named, *(each for each in engines if each.missing), *agents, first]),
+        (not _may_be_consequence(first), [first]),
+        (True, [*killed, *lost, *named, *(engine for engine in engines if engine.missing), *agents, first]),
     )
-    return next(found[0] for holds, found in table if holds and found)
+    return next(candidates[0] for condition, candidates in table if condition and candidates)
 
 
-def is_echo(failure: Failure) -> bool:
-    """True if a rank raised only because it waited for another, which has failed or left."""
-    return isinstance(failure, RankFailed) and failure.raised is not None and failure.raised.type in _ECHOES
+def is_peer_failure(failure: Failure) -> bool:
+    """True if a rank raised only because another one, for which it waited, has failed or left."""
+    return isinstance(failure, RankFailed) and failure.raised is not None and failure.raised.type in _PEER_FAILURES
 
 
-def may_follow_a_loss(failure: Failure) -> bool:
-    """True for what ranks and the engine do when they miss a host: time limits, lost connections, MPI's own end."""
+def may_follow_host_loss(failure: Failure) -> bool:
+    """True if the loss of a host may be the cause: for time limits, lost connections, and ranks that MPI has ended."""
     if isinstance(failure, RankFailed):
         if failure.raised is not None:
-            return failure.raised.type in _MISSES
+            return failure.raised.type in _UNREACHABLE_PEERS
         return failure.asked or failure.missed_by != ()
     return isinstance(failure, AgentLost | EngineLost | EngineEnded | NotStarted)
 
 
-def _may_be_collateral(failure: Failure) -> bool:
+def _may_be_consequence(failure: Failure) -> bool:
+    """True if the death of an engine or an agent may be the cause."""
     if isinstance(failure, RankFailed):
         return failure.raised is None and failure.asked
     return isinstance(failure, AgentLost | EngineLost | EngineEnded)
 
 
-def others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line on the ranks that failed after the first, "" if none did."""
+def describe_others(failures: Sequence[Failure], first: Failure) -> str:
+    """One line about the ranks that failed besides `first`, "" if none did."""
     seen = {first.rank} if isinstance(first, RankFailed | AgentLost) else set()
-    words, same = [], []
+    raised = first.raised if isinstance(first, RankFailed) else None
+    clauses = []
+    same = []
     for failure in failures:
         if isinstance(failure, RankFailed) and failure.rank not in seen:
             seen.add(failure.rank)
-            if failure.raised is not None and isinstance(first, RankFailed) and failure.raised.alike(first.raised):
+            if raised is not None and failure.raised is not None and failure.raised.same_as(raised):
                 same.append(failure.rank)
             else:
-                words.append(str(failure))
+                clauses.append(str(failure))
     if same:
-        words.insert(0, f"{name_ranks(same)} raised the same")
-    if not words:
-        return ""
-    return "; ".join(words[:3]) + (f"; and {len(words) - 3} more" if len(words) > 3 else "")
+        clauses.insert(0, f"{name_ranks(same)} raised the same")
+    if len(clauses) > 3:
+        clauses[3:] = [f"and {len(clauses) - 3} more"]
+    return "; ".join(clauses)
 
 
 def exit_code(status: int) -> int:
@@ -332,30 +340,22 @@ def exit_code(status: int) -> int:
 
 
 def signal_name(number: int, hint: bool = True) -> str:
-    """A signal's name and number, and what it usually means.
+    """A signal's name and number, with a hint what it usually means.
 
     >>> signal_name(9)
     'SIGKILL (signal 9); often the kernel, out of memory'
     """
     try:
-        name = f"{signal.Signals(number).name} (signal {number})"
-    except ValueError:  # a real-time signal
+        known = signal.Signals(number)
+    except ValueError:  # A real-time signal has no name.
         return f"signal {number}"
-    meaning = _HINTS.get(signal.Signals(number)) if hint else None
-    return f"{name}; {meaning}" if meaning else name
+    name = f"{known.name} (signal {number})"
+    return f"{name}; {_HINTS[known]}" if hint and known in _HINTS else name
 
 
 def name_rank(rank: int, pid: int, host: str = "") -> str:
     """`rank 3 (pid 4711)`, or `rank 3 on node7 (pid 4711)`."""
     return f"rank {rank} on {host} (pid {pid})" if host else f"rank {rank} (pid {pid})"
-
-
-def name_ranks(numbers: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 1, 2 and 5 more`."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"ranks {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
 def duration(seconds: float) -> str:
@@ -364,17 +364,17 @@ def duration(seconds: float) -> str:
 
 
 class Stop(NamedTuple):
-    """How a job stopped.
+    """How a job stopped that was asked to.
 
-    step: after which it did, None if the ranks did not say so, or not the same
-    late: ranks that ended otherwise, in order: they were killed, or crashed on their way
+    step: the last one that all ranks have finished; None if they reported none, or different ones
+    late: ranks that were killed or crashed before they had stopped, in order
     """
 
     step: int | None
     late: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """The sentence for it.
+        """The sentence for the user.
 
         >>> print(Stop(120))
         stopped as asked at step 120, state saved: start the same command to go on
@@ -390,14 +390,13 @@ class Stop(NamedTuple):
 
 
 def stop_of(ends: Mapping[int, int | None], steps: Collection[int] = ()) -> Stop | None:
-    """How a job of which all ranks have ended stopped; None if no rank says that it stopped as asked.
+    """How a job stopped, after all of its ranks have ended; None if no rank has stopped as it was asked to.
 
-    A rank that had done all its work when the others were asked has nothing to save.
-
-    ends: how each rank ended: its exit code, minus the signal that killed it, None if unknown
-    steps: after which ranks say that they stopped
+    ends: each rank's exit code, or minus the signal that killed it; None if unknown
+    steps: the last step that each rank has reported, if it has
     """
     if STOPPED not in ends.values():
         return None
+    # 0 counts, too: the rank had finished its work when the others were asked, and has nothing to save.
     late = tuple(sorted(rank for rank, status in ends.items() if status not in (0, STOPPED)))
     return Stop(next(iter(steps)) if len({*steps}) == 1 else None, late)

@@ -1,7 +1,7 @@
-"""Hang detector: follows the heartbeats, warns at half the limit, and ends a job that makes no progress.
+"""Hang detector: follows the heartbeats, warns at half the time limit, and ends a job that makes no progress.
 
 `launcher.diagnosis.liveness` decides what counts as progress, `launcher.diagnosis.hang_diagnosis` which ranks are to
-blame; here is when to report it, and how the ranks' stacks are collected before they end.
+blame. This module decides when to report it, and collects the ranks' stacks before they are ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.diagnosis.failures import Failure, HeartbeatLost, Hung, duration, may_follow_a_loss, name_ranks
+from collectives.errors import name_ranks
+from launcher.diagnosis.failures import Failure, HeartbeatLost, Hung, duration, may_follow_host_loss
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.liveness import SILENCE, Liveness, RankState
 from launcher.diagnosis.observer import Observer
@@ -20,10 +21,12 @@ from launcher.protocol import Message, to_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A rank that has not written its stacks by then (s) is stopped, or does not handle signals.
+# A rank that has not written its stacks after so long (s) is stopped, or does not handle signals.
 _STACKS_LIMIT = 2.0
-# Lines of a stack, the innermost ones, where there is no log folder to put the whole into.
+# Innermost lines of a stack that are printed. A log folder gets all of them instead.
 _LINES = 15
+# Longest time between two checks (s).
+_CHECK_INTERVAL = 1.0
 _NEVER = float("inf")
 
 
@@ -32,10 +35,10 @@ class ConsoleLike(Protocol):
 
     @property
     def backlogged(self) -> bool:
-        """The launcher reads nothing from ranks, because its own output is not read."""
+        """The launcher reads nothing from ranks, because nothing reads its own output."""
 
     def say(self, text: str, quoted: str = "") -> None:
-        """Prints a sentence of the launcher's own, and what it quotes."""
+        """Prints a sentence of the launcher, and the text that it quotes."""
 
 
 class AttemptLike(Protocol):
@@ -49,86 +52,80 @@ class AttemptLike(Protocol):
 class HangDetector(Observer):
     """Watches over a job of `n` ranks.
 
-    limit: seconds without progress after which the job hangs
-    heartbeat: seconds without a message of a rank's agent after which that rank is lost
-    folder: returns where stacks are written; None: those of the culprits go to the console, shortened
-    attempt: returns that which runs now; clock: monotonic, s
+    hang_timeout: seconds without progress after which the job hangs
+    heartbeat_timeout: seconds without a message from a rank's agent after which that rank is lost
+    folder: returns the folder for stacks; None: the console shows the innermost lines of those that tell most
+    attempt: returns the attempt that runs now
+    clock: monotonic, s
     """
 
     def __init__(
         self,
         n: int,
-        limit: float,
-        heartbeat: float,
+        hang_timeout: float,
+        heartbeat_timeout: float,
         console: ConsoleLike,
         folder: Callable[[], Path | None],
         attempt: Callable[[], AttemptLike],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit, self._heartbeat = limit, heartbeat
+        self._hang_timeout = hang_timeout
+        self._heartbeat_timeout = heartbeat_timeout
         self._console = console
         self._folder = folder
         self._attempt = attempt
         self._clock = clock
         self._job_clock = JobClock()
-        self._debugging = False
-        self._begin(n)
-
-    def _begin(self, n: int) -> None:
-        self._liveness = Liveness(n, self._at)
-        self._over = False
-        self._next = 0.0  # when to look again
-        self._warned: float | None = None  # since when nothing moved, once that has been reported
-        self._hung: list[RankState] = []  # the ranks when the job was found to hang
-        self._hung_for = 0.0  # s
-        self._asked_at = 0.0  # when they were asked for their stacks
-        self._stacks: dict[int, str] = {}
+        self.attempt_started(0, n)
 
     @property
-    def _at(self) -> float:
-        """The time without that in which the job stood still."""
+    def _job_time(self) -> float:
         return self._job_clock.at(self._clock())
 
     # -- events
 
     def attempt_started(self, number: int, n: int) -> None:
         self._debugging = False
-        self._begin(n)
+        self._liveness = Liveness(n, self._job_time)
+        self._over = False  # The attempt is being ended, or has ended.
+        self._next_check = 0.0
+        self._warned_at: float | None = None  # Job time of the last progress, once the user has been warned.
+        self._hung: list[RankState] = []  # The ranks when the job was found to hang.
+        self._hung_for = 0.0  # s
+        self._stacks_deadline = 0.0
+        self._stacks: dict[int, str] = {}
 
     def rank_started(self, rank: int, hello: Message) -> None:
-        self._liveness.rank_started(rank, hello, self._at)
+        self._liveness.rank_started(rank, hello, self._job_time)
 
     def rank_ended(self, rank: int, status: int) -> None:
-        self._liveness.rank_ended(rank, self._at)
+        self._liveness.rank_ended(rank, self._job_time)
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        self._liveness.output(rank, self._at)
+        self._liveness.output(rank, self._job_time)
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        self._liveness.heartbeat(rank, beat, self._at)
+        self._liveness.heartbeat(rank, beat, self._job_time)
 
     def joining(self, rank: int, waits: bool) -> None:
-        self._liveness.joining(rank, waits, self._at)
+        self._liveness.joining(rank, waits, self._job_time)
 
     def stacks(self, rank: int, text: str) -> None:
         self._stacks[rank] = text
 
     def failed(self, failure: Failure) -> None:
-        if not self._over and may_follow_a_loss(failure):
+        if not self._over and may_follow_host_loss(failure):
             self._report_lost(SILENCE)
-        self._over = True  # it will be ended
-
-    def ending(self) -> None:
         self._over = True
 
-    def job_ended(self, code: int, text: str) -> None:
+    def ending(self) -> None:
         self._over = True
 
     def debugging(self, ranks: frozenset[int]) -> None:
         self._debugging = bool(ranks)
 
-    def resumed(self, by: float) -> None:
-        self._job_clock.skip(by)
+    def resumed(self, seconds: float) -> None:
+        self._job_clock.skip(seconds)
 
     def tick(self, now: float) -> float:
         if self._debugging or self._console.backlogged:
@@ -138,73 +135,77 @@ class HangDetector(Observer):
         if self._over:
             return _NEVER
         if self._hung:
-            return self._gather_stacks(now)
-        if now >= self._next:
-            self._next = now + self._look()
-        return self._next
+            return self._collect_stacks(now)
+        if now >= self._next_check:
+            self._next_check = now + self._check()
+        return self._next_check
 
-    # -- what is made of them
+    # -- decisions
 
-    def _look(self) -> float:
-        """Looks for lost ranks and for a hang; returns in how many seconds to look again."""
-        self._report_lost(self._heartbeat)
+    def _check(self) -> float:
+        """Reports lost ranks and a hang, if there are any. Returns: seconds until the next check"""
+        self._report_lost(self._heartbeat_timeout)
         if self._over:
             return _NEVER
-        at = self._at
-        quiet, half = self._liveness.quiet(at), self._limit / 2
-        if quiet >= self._limit:
-            # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
-            self._hung, self._hung_for, self._asked_at = self._liveness.ranks(at), quiet, self._clock()
+        at = self._job_time
+        quiet = self._liveness.quiet(at)
+        if quiet >= self._hang_timeout:
+            # The diagnosis is about the states of this moment: a sleeping rank wakes up to write its stacks.
+            self._hung = self._liveness.ranks(at)
+            self._hung_for = quiet
+            self._stacks_deadline = self._clock() + _STACKS_LIMIT
             self._console.say(f"nothing has moved for {duration(quiet)}")
             self._attempt().ask_stacks()
             return 0.0
-        if quiet < half:
-            if self._warned is not None:
-                self._console.say(f"it moves again, after {duration(at - quiet - self._warned)}")
-                self._warned = None
-            return min(half - quiet, 1.0)
-        if self._warned is None:
-            from launcher.diagnosis.hang_diagnosis import diagnose_hang  # here, because few jobs come to this
+        left = self._hang_timeout - quiet
+        until_warning = self._hang_timeout / 2 - quiet
+        if until_warning > 0:
+            if self._warned_at is not None:
+                self._console.say(f"it moves again, after {duration(at - quiet - self._warned_at)}")
+                self._warned_at = None
+            return min(until_warning, _CHECK_INTERVAL)
+        if self._warned_at is None:
+            from launcher.diagnosis.hang_diagnosis import diagnose_hang  # Imported late: few jobs seem to hang.
 
-            self._warned = at - quiet
+            self._warned_at = at - quiet
             text = diagnose_hang(self._liveness.ranks(at), self._attempt().stopped_engine()).text
-            left = duration(self._limit - quiet)
             self._console.say(
-                f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)"
+                f"nothing has moved for {duration(quiet)}: {text}; ending the job in {duration(left)} (--hang-timeout)"
             )
-        return min(self._limit - quiet, 1.0)
+        return min(left, _CHECK_INTERVAL)
 
-    def _report_lost(self, limit: float) -> None:
-        """Ends the job if agents have been silent for `limit` seconds."""
-        ranks = self._liveness.ranks(self._at)
-        silent = [each for each in ranks if each.silent and each.silence >= limit]
-        if not silent:
+    def _report_lost(self, timeout: float) -> None:
+        """Ends the job if agents have been silent for `timeout` seconds."""
+        states = self._liveness.ranks(self._job_time)
+        lost = [state for state in states if state.silent and state.silence >= timeout]
+        if not lost:
             return
         self._over = True
-        alive = {each.host for each in ranks if not each.silent}
-        lost = [each for each in silent if each.host not in alive]
-        several_hosts = len({each.host for each in ranks}) > 1
-        hosts = tuple(dict.fromkeys(each.host for each in lost)) if several_hosts else ()
-        named = lost if hosts else silent
+        alive = {state.host for state in states if not state.silent}
+        on_lost_hosts = [state for state in lost if state.host not in alive]
+        hosts: tuple[str, ...] = ()
+        if on_lost_hosts and len({state.host for state in states}) > 1:
+            lost = on_lost_hosts
+            hosts = tuple(dict.fromkeys(state.host for state in lost))
         self._attempt().fail(
             HeartbeatLost(
                 at=self._clock(),
-                ranks=tuple(each.rank for each in named),
+                ranks=tuple(state.rank for state in lost),
                 hosts=hosts,
-                seconds=max(each.silence for each in named),
-                limit=limit > SILENCE,
+                seconds=max(state.silence for state in lost),
+                limit=timeout > SILENCE,
             )
         )
 
-    def _gather_stacks(self, now: float) -> float:
-        """Waits for the ranks' stacks, for a while, and ends the job; returns when to look again."""
-        left = {each.rank for each in self._liveness.ranks(self._at)}
-        able = {each.rank for each in self._hung if not (each.stopped or each.silent)} & left
-        if now < self._asked_at + _STACKS_LIMIT and not able <= self._stacks.keys():
-            return self._asked_at + _STACKS_LIMIT
+    def _collect_stacks(self, now: float) -> float:
+        """Once the ranks' stacks have come, or their time is over, ends the job. Returns: the time of the next call"""
+        running = {state.rank for state in self._liveness.ranks(self._job_time)}
+        awaited = {state.rank for state in self._hung if not state.unresponsive} & running
+        if now < self._stacks_deadline and not awaited <= self._stacks.keys():
+            return self._stacks_deadline
         self._over = True
-        if not left:
-            return _NEVER  # no rank is left to report on
+        if not running:
+            return _NEVER
         from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 
         diagnosis = diagnose_hang(self._hung, self._attempt().stopped_engine())
@@ -218,7 +219,7 @@ class HangDetector(Observer):
         return _NEVER
 
     def _write_stacks(self) -> bool:
-        """Writes all stacks to the log folder, if there is one."""
+        """Writes all stacks to the log folder. Returns: False if there is no folder, no stacks, or an error."""
         folder = self._folder()
         if folder is None or not self._stacks:
             return False
@@ -233,11 +234,11 @@ class HangDetector(Observer):
 
 
 def innermost(stacks: str, lines: int = _LINES) -> str:
-    """The innermost `lines` lines of the main thread, in what `faulthandler` writes of all threads.
-
-    It comes last there, since that is the oldest thread.
-    """
-    threads = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x[0-9a-f]+)", stacks)
-    frames = [line for line in threads[-1].splitlines() if line.startswith("  ")]
-    more = f"\n  and {len(frames) - lines} more" if len(frames) > lines else ""
-    return "\n".join(frames[:lines]) + more if frames else stacks.strip()
+    """The innermost `lines` lines of the main thread's stack. stacks: of all threads, as `faulthandler` writes them"""
+    # The main thread comes last, because `faulthandler` begins with the newest thread.
+    *_, main_thread = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x[0-9a-f]+)", stacks)
+    frames = [line for line in main_thread.splitlines() if line.startswith("  ")]
+    if not frames:
+        return stacks.strip()
+    text = "\n".join(frames[:lines])
+    return f"{text}\n  and {len(frames) - lines} more" if len(frames) > lines else text

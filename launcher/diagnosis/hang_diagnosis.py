@@ -1,6 +1,6 @@
-"""Which ranks make a job hang, in one sentence and one table. Pure: the last state of each rank in, words out.
+"""Which ranks make a job hang, as one sentence and one table. Pure: the last state of each rank in, text out.
 
-A rank is suspected if it is stopped, if its agent is silent, or if it is not in a collective while others wait in one.
+A rank is blamed if it is stopped, if its agent is silent, or if it is outside of collectives while others wait in one.
 If all ranks wait, their calls are compared: the same call points to the network, different calls to a program that does
 not make the same calls on every rank.
 """
@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from launcher.diagnosis.failures import duration, name_rank, name_ranks
+from collectives.errors import align_columns, name_ranks
+from launcher.diagnosis.failures import duration, name_rank
 from launcher.diagnosis.liveness import INIT, RankState
 from launcher.errors import LARGE_PACKETS
 
-_SHOWN = 3  # ranks in a sentence
+# Most ranks, or groups of ranks, that the sentence describes.
+_SHOWN = 3
+# Most rows of the table.
 _ROWS = 40
-_FRESH = 3.0  # s; a younger sample of the Python position is as good as now
+# A position of the Python code that was seen so long ago (s) is still called the present one.
+_FRESH = 3.0
+# A rank that uses more than this share of a core computes.
+_BUSY = 0.3
 
 _STATES = {
     "R": "running",
@@ -26,16 +33,17 @@ _STATES = {
     "T": "stopped",
     "Z": "ended",
 }
-# "all_reduce #416 (train.py:88) sum float32 (512, 10)": what must agree is all but the line and the shape.
+# A call as text, like "all_reduce #416 (train.py:88) sum float32 (512, 10)". The groups are the parts that must be the
+# same on all ranks: all except line and shape.
 _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\))?$")
 
 
 class HangDiagnosis(NamedTuple):
     """The diagnosis of a hang.
 
-    ranks: the culprits, none if no rank stands out
+    ranks: those that are blamed, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
-    samples: ranks whose stacks say most, at most three: culprits, or one of each group
+    samples: the ranks whose stacks tell most, at most three: of those that are blamed, or one of each group
     """
 
     ranks: tuple[int, ...]
@@ -43,138 +51,156 @@ class HangDiagnosis(NamedTuple):
     samples: tuple[int, ...]
 
 
-def diagnose_hang(ranks: Sequence[RankState], engine: str = "") -> HangDiagnosis:
-    """Who holds the others up.
+def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosis:
+    """Tells which ranks hold the others up.
 
-    ranks: of all ranks that run, at least one
-    engine: name and pid of a process of the MPI that is stopped, without which no rank can leave `collectives.init`
+    states: of all ranks that run, at least one
+    engine: name and pid of a process of the MPI that is stopped: without it no rank can leave `collectives.init`
     """
-    hosts = len({each.host for each in ranks}) > 1
-    halted = [each for each in ranks if each.stopped or each.silent]
-    waiting = [each for each in ranks if each.waits and not (each.stopped or each.silent)]
-    free = [each for each in ranks if not (each.waits or each.stopped or each.silent)]
-    if engine and any(each.call == INIT for each in waiting):
-        return HangDiagnosis((), f"{engine} is stopped, while {_who_waits_where(waiting)}", (waiting[0].rank,))
-    if len(waiting) == len(ranks):
-        return _all_wait(waiting, hosts)
+    if len({state.host for state in states}) == 1:
+        states = [replace(state, host="") for state in states]  # The sentence names hosts only if there are several.
+    unresponsive = [state for state in states if state.unresponsive]
+    waiting = [state for state in states if state.waits and not state.unresponsive]
+    outside = [state for state in states if not (state.waits or state.unresponsive)]
+    if engine and any(state.call == INIT for state in waiting):
+        return HangDiagnosis((), f"{engine} is stopped, while {_describe_waiting(waiting)}", (waiting[0].rank,))
+    if len(waiting) == len(states):
+        return _compare_calls(waiting)
     if waiting:
-        most = max(each.calls for each in waiting)
-        # A root may be through with the call in which the others wait for another rank.
-        behind = [each for each in free if each.calls < most] or ([] if halted else free)
-        culprits = [*halted, *behind]
-        return _accuse(culprits, f", while {_who_waits_where(waiting)}", hosts)
-    if halted:
-        return _accuse(halted, "", hosts)
-    stuck = [each for each in free if each.state == "D"]
-    least = min(each.calls for each in free)
-    fewest = [each for each in free if each.calls == least]
-    culprits = stuck or (fewest if len(fewest) < len(free) else [])
-    if culprits:
-        return _accuse(culprits, ", and no rank computes", hosts)
-    shown = _accuse(free, "", hosts)
-    return HangDiagnosis((), f"no rank computes, and none waits in a collective: {shown.text}", shown.samples)
+        most = max(state.calls for state in waiting)
+        # A root may have finished the call in which the others wait for another rank: it is not behind.
+        behind = [state for state in outside if state.calls < most]
+        if not (unresponsive or behind):
+            behind = outside
+        return _blame([*unresponsive, *behind], f", while {_describe_waiting(waiting)}")
+    if unresponsive:
+        return _blame(unresponsive)
+    stuck = [state for state in outside if state.state == "D"]
+    if culprits := stuck or _with_fewest_calls(outside):
+        return _blame(culprits, ", and no rank computes")
+    all_ranks = _blame(outside)
+    text = f"no rank computes, and none waits in a collective: {all_ranks.text}"
+    return HangDiagnosis((), text, all_ranks.samples)
 
 
-def _accuse(culprits: Sequence[RankState], rest: str, hosts: bool) -> HangDiagnosis:
-    shown = culprits[:_SHOWN]
-    left = len(culprits) - _SHOWN
-    more = f"; and {left} more rank{'s' if left > 1 else ''}" if left > 0 else ""
-    ranks = tuple(each.rank for each in culprits)
-    return HangDiagnosis(ranks, "; ".join(_account(each, hosts) for each in shown) + more + rest, ranks[:_SHOWN])
+def _with_fewest_calls(states: Sequence[RankState]) -> list[RankState]:
+    """The ranks that have made fewer calls than others; none if all have made as many."""
+    fewest = min(state.calls for state in states)
+    behind = [state for state in states if state.calls == fewest]
+    return behind if len(behind) < len(states) else []
 
 
-def _all_wait(waiting: Sequence[RankState], hosts: bool) -> HangDiagnosis:
-    groups: dict[tuple[str | None, str], list[RankState]] = {}
-    for each in waiting:
-        groups.setdefault(_identity(each), []).append(each)
-    several = len({each.on for each in waiting}) > 1
-    samples = tuple(group[0].rank for group in groups.values())[:_SHOWN]
+def _blame(states: Sequence[RankState], rest: str = "") -> HangDiagnosis:
+    """The diagnosis that these ranks are to blame. rest: the end of its text"""
+    text = "; ".join(_describe(state) for state in states[:_SHOWN])
+    if (left := len(states) - _SHOWN) > 0:
+        text += f"; and {left} more rank{'s' * (left > 1)}"
+    ranks = tuple(state.rank for state in states)
+    return HangDiagnosis(ranks, text + rest, ranks[:_SHOWN])
+
+
+def _compare_calls(waiting: Sequence[RankState]) -> HangDiagnosis:
+    """The diagnosis if all ranks wait."""
     if len(waiting) == 1:
-        return _accuse(waiting, "", hosts)
+        return _blame(waiting)
+    groups: dict[tuple[str | None, str], list[RankState]] = {}
+    for state in waiting:
+        groups.setdefault(_call_key(state), []).append(state)
+    samples = tuple(group[0].rank for group in groups.values())[:_SHOWN]
     if len(groups) == 1:
-        large = f" ({LARGE_PACKETS})" if hosts else ""
-        text = f"all ranks wait in {waiting[0].call}: none is behind, which points to the network or the MPI{large}"
+        hint = f" ({LARGE_PACKETS})" if waiting[0].host else ""
+        text = f"all ranks wait in {waiting[0].call}: none is behind, which points to the network or the MPI{hint}"
         return HangDiagnosis((), text, samples)
+    several_communicators = len({state.on for state in waiting}) > 1
     parts = []
     for group in groups.values():
-        on = f" of {group[0].on}" if several else ""
-        parts.append(f"{name_ranks([each.rank for each in group])} in {group[0].call}{on}")
-    more = f", {len(parts) - _SHOWN} more calls" if len(parts) > _SHOWN else ""
-    text = f"the ranks wait in different calls: {', '.join(parts[:_SHOWN])}{more}"
-    fewest = min(each.calls for each in waiting)
-    behind = tuple(each.rank for each in waiting if each.calls == fewest)
-    if len(behind) < len(waiting):
-        is_ = "is" if len(behind) == 1 else "are"
-        text += f"; {name_ranks(behind)} {is_} behind ({fewest} calls so far)"
-    else:
-        behind = ()
-    return HangDiagnosis(behind, f"{text}; every rank must make the same calls in the same order", samples)
+        on = f" of {group[0].on}" if several_communicators else ""
+        parts.append(f"{_name(group)} in {group[0].call}{on}")
+    text = f"the ranks wait in different calls: {', '.join(parts[:_SHOWN])}"
+    if len(parts) > _SHOWN:
+        text += f", {len(parts) - _SHOWN} more calls"
+    behind = _with_fewest_calls(waiting)
+    if behind:
+        verb = "is" if len(behind) == 1 else "are"
+        text += f"; {_name(behind)} {verb} behind ({behind[0].calls} calls so far)"
+    ranks = tuple(state.rank for state in behind)
+    return HangDiagnosis(ranks, f"{text}; every rank must make the same calls in the same order", samples)
 
 
-def _identity(each: RankState) -> tuple[str | None, str]:
-    """What must agree on all ranks: communicator, name, number, op or root, dtype; not the line, nor the shape."""
-    call = each.call or ""
-    found = _CALL.fullmatch(call)
-    return each.on, f"{found['call']} {found['how']}" if found else call
+def _name(states: Sequence[RankState]) -> str:
+    return name_ranks([state.rank for state in states])
 
 
-def _who_waits_where(waiting: Sequence[RankState]) -> str:
-    calls = {_identity(each) for each in waiting}
+def _call_key(state: RankState) -> tuple[str | None, str]:
+    """The parts of a rank's call that must be the same on all ranks: communicator, name, number, op or root, dtype."""
+    call = state.call or ""
+    match = _CALL.fullmatch(call)
+    return state.on, f"{match['call']} {match['how']}" if match else call
+
+
+def _describe_waiting(waiting: Sequence[RankState]) -> str:
+    """A clause that says which ranks wait in which call."""
+    calls = {_call_key(state) for state in waiting}
     verb = "waits" if len(waiting) == 1 else "wait"
-    more = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
-    return f"{name_ranks([each.rank for each in waiting])} {verb} in {waiting[0].call}{more}"
+    others = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
+    return f"{_name(waiting)} {verb} in {waiting[0].call}{others}"
 
 
-def _account(each: RankState, hosts: bool) -> str:
-    """`rank 1 (pid 4712) sleeps at data.py:31 in load`"""
-    who = name_rank(each.rank, each.pid, each.host if hosts else "")
-    if each.silent:
-        return f"{who} is not heard of: its agent (pid {each.agent}) has said nothing for {duration(each.silence)}"
-    return f"{who} {_does(each)}{_at(each)}"
+def _describe(state: RankState) -> str:
+    """A clause about one rank: `rank 1 (pid 4712) sleeps at data.py:31 in load`."""
+    who = name_rank(state.rank, state.pid, state.host)
+    if state.silent:
+        return f"{who} is not heard of: its agent (pid {state.agent}) has said nothing for {duration(state.silence)}"
+    return f"{who} {_activity(state)}{_position(state)}"
 
 
-def _does(each: RankState) -> str:
-    if each.stopped:
+def _activity(state: RankState) -> str:
+    if state.stopped:
         return "is stopped"
-    if each.state == "D":
+    if state.state == "D":
         return "is stuck in the kernel (a disk, a network file system, a driver)"
-    if each.waits:
-        return f"waits in {each.call}"
-    return "computes" if _computes(each) else "sleeps"
+    if state.waits:
+        return f"waits in {state.call}"
+    return "computes" if _computes(state) else "sleeps"
 
 
-def _computes(each: RankState) -> bool:
-    return each.state == "R" or (each.cpu is not None and each.cpu > 0.3)
+def _computes(state: RankState) -> bool:
+    return state.state == "R" or (state.cpu or 0.0) > _BUSY
 
 
-def _at(each: RankState) -> str:
-    if each.where is None or each.waits:
+def _position(state: RankState) -> str:
+    if state.where is None or state.waits:
         return ""
-    if each.where_age <= _FRESH and not each.stopped:
-        return f" at {each.where}"
-    reason = ", in C code that keeps the GIL" if _computes(each) and not each.stopped else ""
-    return f"; its Python was last seen at {each.where}, {duration(each.where_age)} ago{reason}"
+    if state.where_age <= _FRESH and not state.stopped:
+        return f" at {state.where}"
+    reason = ", in C code that keeps the GIL" if _computes(state) and not state.stopped else ""
+    return f"; its Python was last seen at {state.where}, {duration(state.where_age)} ago{reason}"
 
 
 _HEADINGS = ("rank", "host", "pid", "last collective", "", "Python", "seen", "CPU", "state")
 
 
-def table(ranks: Sequence[RankState], first: Sequence[int] = (), rows: int = _ROWS) -> str:
-    """One row a rank; of more than `rows` ranks the culprits, named in `first`, and as many others as there is room."""
-    chosen = sorted(ranks, key=lambda each: (each.rank not in first, each.rank))[:rows]
-    shown = sorted(chosen, key=lambda each: each.rank)
-    cells = [_HEADINGS, *map(_row, shown)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join(lines + ([f"and {len(ranks) - len(shown)} more ranks"] if len(shown) < len(ranks) else []))
+def table(states: Sequence[RankState], first: Sequence[int] = (), rows: int = _ROWS) -> str:
+    """A table with one row per rank. If there are more than `rows`, the ranks in `first` are shown before others."""
+    chosen = sorted(states, key=lambda state: (state.rank not in first, state.rank))[:rows]
+    chosen.sort(key=lambda state: state.rank)
+    lines = align_columns([_HEADINGS, *map(_row, chosen)])
+    if len(chosen) < len(states):
+        lines.append(f"and {len(states) - len(chosen)} more ranks")
+    return "\n".join(lines)
 
 
-def _row(each: RankState) -> tuple[str, ...]:
-    call = each.call or "none yet"
-    age = duration(each.call_age)
-    since = {"queued": f"queued {age} ago", "started": f"for {age}", None: ""}
-    how = since.get(each.call_state, f"{each.call_state} {age} ago")
-    seen = f"{duration(each.where_age)} ago" if each.where is not None else ""
-    cpu = f"{100 * each.cpu:.0f} %" if each.cpu is not None else "?"
-    state = f"no news for {duration(each.silence)}" if each.silent else _STATES.get(each.state, each.state)
-    return (str(each.rank), each.host, str(each.pid), call, how, each.where or "?", seen, cpu, state)
+def _row(state: RankState) -> tuple[str, ...]:
+    age = duration(state.call_age)
+    progress = {"queued": f"queued {age} ago", "started": f"for {age}", None: ""}
+    return (
+        str(state.rank),
+        state.host,
+        str(state.pid),
+        state.call or "none yet",
+        progress.get(state.call_state, f"{state.call_state} {age} ago"),
+        state.where or "?",
+        f"{duration(state.where_age)} ago" if state.where is not None else "",
+        f"{100 * state.cpu:.0f} %" if state.cpu is not None else "?",
+        f"no news for {duration(state.silence)}" if state.silent else _STATES.get(state.state, state.state),
+    )

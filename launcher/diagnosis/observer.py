@@ -1,6 +1,7 @@
-"""Observers of a job: log files, events, the hang detector.
+"""Observers of a job: console, log files, events, hang detector and others.
 
-The event loop tells every observer the same events in the same order. Observers never wait, and do not know each other.
+The event loop reports the same events to every observer, in the same order. Observers never block, and do not depend on
+each other.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from launcher.protocol import Message
 
 
 class Observer:
-    """Follows a job. Every method does nothing until overridden; all are called in the one loop, and none may block."""
+    """Follows a job. Every method does nothing until it is overridden. The event loop calls them; none may block."""
 
     def attempt_started(self, number: int, n: int) -> None:
-        """Start `number` of the job (0 first) begins, with `n` ranks."""
+        """An attempt to run the job begins. number: 0 for the first; n: its number of ranks"""
 
     def rank_started(self, rank: int, hello: Message) -> None:
         """A rank's agent has connected. hello: its first message (see `launcher.agent.main`)."""
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        """What a rank wrote. stream: "out" or "err"; data: any piece of it, not cut into lines"""
+        """A rank has written something. stream: "out" or "err"; data: not cut into lines"""
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        """An agent's word on how its rank does, once a second. now: monotonic, s"""
+        """An agent has sent its heartbeat, once a second. beat: see `Heartbeat.read`; now: monotonic, s"""
 
     def joining(self, rank: int, waits: bool) -> None:
-        """A rank waits in `collectives.init` for all others, or no longer."""
+        """A rank begins to wait for all others in `collectives.init`, or no longer waits."""
 
     def stacks(self, rank: int, text: str) -> None:
-        """The Python stacks of a rank, as requested."""
+        """The Python stacks of a rank, which were requested."""
 
     def rank_ended(self, rank: int, status: int) -> None:
         """A rank has ended. status: its exit code, or minus the signal that killed it"""
@@ -40,41 +41,41 @@ class Observer:
         """Something went wrong."""
 
     def stopped(self, stop: Stop) -> None:
-        """The attempt is over, since it was asked to stop, and has."""
+        """The attempt is over: it was asked to stop, and has stopped."""
 
     def ending(self) -> None:
-        """The attempt is being ended, for whatever reason: ranks that end from now on were asked to."""
+        """The launcher ends the attempt, for whatever reason: ranks that end from now on were asked to."""
 
     def debugging(self, ranks: frozenset[int]) -> None:
-        """These ranks are in a debugger now: while there are any, no clock runs."""
+        """These ranks are in a debugger now. While there are any, the job's clock is stopped."""
 
-    def resumed(self, by: float) -> None:
-        """The launcher itself stood still for `by` seconds, and with it the job: they do not count."""
+    def resumed(self, seconds: float) -> None:
+        """The launcher was stopped, and with it the job: these last `seconds` do not count."""
 
     def tick(self, now: float) -> float:
-        """Called whenever the loop turns; returns by when it wants to be called again (monotonic, s; inf: never)."""
+        """Called after every event. Returns: the time of its next call at the latest (monotonic, s; inf: any time)"""
         return float("inf")
 
     def job_ended(self, code: int, text: str) -> None:
-        """The job has ended. code: its exit code; text: the sentence that explains it, "" if it went well"""
+        """The job has ended. code: its exit code; text: the sentence that explains it, "" if it succeeded"""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Releases what the observer holds. No other call follows."""
 
 
 class Observers(Observer):
     """Several observers as one: forwards every call to each of them, in order."""
 
-    def __init__(self, each: Sequence[Observer] = ()) -> None:
-        self._each = list(each)
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
 
     def tick(self, now: float) -> float:
-        return min((observer.tick(now) for observer in self._each), default=float("inf"))
+        return min((observer.tick(now) for observer in self._observers), default=float("inf"))
 
 
 def _forwarded(name: str) -> Callable[..., None]:
     def forward(self: Observers, *args: Any) -> None:
-        for observer in self._each:
+        for observer in self._observers:
             getattr(observer, name)(*args)
 
     return forward

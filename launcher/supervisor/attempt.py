@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from collectives.errors import name_ranks
 from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
@@ -29,8 +30,7 @@ from launcher.diagnosis.failures import (
     RankFailed,
     Stop,
     TimeLimit,
-    is_echo,
-    name_ranks,
+    is_peer_failure,
 )
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.liveness import SILENCE
@@ -181,7 +181,7 @@ class Attempt:
         self._note(failure)
         if self._ending:
             return
-        if is_echo(failure):
+        if is_peer_failure(failure):
             # Ending the others now would kill the rank whose failure this is before it has reported.
             self._deadlines.setdefault("settle", self._after(_SETTLE))
         else:
@@ -200,7 +200,7 @@ class Attempt:
         After Ctrl-C exceptions are common, since Python raises KeyboardInterrupt anywhere.
         """
         raised = isinstance(failure, RankFailed) and failure.raised is not None
-        return raised and self.stopped != signal.SIGINT and not is_echo(failure)
+        return raised and self.stopped != signal.SIGINT and not is_peer_failure(failure)
 
     def _note(self, failure: Failure) -> None:
         self.failures.append(failure)

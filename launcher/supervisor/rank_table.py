@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from collectives.errors import name_ranks
 from collectives.world import STOPPED
-from launcher.diagnosis.failures import Stop, name_ranks, stop_of
+from launcher.diagnosis.failures import Stop, stop_of
 from launcher.errors import LARGE_PACKETS
 from launcher.protocol import Channel, Message
 

@@ -146,14 +146,14 @@ sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, engine='mpich'
     assert done.returncode == 1
     words, sentence = done.stderr.splitlines()
     assert words == "words of the engine"
-    assert sentence == "ddp-launch: ranks 0, 1 did not start within 0.3 s"
+    assert sentence == "ddp-launch: ranks 0-1 did not start within 0.3 s"
 
     engine.write_text("#!/bin/sh\necho no such host >&2\nexit 7\n")
     done = run_job([sys.executable, "-c", code, "15"], timeout=20)
     assert done.returncode == 7
     words, sentence = done.stderr.splitlines()
     assert words == "no such host"
-    assert sentence.endswith("exited with code 7 before ranks 0, 1 had started")
+    assert sentence.endswith("exited with code 7 before ranks 0-1 had started")
 
     # An engine whose ranks do not learn who they are: two worlds of one.
     engine.write_text(f'#!/bin/sh\nshift 4\n{sys.executable} "$@" & {sys.executable} "$@"; wait\n')

@@ -183,7 +183,7 @@ def test_a_host_of_which_nothing_is_heard_is_named() -> None:
         harness.beats[rank] = dict(WAITS)
     harness.run(3.0, 0)  # one of node0, a little late
     harness.run(31.0, 2, 3)
-    text = "lost host node1 with ranks 2, 3: no heartbeat for 30 s, so it or its network is down"
+    text = "lost host node1 with ranks 2-3: no heartbeat for 30 s, so it or its network is down"
     assert [str(failure) for failure in harness.failures] == [f"{text} (more time: --heartbeat-timeout)"]
 
 

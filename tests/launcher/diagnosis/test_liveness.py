@@ -121,7 +121,7 @@ def test_a_stopped_engine_is_blamed_for_ranks_in_init_alone() -> None:
     in_init = [waits(rank, calls=0, call="collectives.init()", where=None) for rank in (0, 1)]
     assert diagnose_hang(in_init, "mpiexec (pid 9)") == (
         (),
-        "mpiexec (pid 9) is stopped, while ranks 0, 1 wait in collectives.init()",
+        "mpiexec (pid 9) is stopped, while ranks 0-1 wait in collectives.init()",
         (0,),
     )
     assert diagnose_hang([waits(0), snapshot(1)], "mpiexec (pid 9)").ranks == (1,)

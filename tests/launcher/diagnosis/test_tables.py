@@ -20,7 +20,7 @@ from launcher.diagnosis.failures import (
     RankFailed,
     Stop,
     TimeLimit,
-    others,
+    describe_others,
     root_cause,
     stop_of,
 )
@@ -108,11 +108,11 @@ def test_sentences_and_codes(failure: Failure, text: str, code: int) -> None:
 
 def test_others_are_one_line() -> None:
     failures = [_RAISED, *(rank_failed(0, rank, 1) for rank in range(6))]
-    line = others(failures, _RAISED)
+    line = describe_others(failures, _RAISED)
     assert line.count("exited with code 1") == 3
     assert line.endswith("and 2 more")
     assert "rank 1 " not in line
-    assert others([_RAISED], _RAISED) == ""
+    assert describe_others([_RAISED], _RAISED) == ""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_others_are_one_line() -> None:
 )
 def test_ranks_that_raised_the_same_are_told_together(kind: str, first: str, second: str, line: str) -> None:
     failures = [raised(0, kind, first), raised(1, kind, second)]
-    assert line in others(failures, failures[0])
+    assert line in describe_others(failures, failures[0])
 
 
 AS_ASKED = "stopped as asked{}, state saved: start the same command to go on"
@@ -153,5 +153,5 @@ def test_how_a_job_stopped(ends: list[int | None], steps: Collection[int], stop:
 
 def test_who_went_on_is_a_failure() -> None:
     failure = NotStopped(at=0.0, ranks=(1, 2), seconds=10.0)
-    assert str(failure) == "ranks 1, 2 went on for 10 s after the others had stopped as asked (more time: --grace)"
+    assert str(failure) == "ranks 1-2 went on for 10 s after the others had stopped as asked (more time: --grace)"
     assert failure.code == 1

@@ -9,7 +9,7 @@ from launcher.supervisor.rank_table import RankProcess, RankTable
 
 
 def test_ranks_of_several_hosts_that_all_wait_point_to_their_network() -> None:
-    for hosts, ends in ((("a", "b"), f"ranks 0, 1 waited: {LARGE_PACKETS}"), (("a", "a"), "ranks 0, 1 waited")):
+    for hosts, ends in ((("a", "b"), f"ranks 0-1 waited: {LARGE_PACKETS}"), (("a", "a"), "ranks 0-1 waited")):
         ranks = RankTable(2)
         for rank, host in enumerate(hosts):
             ranks[rank] = RankProcess(

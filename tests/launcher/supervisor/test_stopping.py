@@ -136,7 +136,7 @@ def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_la
     job.process.send_signal(signal.SIGTERM)
     done = job.wait(15)
     lost = "did not end within 0.5 s: killed, and what was not saved is lost (more time: --grace)"
-    assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0, 1 {lost}\n")
+    assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0-1 {lost}\n")
 
 
 def test_a_time_limit_says_what_it_cost(ddp_launch: Any) -> None:

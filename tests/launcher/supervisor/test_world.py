@@ -70,7 +70,7 @@ print("joined")
         (
             # mpiexec, or the proxy through which it starts the ranks: the agent's parent.
             "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), signal.SIGSTOP)",
-            r"\S+ \(pid \d+\) is stopped, while ranks 0, 1 wait",
+            r"\S+ \(pid \d+\) is stopped, while ranks 0-1 wait",
         ),
     ],
 )
