@@ -1,7 +1,7 @@
-"""Base class and registry of engines: what starts the ranks of a job.
+"""Base class and registry of engines, which start the ranks of a job.
 
-A new engine is one file in this folder: a subclass of `Engine` with `@register("its-name")`. From then on
-`--engine its-name` asks for it, and `--engine auto` asks its `select` in the order of `priority`.
+A new engine is one file in this folder: a subclass of `Engine` with `@register("its-name")`. Then `--engine its-name`
+selects it, and `--engine auto` calls the `select` of all engines in the order of their `priority`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from launcher.network import Host
 
 @dataclass(frozen=True, kw_only=True)
 class StartRequest:
-    """A job that an engine is wanted for.
+    """A job, and what the choice of its engine depends on.
 
-    hosts: those that were named, if they are not only this machine; remote_hosts: hosts besides this one
-    allocated: inside an allocation of a cluster's scheduler; local_address: how remote hosts reach this one
+    hosts: those of the job; none if it names none, or only this machine
+    remote_hosts: hosts other than this one
+    allocated: this process runs in an allocation of a cluster's scheduler
+    local_address: the address by which remote hosts reach this one
     """
 
     job: Job
@@ -39,27 +41,27 @@ class StartRequest:
     def mpiexec(self) -> tuple[str, str]:
         """Path and family of the mpiexec to use.
 
-        Raises: UsageError if there is none, or one of another MPI, or if MPICH would lack shared memory on this
-            machine, where the whole job runs.
+        Raises: UsageError if there is none, if it belongs to another MPI than the ranks', or if all ranks run on this
+            machine, and it has too little shared memory for MPICH.
         """
         program, family = mpiexec.find_mpiexec_for(self.job.engine, self.environ)
         mpiexec.check_library(program, family, self.environ)
-        shares = self.job.size > 1 and not self.remote_hosts and self.job.backend != "single"
-        if family == mpiexec.MPICH and shares and (missing := missing_shm(self.job.size)):
-            raise UsageError(": ".join(missing))
+        shares_memory = self.job.size > 1 and not self.remote_hosts and self.job.backend != "single"
+        if family == mpiexec.MPICH and shares_memory and (reason_and_fix := missing_shm(self.job.size)):
+            raise UsageError(": ".join(reason_and_fix))
         return program, family
 
 
 class Engine(ABC):
     """Starts the ranks of a job.
 
-    name: what messages call it: "mpiexec", "srun"
-    remote_hosts: names of the hosts besides this one on which it may start ranks
+    name: as messages call it: "mpiexec", "srun"
+    remote_hosts: names of the hosts other than this one on which it may start ranks
     """
 
-    #: Engines of a lower number are asked first by `--engine auto`.
+    #: `--engine auto` tries engines with lower numbers first.
     priority: ClassVar[int] = 50
-    #: Whether hosts are filled in order, so that the launcher knows how many ranks each has.
+    #: It fills hosts in their order, so the launcher knows how many ranks each has.
     fills_in_order: ClassVar[bool] = True
 
     name: str
@@ -68,31 +70,32 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """The engine for a job; None if another one should start it.
+        """The engine for a job; None if it cannot start this job.
 
-        Raises: UsageError if it was asked for by name (`request.job.engine`) and cannot start the job.
+        Raises: UsageError if it cannot, and was asked for by name (`request.job.engine`).
         """
 
     @abstractmethod
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command that starts the command `rank` once for every rank, each with the environment `environ`."""
+        """The command that starts `rank`, the command of an agent, once per rank, with the environment `environ`."""
 
     def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Runs the engine in this process, a fork of the reaper; returns its exit code if no program replaces it."""
+        """Runs the engine in this process, a child of the reaper. Returns its exit code if no program replaces it."""
         command = self.command(rank, environ)
         os.execve(command[0], command, environ)
 
     @abstractmethod
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """The environment for all that, from that of the ranks. scratch: a folder of this job alone, for its files"""
+        """The environment for the engine and all ranks, made from `environ`. scratch: a folder for the job's files"""
 
 
 @dataclass(frozen=True)
 class MpiexecEngine(Engine):
-    """`mpiexec` of path `mpiexec`, for `n` ranks.
+    """Starts `n` ranks by an mpiexec.
 
-    hosts: where to start them; none: on this machine, or where an allocation says
-    remote_hosts: hosts besides this one
+    mpiexec: its path
+    hosts: where to start ranks; none: on this machine, or on the hosts of the allocation
+    remote_hosts: hosts other than this one
     """
 
     mpiexec: str
@@ -107,7 +110,7 @@ E = TypeVar("E", bound="type[Engine]")
 
 
 def register(name: str) -> Callable[[E], E]:
-    """Makes an engine known under the name that `--engine` takes."""
+    """Class decorator that registers an engine under a name for `--engine`."""
 
     def add(cls: E) -> E:
         REGISTRY[name] = cls

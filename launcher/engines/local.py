@@ -1,6 +1,7 @@
-"""Engine for one host under MPICH: a fork of the reaper starts the agents, and is the PMI server of their ranks.
+"""Engine for MPICH on one host: a child of the reaper starts the agents, and is the PMI server of their ranks.
 
-Unlike mpiexec it listens on no network: each rank inherits one end of a socket pair, on which MPICH speaks PMI-1.
+Unlike mpiexec it does not listen on a network: each rank inherits one end of a socket pair, and its MPICH speaks PMI-1
+on it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
 from launcher.linux import fork, reap_all, signal_pipe
 
-_NAME = "ddp_pmi_server"  # of the process, too: no longer than the kernel's 15 characters
+# Name of the engine and of its process, for which the kernel keeps only 15 characters.
+_NAME = "ddp_pmi_server"
 _CHUNK = 1 << 16
-_PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+# Signals that are forwarded to the agents.
+_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
 @register("local")
 @dataclass(frozen=True)
 class LocalEngine(Engine):
-    """Starts `n` ranks on this machine. A world of one needs no MPI: its agent takes the engine's place."""
+    """Starts `n` ranks on this machine. A world of one needs no MPI: its agent replaces the engine's process."""
 
     n: int
     name: str = _NAME
@@ -36,8 +39,8 @@ class LocalEngine(Engine):
     priority = 20
 
     def __post_init__(self) -> None:
-        if self.n == 1:  # messages name what died
-            object.__setattr__(self, "name", "the agent")
+        if self.n == 1:
+            object.__setattr__(self, "name", "the agent")  # If that process dies, messages must name the agent.
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
@@ -63,35 +66,35 @@ class LocalEngine(Engine):
 
 
 def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Starts the agents and answers their ranks until all agents have ended; 1 if one of them has failed, else 0."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # a sandbox may refuse it
+    """Starts the agents, and serves their ranks until all agents have ended. Returns: 1 if an agent failed, else 0"""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # A sandbox may refuse it.
         comm.write(_NAME)
-    signals = signal_pipe((signal.SIGCHLD, *_PASSED_ON))
-    # By the mapping, ranks know that they share a node, and speak through shared memory.
+    signals = signal_pipe((signal.SIGCHLD, *_FORWARDED))
+    # The mapping tells ranks that they share a node, so that MPICH uses shared memory.
     space = KeyValueSpace(n, {"PMI_process_mapping": f"(vector,(0,1,{n}))"})
     poll = select.poll()
     poll.register(signals, select.POLLIN)
     agents: set[int] = set()
     clients: dict[int, _Client] = {}
     for rank in range(n):
-        ours, theirs = socket.socketpair()
-        theirs.set_inheritable(True)
-        pmi = {"PMI_RANK": str(rank), "PMI_FD": str(theirs.fileno()), "MPI_LOCALRANKID": str(rank)}
-        # A session each, as under mpiexec: Linux shares a busy machine's cores between sessions, not processes.
+        server_end, rank_end = socket.socketpair()
+        rank_end.set_inheritable(True)
+        pmi = {"PMI_RANK": str(rank), "PMI_FD": str(rank_end.fileno()), "MPI_LOCALRANKID": str(rank)}
+        # One session per agent, as under mpiexec: Linux divides a busy machine's cores among sessions, not processes.
         agents.add(fork(partial(os.posix_spawn, command[0], [*command], {**environ, **pmi}, setsid=True)))
-        theirs.close()
-        clients[ours.fileno()] = _Client(ours)
-        poll.register(ours, select.POLLIN)
+        rank_end.close()
+        clients[server_end.fileno()] = _Client(server_end)
+        poll.register(server_end, select.POLLIN)
     failed = False
     while agents:
         for fd, _ in poll.poll():
             if fd == signals:
-                for number in set(os.read(signals, _CHUNK)) & _PASSED_ON:
-                    for pid in agents:  # not reaped yet, so the pid is the agent's
+                for number in set(os.read(signals, _CHUNK)) & _FORWARDED:
+                    for pid in agents:  # They have not been reaped yet, so the pids are still theirs.
                         os.kill(pid, number)
-                ended = reap_all()
-                agents -= ended.keys()
-                failed |= any(ended.values())
+                statuses = reap_all()
+                agents -= statuses.keys()
+                failed |= any(statuses.values())
             elif not clients[fd].receive(space):
                 poll.unregister(fd)
                 clients.pop(fd).socket.close()
@@ -106,7 +109,7 @@ class _Client:
         self._read = b""
 
     def receive(self, space: KeyValueSpace) -> bool:
-        """Answers what the rank has asked; False once it has closed the connection."""
+        """Answers the requests that have come. Returns: False once the rank has closed the connection"""
         try:
             data = self.socket.recv(_CHUNK)
         except OSError:
@@ -117,6 +120,5 @@ class _Client:
         return bool(data)
 
     def _send(self, line: str) -> None:
-        # If the rank has ended, SIGPIPE would kill this process, which does not ignore it.
-        with contextlib.suppress(OSError):
-            self.socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):  # The rank has ended.
+            self.socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)  # SIGPIPE would kill this process.

@@ -1,4 +1,4 @@
-"""Engine: MPICH's and Intel's mpiexec (hydra). Starts quickly, forwards the environment, uses ssh to other hosts."""
+"""Engine: hydra, the mpiexec of MPICH and Intel MPI. It forwards the environment, and reaches other hosts by ssh."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, registe
 from launcher.engines.mpiexec import INTEL, OPENMPI, without_torchrun
 from launcher.network import fill_hosts
 
-# The job is on this machine, also inside an allocation: no ssh, no srun.
+# For a job on this machine: hydra uses neither ssh nor srun, and ignores an allocation.
 _LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-# The hosts were named: those of an allocation are not asked for. HYDRA_LAUNCHER_EXEC, if set, replaces ssh.
+# For a job on hosts that were named: hydra uses ssh, or the user's HYDRA_LAUNCHER_EXEC, and ignores an allocation.
 _NAMED = {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}
-# A proxy writes the machine's topology into /tmp for its ranks, and who kills it leaves that file. With this, each rank
-# looks for itself, which takes milliseconds.
+# Keeps a hydra proxy from writing the machine's topology into /tmp for its ranks: a proxy that is killed would leave
+# the file there. Each rank finds the topology itself, which takes milliseconds.
 _NO_FILE = {"HWLOC_XMLFILE": ""}
 
 
 @register("mpich")
 @dataclass(frozen=True)
 class MpichEngine(MpiexecEngine):
-    """intel: it is Intel's; here: the address by which remote hosts reach this one"""
+    """Starts ranks by hydra. intel: it is Intel's; here: the address by which remote hosts reach this one"""
 
     intel: bool = False
     here: str | None = None
@@ -42,24 +42,31 @@ class MpichEngine(MpiexecEngine):
         )
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """As `Engine.command`: the environment goes along by itself.
+        """As `Engine.command`. hydra forwards its own environment.
 
         >>> MpichEngine("mpiexec", 2).command(["python", "train.py"], {})
         ['mpiexec', '-disable-auto-cleanup', '-n', '2', 'python', 'train.py']
         """
-        # Who died first, and what the others get to do about it, the launcher decides.
-        options = [] if self.intel else ["-disable-auto-cleanup"]
-        if not self.hosts:
-            return [self.mpiexec, *options, "-n", str(self.n), *rank]
+        words = [self.mpiexec]
         if not self.intel:
-            # Other hosts may know this one by another name than its own, or by none.
-            options += [] if self.here is None else ["-localhost", self.here]
-            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            return [self.mpiexec, *options, "-hosts", hosts, "-n", str(self.n), *rank]
-        programs = [["-n", str(number), "-host", name, *rank] for name, number in fill_hosts(self.n, self.hosts)]
-        return [self.mpiexec, *options, *programs[0], *(word for one in programs[1:] for word in (":", *one))]
+            # The launcher, not hydra, decides what happens to the other ranks after one has died.
+            words.append("-disable-auto-cleanup")
+            if self.hosts:
+                # The address, because other hosts may not know this one by its name.
+                words += [] if self.here is None else ["-localhost", self.here]
+                words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in self.hosts)]
+        if self.intel and self.hosts:
+            # Intel's hydra takes one program per host, with ":" between them.
+            for name, number in fill_hosts(self.n, self.hosts):
+                words += [":"] * (len(words) > 1) + ["-n", str(number), "-host", name, *rank]
+            return words
+        return [*words, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`; what the user chose stays."""
-        ours = _NAMED if self.hosts else {} if self.remote_hosts else _LOCAL
-        return {**ours, **_NO_FILE, **without_torchrun(environ)}
+        """As `Engine.environment`. Variables that the user has set stay."""
+        settings = dict(_NO_FILE)
+        if self.hosts:
+            settings |= _NAMED
+        elif not self.remote_hosts:
+            settings |= _LOCAL
+        return settings | without_torchrun(environ)

