@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar
 from launcher.diagnosis.failures import Failure, NotStarted, RankFailed, TimeLimit, root_cause
 from launcher.diagnosis.observer import Observer
 from launcher.errors import RankError, UsageError
-from launcher.function_worker import CALL, ENDING, ERROR, RESULT, pickler
+from launcher.function_worker import CALL, ENDING, ERROR, RESULT, load, pickler, store
 from launcher.job import Job
 from launcher.linux import become_subreaper, die_with_parent, sweep
 from launcher.supervisor.supervisor import launch
@@ -68,8 +68,7 @@ def run(
         raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout}")
     # Only this user can enter the folder (mode 0700): what it holds is unpickled and run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
-        with open(os.path.join(folder, CALL), "wb") as file:
-            pickle.dump((sys.path, _module_of(fn), _pickle_call(fn, tuple(args), dict(kwargs or {}))), file)
+        store(folder, CALL, (sys.path, _module_of(fn), _pickle_call(fn, tuple(args), dict(kwargs or {}))))
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         limit = "" if timeout is None else repr(float(timeout))
         _run_driver([sys.executable, "-c", _START, root, folder, str(os.getpid()), str(nproc), limit])
@@ -103,28 +102,25 @@ def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
 def _load_results(folder: str, nproc: int) -> list[Any]:
     """The ranks' results. Raises: as `run`, if the call has failed."""
     try:
-        with open(os.path.join(folder, ENDING), "rb") as file:
-            rank, error = pickle.load(file)
+        rank, error = load(folder, ENDING)
     except FileNotFoundError:
         raise RankError("the launcher died") from None
-    if rank is not None and os.path.exists(path := os.path.join(folder, ERROR.format(rank))):
-        _raise(path, rank, nproc)
+    if rank is not None and os.path.exists(os.path.join(folder, ERROR.format(rank))):
+        _raise(folder, rank, nproc)
     if error is not None:
         raise error
     results = []
     for rank in range(nproc):
         try:
-            with open(os.path.join(folder, RESULT.format(rank)), "rb") as file:
-                results.append(pickle.load(file))
+            results.append(load(folder, RESULT.format(rank)))
         except FileNotFoundError:
             raise RankError(f"rank {rank} ended without a result (sys.exit in the function?)") from None
     return results
 
 
-def _raise(path: str, rank: int, nproc: int) -> NoReturn:
-    """Raises the exception of a rank. path: of the file in which the rank has stored it"""
-    with open(path, "rb") as file:
-        summary, trace, pickled = pickle.load(file)
+def _raise(folder: str, rank: int, nproc: int) -> NoReturn:
+    """Raises the exception that a rank has stored."""
+    summary, trace, pickled = load(folder, ERROR.format(rank))
     cause = RankError(f"rank {rank} of {nproc}:\n\n{trace}")
     try:
         error = pickle.loads(pickled)
@@ -214,8 +210,7 @@ def main(argv: Sequence[str]) -> int:
     if os.getppid() != int(parent):
         shutil.rmtree(folder, ignore_errors=True)  # The caller has died.
     else:
-        with open(os.path.join(folder, ENDING), "wb") as file:
-            pickle.dump(ending, file)
+        store(folder, ENDING, ending)
     return code
 
 

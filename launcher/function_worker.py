@@ -25,26 +25,33 @@ def pickler() -> Any:
         return pickle
 
 
+def load(folder: str, name: str) -> Any:
+    """The object in a file of the folder. Raises: FileNotFoundError"""
+    with open(os.path.join(folder, name), "rb") as file:
+        return pickle.load(file)
+
+
+def store(folder: str, name: str, value: Any, library: Any = pickle) -> None:
+    """Stores an object as a whole or not at all: the process may be killed at any moment. library: see `pickler`"""
+    path = os.path.join(folder, name)
+    with open(path + ".part", "wb") as file:
+        library.dump(value, file, protocol=5)
+    os.rename(path + ".part", path)
+
+
 def main(folder: str) -> None:
     """Runs one rank. folder: of the call, written by `launcher.function`. Raises: what the function raises."""
     rank = os.environ["RANK"]
     sys.argv[1:] = []
     try:
-        fn, args, kwargs = _load_call(os.path.join(folder, CALL))
-        result = fn(*args, **kwargs)
-        _store(os.path.join(folder, RESULT.format(rank)), result)
+        sys.path[:], module, call = load(folder, CALL)
+        if module is not None:
+            _import(*module)
+        fn, args, kwargs = pickle.loads(call)
+        store(folder, RESULT.format(rank), fn(*args, **kwargs), pickler())
     except Exception as error:
-        with open(os.path.join(folder, ERROR.format(rank)), "wb") as file:
-            pickle.dump((*_describe(error), _pickle_error(error)), file)
+        store(folder, ERROR.format(rank), (*_describe(error), _pickle_error(error)))
         raise
-
-
-def _load_call(path: str) -> Any:
-    with open(path, "rb") as file:
-        sys.path[:], module, call = pickle.load(file)
-    if module is not None:
-        _import(*module)
-    return pickle.loads(call)
 
 
 def _import(name: str, file: str) -> None:
@@ -59,13 +66,6 @@ def _import(name: str, file: str) -> None:
             return  # Unpickling the call will say what is missing.
         sys.modules[name] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
-
-
-def _store(path: str, result: Any) -> None:
-    """Stores a result as a whole or not at all: the launcher may end this rank at any moment."""
-    with open(path + ".part", "wb") as file:
-        pickler().dump(result, file, protocol=5)
-    os.rename(path + ".part", path)
 
 
 def _describe(error: Exception) -> tuple[str, str]:

@@ -91,6 +91,14 @@ def read_text(path: str) -> str:
     return read(path).decode(errors="replace")
 
 
+def list_folder(path: str) -> list[str]:
+    """The names in a folder; none if it does not exist, or may not be read."""
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
 def working_folder() -> str:
     """The current working folder, "" if it has been removed."""
     try:
@@ -216,16 +224,22 @@ def sweep(
         if not pids:
             break
         for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue  # It has ended, or runs as another user: then it cannot be killed from here.
+            send_signal(pid, signal.SIGKILL)
         # Killed processes die within microseconds, and this process then becomes the parent of their children.
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     if started_at is not None:
         remove_stale_segments(started_at)
     return statuses
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Sends a signal. Returns: False if the process has ended, or runs as another user"""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def childless() -> bool:
@@ -271,10 +285,7 @@ def remove_stale_segments(since: float, folder: str = SHM, *, dry_run: bool = Fa
     since: `time.time()` when the job began; dry_run: only counts them
     Returns: their number, and their bytes.
     """
-    try:
-        names = [name for name in os.listdir(folder) if name.startswith(_SEGMENTS)]
-    except OSError:
-        return 0, 0
+    names = [name for name in list_folder(folder) if name.startswith(_SEGMENTS)]
     sizes = [_remove_if_unused(os.path.join(folder, name), since, dry_run) for name in names]
     removed = [nbytes for nbytes in sizes if nbytes is not None]
     return len(removed), sum(removed)

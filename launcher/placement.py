@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from launcher.errors import StartError, UsageError
-from launcher.linux import read_text
+from launcher.linux import list_folder, read_text
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def parse_visible_devices(variable: str | None, driver: Sequence[str], devices: 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that a process with this environment would see on this machine."""
-    return parse_visible_devices(environ.get(VISIBLE), _names(_DRIVER), _names("/dev"))
+    return parse_visible_devices(environ.get(VISIBLE), list_folder(_DRIVER), list_folder("/dev"))
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
@@ -201,10 +201,3 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     if VISIBLE in environ:
         raise UsageError(f"-n gpu: {VISIBLE}={environ[VISIBLE]} leaves no GPU to be seen")
     raise UsageError("-n gpu: this machine has no GPU (no /dev/nvidia0)")
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

@@ -5,10 +5,9 @@ The rank takes no part in this, so a rank that is stopped, holds the GIL or wait
 
 from __future__ import annotations
 
-import os
 import time
 
-from launcher.linux import read, stat_of
+from launcher.linux import list_folder, read, stat_of
 from launcher.protocol import Message
 
 TYPE_CHECKING = False
@@ -99,11 +98,7 @@ def descendants_cpu(pid: int) -> float:
     cpu = stat_of(pid).waited
     pids = [pid]
     for parent in pids:  # The list grows while it is walked.
-        try:
-            threads = os.listdir(f"/proc/{parent}/task")
-        except OSError:
-            continue  # The process has ended.
-        for thread in threads:
+        for thread in list_folder(f"/proc/{parent}/task"):
             for child in map(int, read(f"/proc/{parent}/task/{thread}/children").split()):
                 stat = stat_of(child)
                 cpu += stat.cpu + stat.waited

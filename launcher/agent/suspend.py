@@ -12,7 +12,7 @@ import sys
 import time
 
 from collectives.world import PAUSED_AT
-from launcher.linux import children_of, parents, stat_of
+from launcher.linux import children_of, parents, send_signal, stat_of
 
 #: Reason to stop the rank's processes: the job is suspended.
 SUSPENDED = "suspended"
@@ -59,19 +59,11 @@ class Suspension:
         while new := [pid for pid in children_of(parents(), os.getpid()) if pid not in seen]:
             seen.update(new)
             for pid in new:
-                if stat_of(pid).state != "T" and _send(pid, signal.SIGSTOP):
+                if stat_of(pid).state != "T" and send_signal(pid, signal.SIGSTOP):
                     self._stopped_pids.add(pid)
 
     def _continue_processes(self) -> None:
         for pid in children_of(parents(), os.getpid()):
             if pid in self._stopped_pids:
-                _send(pid, signal.SIGCONT)
+                send_signal(pid, signal.SIGCONT)
         self._stopped_pids.clear()
-
-
-def _send(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):  # It has ended, or runs as another user.
-        return False
-    return True

@@ -1,8 +1,8 @@
 """Console: whole lines of many ranks, prompts, one progress bar.
 
 Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal rank 0's `\\r` updates
-repaint the lowest line and everything else is printed above it; elsewhere only the last state of a bar is kept.
-Whole lines are passed on in one block: a rank that prints a million lines must not cost a million objects.
+repaint the lowest line, and everything else is printed above it; elsewhere only the last state of a bar is printed.
+Whole lines are handled in blocks: a rank that prints a million lines must not cost a million objects.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from launcher.console.terminal import Terminal, one_line, quote
 from launcher.diagnosis.observer import Observer
 from launcher.protocol import Message, to_bytes
 
+# Colours of prefixes, as numbers of ANSI escape sequences; rank R gets the one at R modulo their number.
 _COLOURS = (36, 33, 32, 35, 34, 31)
-# An unfinished line of a rank that a user may answer is shown after so long (s): most likely it is a prompt.
+# Seconds after which an unfinished line of a rank that a user may answer is printed: most likely it is a prompt.
 _PROMPT = 0.05
-#: A line longer than this (a binary dump) is passed on in parts, so that memory stays bounded.
+#: A line of more bytes (a binary dump) is cut into several, so that memory stays bounded.
 LINE_LIMIT = 1 << 20
-#: Bytes waiting for a slow reader, from which on ranks are made to wait.
+#: If so many bytes wait for a slow reader, nothing more is read from ranks.
 BACKLOG = 1 << 20
 
 
 class LineSplitter:
-    r"""Cuts one stream into lines. `\r\n` ends a line like `\n`; a lone `\r` begins it anew.
+    r"""Cuts one stream into lines. `\r\n` ends a line like `\n`; a lone `\r` starts the same line again.
 
     >>> LineSplitter().feed(b"one\ntwo 10%\rtwo 20%")
     (b'one\n', b'two 20%')
@@ -33,11 +34,11 @@ class LineSplitter:
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._limit = limit
-        self._rest = b""  # of the line that is being written; after a `\r`, its last state alone
+        self._rest = b""  # The unfinished line; if it has a `\r`, only its last state.
         self._shown = b""
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """What `data` finishes: whole lines, and the newest state of a repainted one; b"" for neither."""
+        """The lines that `data` finishes, and the new state of an unfinished line that is repainted; else b""."""
         finished, newline, self._rest = (self._rest + data).replace(b"\r\n", b"\n").rpartition(b"\n")
         text = finished + newline
         if b"\r" in text:
@@ -58,35 +59,36 @@ class LineSplitter:
 
     @property
     def unfinished(self) -> bool:
-        """A line has been begun that neither a newline nor a repainting has shown yet."""
+        """A line was begun that `feed` has not returned yet, neither as a line nor as a state."""
         return bool(self._rest) and b"\r" not in self._rest
 
     def take(self) -> bytes:
-        """What has been written of an unfinished line, as a prompt is; its rest will be a line of its own."""
+        """Removes and returns what was written of the unfinished line; the rest of it will count as a new line."""
         text, self._rest = self._rest, b""
         return text
 
     def close(self) -> bytes:
-        """The last line, if the stream does not end with a newline."""
+        """The last line, if the stream does not end with a newline; else b""."""
         state = _last_state(self.take())
         return state + b"\n" if state.strip() else b""
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a line shows after its last `\r`, or before it while nothing follows."""
+    """The last part of a line between `\r` that is not empty."""
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
 class Console(Observer):
-    """The ranks' output, on the launcher's two streams.
+    """Prints the ranks' output to the launcher's stdout and stderr.
 
     n: number of ranks
-    prefix: lines have their rank in front, and a rank that is alone writes to the terminal directly; without it only
-    whole lines and one bar are shown, of a world of one too
-    ranks: whose lines are shown; None: all
+    out, err: file descriptors
+    prefix: lines begin with their rank, and a rank that is alone writes to the terminal directly. False: only whole
+        lines and one bar are printed, also of a rank that is alone
+    ranks: those whose lines are printed; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer
-    out, err: file descriptors; clock: seconds, as `time.monotonic`
+    clock: seconds, as `time.monotonic`
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Console(Observer):
         asking: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terminal = Terminal(out, err, environ)
+        self.terminal = Terminal(out, err, environ)
         self._fds = {"out": out, "err": err}
         self._clock = clock
         self._prefixed = prefix and n > 1
@@ -111,16 +113,17 @@ class Console(Observer):
         self._debugging: frozenset[int] = frozenset()
         self._labels = Labels(n, hosts)
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
-        self._begun: set[tuple[int, str]] = set()  # whose current line has been shown in part
-        self._talker: tuple[int, str] | None = None  # whose line stands open on the screen, if one does
-        self._due: dict[tuple[int, str], float] = {}
-        self._reported = False  # that it is unwritable
-        self.has_last_word = True  # no bar or unfinished line of a rank stands below what the launcher said last
-        #: Called with the launcher's own lines.
-        self.witness: Callable[[str], None] = lambda text: None
+        self._begun: set[tuple[int, str]] = set()  # Streams whose current line has been printed in part.
+        self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
+        self._prompt_times: dict[tuple[int, str], float] = {}
+        self._reported = False  # It has said that the output cannot be written.
+        #: No bar or unfinished line of a rank stands below the last sentence of the launcher.
+        self.has_last_word = True
+        #: Called with every text that the launcher itself prints.
+        self.reporter: Callable[[str], None] = lambda text: None
 
     def choose(self, ranks: Sequence[int] | None, asking: Iterable[int]) -> None:
-        """From now on the lines of `ranks` are shown, and unfinished ones of `asking` are prompts; see above."""
+        """Sets the ranks whose lines are printed, and those whose unfinished lines are prompts, as at the start."""
         self._ranks = None if ranks is None else frozenset(ranks)
         self._bar_rank = min(ranks) if ranks else 0
         self._asking = frozenset(asking)
@@ -130,11 +133,7 @@ class Console(Observer):
         """Columns that a prefix takes."""
         return self._labels.width + 2 if self._prefixed else 0
 
-    def columns(self) -> tuple[int, int] | None:
-        """Width and height of the terminal that ranks write to, or None."""
-        return self._terminal.size()
-
-    # -- what comes in
+    # -- events
 
     def rank_started(self, rank: int, hello: Message) -> None:
         if host := str(hello.get("host") or ""):
@@ -144,195 +143,167 @@ class Console(Observer):
         if self._ranks is not None and rank not in self._ranks:
             return
         key = rank, stream
-        if self._terminal.terminal[self._fds[stream]] and (self._alone or rank in self._debugging):
+        if self.terminal.is_terminal[self._fds[stream]] and (self._alone or rank in self._debugging):
             self._begun.discard(key)
-            self._continue(key, data)  # exactly what was written, prompts too
+            self._write(key, data)  # At once and unchanged, so that the user sees prompts.
             return
         splitter = self._splitters.get(key)
         if splitter is None:
             splitter = self._splitters[key] = LineSplitter()
         text, state = splitter.feed(data)
         if text:
-            self._lines(key, text)
+            self._print_lines(key, text)
         if state:
-            self._bar(key, state)
+            self._show_bar(key, state)
         if rank in self._asking or rank in self._debugging:
             if splitter.unfinished:
-                self._due.setdefault(key, self._clock() + _PROMPT)
+                self._prompt_times.setdefault(key, self._clock() + _PROMPT)
             else:
-                self._due.pop(key, None)
+                self._prompt_times.pop(key, None)
 
     def rank_ended(self, rank: int, status: int) -> None:
-        self.leave(rank)
-
-    def leave(self, rank: int) -> None:
-        """`rank` writes no more: shows the lines that it left unfinished."""
         for stream in self._fds:
             key = rank, stream
-            self._due.pop(key, None)
+            self._prompt_times.pop(key, None)
             if (splitter := self._splitters.pop(key, None)) and (text := splitter.close()):
-                self._lines(key, text)
+                self._print_lines(key, text)
                 self.has_last_word = False
             self._begun.discard(key)
 
     def debugging(self, ranks: frozenset[int]) -> None:
-        self._debugging = ranks  # on a terminal what they write is shown at once, and exactly
-        for key, splitter in self._splitters.items():
-            if key[0] in ranks and splitter.unfinished:
-                self._prompt(key, splitter.take())
+        self._debugging = ranks
+        for key in self._splitters:
+            if key[0] in ranks:
+                self._print_prompt(key)
 
     def typed(self, data: bytes) -> None:
-        """This was typed in at a terminal that shows what is typed."""
+        """The user has typed `data`, and the terminal has shown it."""
         if b"\n" in data:
-            self._terminal.typed()
-            self._talker = None
+            self.terminal.typed()
+            self._speaker = None
 
     def say(self, text: str, quoted: str = "") -> None:
-        """Prints a sentence of the launcher's own to stderr, below all lines so far, and after it what it quotes.
+        """Prints a sentence of the launcher to stderr, below all lines so far, and below it the text that it quotes.
 
-        text: may be "", with something quoted: a traceback, a table. Neither can write more than text to a terminal.
+        text: may be "" if something is quoted: a traceback, a table. Escape sequences in both are made harmless.
         """
         sentence = f"ddp-launch: {one_line(text)}\n" if text else ""
         shown = (sentence + quote(quoted)).rstrip("\n")
-        self._talker = None
+        self._speaker = None
         self.has_last_word = True
-        self._terminal.lines(self._fds["err"], to_bytes(shown) + b"\n")
-        self.witness(shown)
+        self.terminal.lines(self._fds["err"], to_bytes(shown) + b"\n")
+        self.reporter(shown)
 
     def tick(self, now: float) -> float:
-        """Shows what has waited long enough; when to come again."""
-        for key in [key for key, at in self._due.items() if at <= now]:
-            del self._due[key]
-            if self._splitters[key].unfinished:  # else a debugger has begun, or ended, meanwhile
-                self._prompt(key, self._splitters[key].take())
-        return min(self._due.values(), default=float("inf"))
+        """Prints the prompts whose time has come. Returns: the time of the next one"""
+        for key in [key for key, prompt_time in self._prompt_times.items() if prompt_time <= now]:
+            del self._prompt_times[key]
+            self._print_prompt(key)
+        return min(self._prompt_times.values(), default=float("inf"))
 
     def finish(self) -> None:
-        """The job has ended: nothing is repainted any more."""
-        self._terminal.bar(-1, b"")
+        """Removes the bar at the end of the job."""
+        self.terminal.bar(-1, b"")
 
     def close(self) -> None:
         self.finish()
         self.flush()
-        self._terminal.close()
+        self.terminal.close()
 
     # -- writing
 
     @property
-    def backlog(self) -> int:
-        """Bytes that wait for a slow reader."""
-        return self._terminal.backlog
-
-    @property
     def backlogged(self) -> bool:
-        """So much waits for a slow reader that nothing more is read from ranks."""
-        return self.backlog >= BACKLOG
-
-    @property
-    def broken(self) -> bool:
-        """One of the two streams can be written to no more: its reader has gone, or it is `unwritable`."""
-        return self._terminal.broken
+        """So many bytes wait for a slow reader that nothing more is read from ranks."""
+        return self.terminal.backlog >= BACKLOG
 
     @property
     def unwritable(self) -> str:
-        """A sentence, if one of the two streams fails though it has a reader (a full disk); else ""."""
-        return f"the output cannot be written: {reason}" if (reason := self._terminal.reason) else ""
-
-    @property
-    def waiting_for(self) -> int | None:
-        """The file descriptor that must become writable next, or None if nothing waits."""
-        return self._terminal.waiting_for
+        """A sentence, if one of the two streams fails although it has a reader (a full disk); else ""."""
+        return f"the output cannot be written: {reason}" if (reason := self.terminal.reason) else ""
 
     def flush(self) -> None:
-        """Writes what can be written without blocking; says, once, if that fails."""
-        self._terminal.flush()
+        """Writes as much as possible without blocking. If that fails, says so once."""
+        self.terminal.flush()
         if self.unwritable and not self._reported:
             self._reported = True
             self.say(self.unwritable)
-            self._terminal.flush()
+            self.terminal.flush()
 
-    def drop(self) -> None:
-        """Forgets what has not been written."""
-        self._terminal.drop()
-
-    def hide(self) -> None:
-        """Erases what is repainted, before another program writes to the terminal; the next `flush` paints it again."""
-        self._terminal.hide()
-
-    # -- what goes out
-
-    def _lines(self, key: tuple[int, str], text: bytes) -> None:
-        """Whole lines of one rank. The first may be the rest of one whose beginning has been shown."""
+    def _print_lines(self, key: tuple[int, str], text: bytes) -> None:
+        """Prints whole lines of one rank. The first may be the rest of a line whose beginning has been printed."""
         rank, stream = key
         fd = self._fds[stream]
-        if rank == self._bar_rank and fd == self._terminal.bar_fd:
-            self._terminal.bar(fd, b"")  # the line that was being repainted is the first of these
+        if rank == self._bar_rank and fd == self.terminal.bar_fd:
+            self.terminal.bar(fd, b"")  # The first of these lines is the last state of the bar.
         if key in self._begun:
             self._begun.discard(key)
             rest, _, text = text.partition(b"\n")
-            if self._talker == key:
-                self._terminal.part(fd, rest + b"\n")
-                self._talker = None
+            if self._speaker == key:
+                self.terminal.part(fd, rest + b"\n")
+                self._speaker = None
             elif rest:
                 text = rest + b"\n" + text
             if not text:
                 return
         if prefix := self._prefix(rank, fd):
             text = prefix + text[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-        self._talker = None
-        self._terminal.lines(fd, text)
+        self._speaker = None
+        self.terminal.lines(fd, text)
 
-    def _bar(self, key: tuple[int, str], text: bytes) -> None:
+    def _show_bar(self, key: tuple[int, str], text: bytes) -> None:
         rank, stream = key
-        if rank == self._bar_rank and self._terminal.paints(self._fds[stream]):
-            if self._talker == key:
-                self._terminal.end_line()
-                self._talker = None
+        fd = self._fds[stream]
+        if rank == self._bar_rank and self.terminal.paints(fd):
+            if self._speaker == key:
+                self.terminal.end_line()
+                self._speaker = None
             self._begun.discard(key)
-            shown = self._prefix(rank, self._fds[stream]) + text if text.strip() else b""
-            self._terminal.bar(self._fds[stream], shown)
+            self.terminal.bar(fd, self._prefix(rank, fd) + text if text.strip() else b"")
 
-    def _prompt(self, key: tuple[int, str], text: bytes) -> None:
-        """The beginning of a line that is not finished, or more of it."""
-        if key not in self._begun or self._talker != key:
+    def _print_prompt(self, key: tuple[int, str]) -> None:
+        """Prints the beginning of an unfinished line, or more of it, if there is one."""
+        if not self._splitters[key].unfinished:
+            return
+        text = self._splitters[key].take()
+        if key not in self._begun or self._speaker != key:
             text = self._prefix(key[0], self._fds[key[1]]) + text
-            self._terminal.end_line()
+            self.terminal.end_line()
         self._begun.add(key)
-        self._continue(key, text)
+        self._write(key, text)
 
-    def _continue(self, key: tuple[int, str], data: bytes) -> None:
-        if self._talker != key:
-            self._terminal.end_line()
-        self._terminal.part(self._fds[key[1]], data)
+    def _write(self, key: tuple[int, str], data: bytes) -> None:
+        """Writes data of one rank, which need not be whole lines."""
+        if self._speaker != key:
+            self.terminal.end_line()
+        self.terminal.part(self._fds[key[1]], data)
         self.has_last_word = False
-        self._talker = None if data.endswith(b"\n") else key
+        self._speaker = None if data.endswith(b"\n") else key
 
     def _prefix(self, rank: int, fd: int) -> bytes:
         if not self._prefixed:
             return b""
         text = f"{self._labels[rank]}: "
-        if self._terminal.terminal[fd] and self._terminal.colour:
+        if self.terminal.is_terminal[fd] and self.terminal.colour:
             text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
         return text.encode()
 
 
 class Labels:
-    """The labels of `n` ranks, all of one width: `3` where there is one host, `node7:3` where there are several.
+    """The labels of `n` ranks, all of one width: `3` if there is one host, `node7:3` if there are several.
 
-    hosts: names of the hosts as far as they are known beforehand; more may come with the ranks
+    hosts: names of the hosts, as far as they are known beforehand
     """
 
     def __init__(self, n: int, hosts: Iterable[str] = ()) -> None:
         self._digits = len(str(n - 1))
         self._names = {short(host) for host in hosts}
         self._hosts: dict[int, str] = {}
-        self._known: dict[int, str] = {}
 
     def add(self, rank: int, host: str) -> None:
-        """`rank` runs on `host`."""
+        """Records that `rank` runs on `host`."""
         self._hosts[rank] = short(host)
         self._names.add(short(host))
-        self._known.clear()
 
     @property
     def width(self) -> int:
@@ -346,14 +317,13 @@ class Labels:
         >>> labels[3], labels[4]
         (' node2:3', '       4')
         """
-        if rank not in self._known:
-            host = self._hosts.get(rank, "") if len(self._names) > 1 else ""
-            self._known[rank] = f"{host}:{rank}".rjust(self.width) if host else str(rank).rjust(self.width)
-        return self._known[rank]
+        several = len(self._names) > 1 and rank in self._hosts
+        label = f"{self._hosts[rank]}:{rank}" if several else str(rank)
+        return label.rjust(self.width)
 
 
 def short(host: str) -> str:
-    """A host's name without its domain; an address as it is.
+    """A host's name without its domain; an address stays unchanged.
 
     >>> short("node7.cluster.example"), short("10.0.0.7"), short("fe80::1")
     ('node7', '10.0.0.7', 'fe80::1')

@@ -1,7 +1,7 @@
-"""`--events`: what happens to a job, for programs: one JSON object a line, appended to a file.
+"""`--events`: the events of a job, for programs: one JSON object per line, appended to a file.
 
 Every event has `time` (ISO 8601, UTC), `monotonic` (seconds of this machine's clock, for differences), `event` and
-`attempt`. docs/launcher.md lists what else each has.
+`attempt`. docs/launcher.md lists the other keys of each event.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from launcher.protocol import Message
 
 
 def kind_of(failure: type[Failure]) -> str:
-    """`rank failed` for a RankFailed."""
+    """The name of a failure's type in events: `rank failed` for RankFailed."""
     return re.sub(r"\B(?=[A-Z])", " ", failure.__name__).lower()
 
 
 class Events(Observer):
     """Appends the events of one job to its file.
 
-    command: as it was typed
+    command: the command line, as it was typed
     Raises: UsageError if the file cannot be written to.
     """
 
@@ -39,16 +39,16 @@ class Events(Observer):
         assert job.events is not None
         self._path = job.events
         self._console = console
-        # A named pipe must not hold us up: it needs a reader beforehand, and one that keeps up.
+        # O_NONBLOCK: a named pipe must not block the launcher. It needs a reader now, and one that keeps up.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self._fd = os.open(self._path, flags, 0o644)
         except OSError as error:
-            why = "the pipe has no reader" if error.errno == errno.ENXIO else error.strerror
-            raise UsageError(f"the events file {self._path} cannot be written to: {why}") from None
+            reason = "the pipe has no reader" if error.errno == errno.ENXIO else error.strerror
+            raise UsageError(f"the events file {self._path} cannot be written to: {reason}") from None
         self._broken = False
-        self._number = 0
-        self._began = time.monotonic()
+        self._attempt = 0
+        self._started_at = time.monotonic()
         self._emit(
             "job_started",
             command=list(command),
@@ -61,31 +61,37 @@ class Events(Observer):
         )
 
     def attempt_started(self, number: int, n: int) -> None:
-        self._number = number
+        self._attempt = number
         if number > 0:
             self._emit("restart", n=n)
         self._emit("attempt_started", n=n)
 
     def rank_started(self, rank: int, hello: Message) -> None:
-        known = {key: hello[key] for key in ("host", "pid", "local_rank", "gpus") if key in hello}
-        self._emit("rank_up", rank=rank, **known)
+        fields = {key: hello[key] for key in ("host", "pid", "local_rank", "gpus") if key in hello}
+        self._emit("rank_up", rank=rank, **fields)
 
     def rank_ended(self, rank: int, status: int) -> None:
-        how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": -status}
-        self._emit("rank_ended", rank=rank, **how)
+        self._emit(
+            "rank_ended",
+            rank=rank,
+            code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+        )
 
     def failed(self, failure: Failure) -> None:
         if isinstance(failure, Hung):
             self._emit("hang", ranks=list(failure.ranks), message=str(failure))
             return
-        what: Message = {"kind": kind_of(type(failure)), "code": failure.code, "message": str(failure)}
+        fields: Message = {"kind": kind_of(type(failure)), "code": failure.code, "message": str(failure)}
         if isinstance(failure, RankFailed | AgentLost):
-            what["rank"] = failure.rank
+            fields["rank"] = failure.rank
         if isinstance(failure, HeartbeatLost):
-            what |= {"ranks": list(failure.ranks), "hosts": list(failure.hosts)}
+            fields["ranks"] = list(failure.ranks)
+            fields["hosts"] = list(failure.hosts)
         if isinstance(failure, RankFailed) and failure.raised is not None:
-            what |= {"exception": failure.raised.type, "traceback": failure.raised.traceback}
-        self._emit("failure", **what)
+            fields["exception"] = failure.raised.type
+            fields["traceback"] = failure.raised.traceback
+        self._emit("failure", **fields)
 
     def stopped(self, stop: Stop) -> None:
         self._emit("stopped", step=stop.step, late=list(stop.late))
@@ -93,25 +99,28 @@ class Events(Observer):
     def debugging(self, ranks: frozenset[int]) -> None:
         self._emit("debugging", ranks=sorted(ranks))
 
-    def resumed(self, by: float) -> None:
-        self._emit("continued", stopped_for=round(by, 3))
+    def resumed(self, seconds: float) -> None:
+        self._emit("continued", stopped_for=round(seconds, 3))
 
     def job_ended(self, code: int, text: str) -> None:
-        took = round(time.monotonic() - self._began, 3)
-        self._emit("job_ended", code=code, message=text, seconds=took)
+        self._emit("job_ended", code=code, message=text, seconds=round(time.monotonic() - self._started_at, 3))
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _emit(self, event: str, **more: object) -> None:
+    def _emit(self, event: str, **fields: object) -> None:
         if self._broken:
             return
         now = time.time()
-        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}Z"
-        head = {"time": stamp, "monotonic": round(time.monotonic(), 6), "event": event, "attempt": self._number}
-        line = json.dumps(head | more, separators=(",", ":")).encode() + b"\n"
+        head = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}Z",
+            "monotonic": round(time.monotonic(), 6),
+            "event": event,
+            "attempt": self._attempt,
+        }
+        line = json.dumps(head | fields, separators=(",", ":")).encode() + b"\n"
         try:
-            # One write: several jobs may share the file, and none tears another's lines.
+            # A single write, so that the lines of several jobs that share the file do not mix.
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:

@@ -1,6 +1,6 @@
-"""`--log-dir`: what each rank printed, in a file a rank, and what the launcher itself printed.
+"""`--log-dir`: one file with the output of each rank, and one with that of the launcher.
 
-A disk that is full or has gone costs lines in these files, reported once, and never the job.
+If the disk is full or missing, lines are missing in these files. This is reported once, and does not end the job.
 """
 
 from __future__ import annotations
@@ -19,54 +19,55 @@ from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
 from launcher.protocol import Message, to_bytes
 
-#: The link to the last run's folder.
+#: Name of the link to the folder of the last run.
 LATEST = "latest"
 
 
 class Logs(Observer):
-    """The log files of one run, in a folder of its own below `log_dir`: `2026-11-21_18-20-05_4711`, time and pid.
+    """Writes the log files of one run to a new folder in `log_dir`, like `2026-11-21_18-20-05_4711` (time and pid).
 
-    `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines; of what was repainted only
-    the last state. `launcher.log` is the launcher's.
-    A restart's files lie in `attempt-1` and so on below.
+    `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines; of a line that was repainted
+    only the last state. `launcher.log` holds the launcher's own lines. The files of the first restart are in the folder
+    `attempt-1` below, and so on.
 
-    folder: where this attempt's files are
-    command: as it was typed
-    Raises: UsageError if the folder cannot be made, or not be written to.
+    command: the command line, as it was typed
+    folder: the folder of this attempt's files
+    Raises: UsageError if the folder cannot be created or written to.
     """
 
     def __init__(self, log_dir: str, console: Console, command: Sequence[str]) -> None:
         self._console = console
         try:
-            self._run = _make_run(Path(log_dir))
-            _link(Path(log_dir) / LATEST, self._run.name)
+            self._run_folder = _create_run_folder(Path(log_dir))
+            _replace_link(Path(log_dir) / LATEST, self._run_folder.name)
         except OSError as error:
-            where = error.filename2 or error.filename
-            raise UsageError(f"the log folder {log_dir} cannot be used: {error.strerror}: {where}") from None
-        self.folder = self._run
+            path = error.filename2 or error.filename
+            raise UsageError(f"the log folder {log_dir} cannot be used: {error.strerror}: {path}") from None
+        self.folder = self._run_folder
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._failed = False
-        console.witness = self._note
-        self._note(one_line(shlex.join(command)))
+        console.reporter = self._write_launcher_line
+        self._write_launcher_line(one_line(shlex.join(command)))
 
     def attempt_started(self, number: int, n: int) -> None:
-        self._finish()
+        self.close()
         if number > 0:
-            self.folder = self._run / f"attempt-{number}"
+            self.folder = self._run_folder / f"attempt-{number}"
             try:
                 self.folder.mkdir()
             except OSError as error:
                 self._fail(error)
 
     def rank_started(self, rank: int, hello: Message) -> None:
-        self._write(self._path(rank), b"")  # a rank that prints nothing has a file, too
+        self._write(self._path(rank), b"")  # Creates the file even if the rank prints nothing.
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        if text := self._splitters.setdefault((rank, stream), LineSplitter()).feed(data)[0]:
-            self._write(self._path(rank), text)
+        lines, _ = self._splitters.setdefault((rank, stream), LineSplitter()).feed(data)
+        if lines:
+            self._write(self._path(rank), lines)
 
     def failed(self, failure: Failure) -> None:
-        # A traceback arrives in a message of its own, not in what the rank printed.
+        # A traceback is reported in a separate message, and not part of the rank's output.
         if isinstance(failure, RankFailed) and failure.raised is not None:
             self._write(self._path(failure.rank), to_bytes(failure.raised.traceback))
 
@@ -76,27 +77,24 @@ class Logs(Observer):
                 self._write(self._path(rank), text)
 
     def job_ended(self, code: int, text: str) -> None:
-        self._finish()
-        self._note(one_line(f"exit code {code}: {text}" if text else f"exit code {code}"))
+        self.close()
+        self._write_launcher_line(one_line(f"exit code {code}: {text}" if text else f"exit code {code}"))
 
     def close(self) -> None:
-        self._finish()
+        for rank in {rank for rank, _ in self._splitters}:
+            self.rank_ended(rank, 0)
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.log"
 
-    def _finish(self) -> None:
-        """No rank writes any more."""
-        for rank in {rank for rank, _ in self._splitters}:
-            self.rank_ended(rank, 0)
-
-    def _note(self, text: str) -> None:
-        """The launcher's own lines, with the time."""
-        self._write(self._run / "launcher.log", to_bytes(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text.rstrip()}\n"))
+    def _write_launcher_line(self, text: str) -> None:
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text.rstrip()}\n"
+        self._write(self._run_folder / "launcher.log", to_bytes(line))
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            with open(path, "ab", buffering=0) as file:  # opened each time: a thousand ranks have as many files
+            # Opened for each write: a thousand ranks would need as many open files.
+            with open(path, "ab", buffering=0) as file:
                 left = memoryview(data)
                 while left:
                     left = left[file.write(left) :]
@@ -110,22 +108,23 @@ class Logs(Observer):
             self._console.say(f"the log files in {self.folder} {reason}")
 
 
-def _make_run(log_dir: Path) -> Path:
-    """A new folder for this run. Raises: OSError"""
+def _create_run_folder(log_dir: Path) -> Path:
+    """Creates a new folder for this run. Raises: OSError"""
     log_dir.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}"
-    for more in ("", *(f"-{number}" for number in range(2, 100))):  # several from one process, or pids of containers
-        folder = log_dir / (name + more)
+    # A process may start several runs in a second, and processes in containers may have the same pid.
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = log_dir / (name + suffix)
         try:
             folder.mkdir()
-        except FileExistsError:  # the next name
+        except FileExistsError:
             continue
         return folder
     raise FileExistsError(errno.EEXIST, "there is a run of that name", str(log_dir / name))
 
 
-def _link(link: Path, target: str) -> None:
-    """Makes `link` point to `target`, at once: a reader finds the old run or the new one. Raises: OSError"""
+def _replace_link(link: Path, target: str) -> None:
+    """Makes `link` point to `target` in one step: a reader finds the old run or the new one. Raises: OSError"""
     if link.exists() and not link.is_symlink():
         raise FileExistsError(errno.EEXIST, "it is no link to a run, but a file or a folder", str(link))
     new = link.with_name(f".{LATEST}-{target}")

@@ -1,6 +1,7 @@
-"""`--metrics-port`: the figures of a running job for Prometheus, in its text format and by its own library.
+"""`--metrics-port`: serves the figures of a running job to Prometheus, by the library prometheus_client.
 
-It answers in a thread of its own, from what `Status` has collected last: a scrape asks no rank, and holds up nothing.
+A separate thread answers with the figures that `Status` has collected last, so a scrape delays neither the ranks nor
+the launcher.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from launcher.console.status import Status
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
 
-#: The metric of a figure of `Status.ranks`. docs/launcher.md says what each is.
+#: The metric of each figure of `Status.ranks`; docs/launcher.md describes them.
 METRICS = {
     "step": "ddp_step",
     "step/s": "ddp_steps_per_second",
@@ -34,7 +35,7 @@ class MetricsServer(Observer):
     """Serves metrics at http://HOST:PORT/metrics until the job has ended.
 
     address: host and port
-    Raises: UsageError if prometheus_client is not installed, or the address cannot be listened at.
+    Raises: UsageError if prometheus_client is not installed, or the port cannot be opened.
     """
 
     def __init__(self, address: tuple[str, int], status: Status) -> None:
@@ -52,12 +53,12 @@ class MetricsServer(Observer):
             raise UsageError(f"metrics cannot be served at {host}:{port}: {error}") from None
 
     def collect(self) -> Iterator[Any]:
-        """What prometheus_client asks at each scrape, in its thread."""
+        """The metrics. prometheus_client calls this at each scrape, in its thread."""
         from prometheus_client import metrics_core
 
         for key, name in METRICS.items():
-            kind = "CounterMetricFamily" if name.endswith("_total") else "GaugeMetricFamily"
-            metric = getattr(metrics_core, kind)(name, f"{key} of a rank", labels=["rank"])
+            cls = metrics_core.CounterMetricFamily if name.endswith("_total") else metrics_core.GaugeMetricFamily
+            metric = cls(name, f"{key} of a rank", labels=["rank"])
             for figures in self._status.ranks:
                 if figures.get(key) is not None:
                     metric.add_metric([str(figures["rank"])], figures[key])

@@ -121,6 +121,9 @@ class HangDetector(Observer):
     def ending(self) -> None:
         self._over = True
 
+    def job_ended(self, code: int, text: str) -> None:
+        self._over = True
+
     def debugging(self, ranks: frozenset[int]) -> None:
         self._debugging = bool(ranks)
 

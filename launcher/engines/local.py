@@ -44,7 +44,6 @@ class LocalEngine(Engine):
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`."""
         if not request.remote_hosts:
             return cls(request.job.size) if request.mpiexec[1] == MPICH else None
         if request.job.engine == "local":
@@ -52,16 +51,13 @@ class LocalEngine(Engine):
         return None
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command of each rank."""
         return list(rank)
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`."""
         size = {} if self.n == 1 else {"PMI_SIZE": str(self.n), "MPI_LOCALNRANKS": str(self.n)}
         return without_outer_mpi(environ) | size
 
     def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
-        """As `Engine.start`."""
         return super().start(rank, environ) if self.n == 1 else _serve(self.n, rank, environ)
 
 

@@ -28,7 +28,6 @@ class MpichEngine(MpiexecEngine):
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`."""
         program, family = request.mpiexec
         if family == OPENMPI:
             return None

@@ -28,7 +28,6 @@ class OpenMpiEngine(MpiexecEngine):
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`."""
         program, family = request.mpiexec
         return cls(program, request.job.size, request.hosts, request.remote_hosts) if family == OPENMPI else None
 
@@ -38,13 +37,12 @@ class OpenMpiEngine(MpiexecEngine):
         >>> OpenMpiEngine("mpiexec", 2).command(["python", "train.py"], {})[-4:]
         ['-n', '2', 'python', 'train.py']
         """
-        # By default it binds each of two ranks to one core, which BLAS and helper threads would share.
-        options = ["--allow-run-as-root", "--bind-to", "none"]
+        where = ["--oversubscribe"]
         if self.hosts:
             hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            options += ["--map-by", "slot:OVERSUBSCRIBE", "--host", hosts]
-        else:
-            options.append("--oversubscribe")
+            where = ["--map-by", "slot:OVERSUBSCRIBE", "--host", hosts]
+        # By default it binds each of two ranks to one core, which BLAS and helper threads would share.
+        options = ["--allow-run-as-root", *where, "--bind-to", "none"]
         if self.remote_hosts:
             # Only the names: values, like the job's secret, would be visible to everyone who lists processes.
             for name in environ:

@@ -90,7 +90,6 @@ class SlurmEngine(Engine):
         return [self.srun, *options, "-n", str(self.n), *rank]
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`."""
         return without_outer_mpi(environ)
 
 

@@ -117,7 +117,7 @@ class Attempt:
         """What agents find in their environment."""
         listener = self._listener
         ours = agents_environment(self.job, self._engine, listener.address, listener.secret)
-        if size := self._console.columns():
+        if size := self._console.terminal.size():
             ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
         return ours
 
@@ -156,7 +156,7 @@ class Attempt:
     def drain(self) -> None:
         """A slow reader gets everything, unless the user presses Ctrl-C. The job is over."""
         self._console.flush()
-        while self._console.waiting_for is not None:
+        while self._console.terminal.waiting_for is not None:
             self._turn()
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Attempt:
             self._deadlines = {"engine": self._after(_ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: True)
         self._console.flush()
-        if self._console.broken and not self._ending:
+        if self._console.terminal.broken and not self._ending:
             self._end_by(signal.SIGPIPE)
 
     def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
@@ -300,7 +300,7 @@ class Attempt:
                 table[self._reaper.engine_output] = select.POLLIN, self._on_engine_output
         if (wanted := self._stdin.readable_fd(self.ranks)) is not None:
             table[wanted] = select.POLLIN, partial(self._stdin.read, self.ranks)
-        if (waiting := self._console.waiting_for) is not None:
+        if (waiting := self._console.terminal.waiting_for) is not None:
             table[waiting] = select.POLLOUT, self._console.flush
         return table
 
@@ -388,13 +388,13 @@ class Attempt:
                 self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
                 self._end_by(number)
             elif self.now - self._stopped_at > _TWICE:
-                self._console.drop()
+                self._console.terminal.drop()
                 self._kill(limit=0.0)
 
     def _suspend(self) -> None:
         """Ctrl-Z: suspends the job until the launcher is continued."""
         self.ranks.send({"suspend": True})
-        self._console.hide()
+        self._console.terminal.hide()
         stood = stand_still()
         self.now = time.monotonic()
         self._resume(stood)
@@ -454,7 +454,7 @@ class Attempt:
         if not process.over:
             self._on_debugging(rank, process, False)
             process.lost = True
-            self._console.leave(rank)
+            self._console.rank_ended(rank, -signal.SIGKILL)  # prints its unfinished lines
             if not self._killed:
                 process.silent = True
                 self.fail(self._agent_lost(rank, process, process.agent))

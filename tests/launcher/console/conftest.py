@@ -12,12 +12,12 @@ class FakeConsole:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.witness: Callable[[str], None] = lambda text: None
+        self.reporter: Callable[[str], None] = lambda text: None
 
     def say(self, text: str, quoted: str = "") -> None:
         text = f"ddp-launch: {text}"
         self.lines.append(text)
-        self.witness(text)
+        self.reporter(text)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_only_these_ranks() -> None:
     piped = Piped(8, ranks=(3, 5))
     for rank in range(8):
         piped.console.output(rank, "out", b"a\n")
-        piped.console.leave(rank)
+        piped.console.rank_ended(rank, 0)
     piped.console.say("rank 0 failed")
     assert piped.read() == "3: a\n5: a\nddp-launch: rank 0 failed\n"
 
@@ -102,7 +102,7 @@ def test_what_the_launcher_quotes_writes_only_text() -> None:
     """Messages, names and tracebacks come from others: no escape reaches the terminal, no line passes for our own."""
     piped = Piped(2)
     lines: list[str] = []
-    piped.console.witness = lines.append  # launcher.log
+    piped.console.reporter = lines.append  # launcher.log
     piped.console.say("rank 0 raised E: \x1b[2J\x9b1m\r\u202eno\udc9b\nddp-launch: all is well")
     said = "ddp-launch: rank 0 raised E: \\x1b[2J\\x9b1m\\r\\u202eno\\udc9b\\nddp-launch: all is well\n"
     assert piped.read() == said
@@ -137,8 +137,8 @@ def test_a_prompt_shows_after_50_ms() -> None:
     assert piped.later(0.05) == "0: next"
     piped.console.output(0, "out", b", ")
     assert piped.later(0.05) == ", "
-    piped.console.leave(0)
-    piped.console.leave(1)
+    piped.console.rank_ended(0, 0)
+    piped.console.rank_ended(1, 0)
     assert piped.read() == "\n1: mine stays unfinished\n"
 
 
@@ -199,7 +199,7 @@ def test_a_bar_stays_below_all_lines(terminal: Terminal) -> None:
     console.output(0, "err", b"\r\x1b[32m" + 100 * "\u2588".encode())  # cut to the terminal's width
     assert see(terminal, console)[2:] == ["0: " + 56 * "\u2588"]
     console.output(0, "err", b"\rshort")
-    console.leave(0)
+    console.rank_ended(0, 0)
     console.finish()
     assert see(terminal, console) == ["1: a line", "0: 30%", "0: short"]
 
@@ -208,7 +208,7 @@ def test_a_bar_gives_way_to_a_prompt_and_to_another_program(terminal: Terminal) 
     console = on(terminal, 2, asking=[0])
     console.output(0, "err", b"\r10%")
     assert see(terminal, console) == ["0: 10%"]
-    console.hide()  # the launcher is stopped
+    console.terminal.hide()  # the launcher is stopped
     assert terminal.look() == []
     assert see(terminal, console) == ["0: 10%"]
     console.output(0, "out", b"name? ")
@@ -228,13 +228,13 @@ def test_a_slow_reader_does_not_block_and_gets_everything() -> None:
     for _ in range(100):
         piped.console.output(0, "out", 100 * line)
         piped.console.flush()
-    assert piped.console.backlog > 500_000
-    assert piped.console.waiting_for is not None
+    assert piped.console.terminal.backlog > 500_000
+    assert piped.console.terminal.waiting_for is not None
     text = ""
     while more := piped.read():
         text += more
     assert text == 10_000 * ("0: " + line.decode())
-    assert (piped.console.backlog, piped.console.waiting_for) == (0, None)
+    assert (piped.console.terminal.backlog, piped.console.terminal.waiting_for) == (0, None)
     assert os.get_blocking(piped.writer), "other processes share it"
 
 
@@ -243,14 +243,14 @@ def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
     reader, writer = os.pipe()
     console = Console(2, full, writer, PLAIN)
     witnessed: list[str] = []
-    console.witness = witnessed.append
+    console.reporter = witnessed.append
     try:
         console.output(0, "err", b"before\n")
         console.output(0, "out", b"lost\n")
         console.output(0, "err", b"after\n")
         console.flush()
-        assert console.broken
-        assert console.backlog == 0
+        assert console.terminal.broken
+        assert console.terminal.backlog == 0
         text = f"ddp-launch: {console.unwritable}"
         assert text == "ddp-launch: the output cannot be written: No space left on device"
         console.output(1, "out", b"lost\n")
@@ -269,5 +269,5 @@ def test_a_reader_that_has_gone_is_not_reported() -> None:
     os.close(reader)
     console.output(0, "out", b"lost\n")
     console.close()
-    assert (console.broken, console.unwritable) == (True, "")
+    assert (console.terminal.broken, console.unwritable) == (True, "")
     os.close(writer)
