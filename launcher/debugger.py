@@ -30,8 +30,11 @@ def stop_at(frame: FrameType, header: str | None = None) -> None:
         location = _location(frame)
         if location not in _passed:
             _passed.add(location)
-            text = f"rank {rank} passes breakpoint() at {location}: --debug-rank {rank} gives it the debugger"
-            print(f"ddp-launch: {text}", file=sys.__stderr__, flush=True)
+            print(
+                f"ddp-launch: rank {rank} passes breakpoint() at {location}: --debug-rank {rank} gives it the debugger",
+                file=sys.__stderr__,
+                flush=True,
+            )
         return
     debugger = _Debugger(rank)
     if header is not None:

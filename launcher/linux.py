@@ -163,11 +163,10 @@ def format_bytes(n: int) -> str:
 
 def fill_standard_streams() -> None:
     """Opens /dev/null as stdin, stdout or stderr if it is closed: else the next pipe would get its number."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number, which is fd.
+    fd = 0
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number.
+    os.close(fd)
 
 
 def children_of(parents: dict[int, int], root: int) -> list[int]:

@@ -61,7 +61,8 @@ def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
         match = _HOST.fullmatch(text)
         if match is None:
             raise UsageError(f"{where}: {text!r} is not understood: host, host:4 or host slots=4")
-        name, number = match[1], int(match[2] or 1)
+        name = match[1]
+        number = int(match[2] or 1)
         if number < 1:
             raise UsageError(f"{where}: {name} has no slot: leave it out")
         slots[name] = slots.get(name, 0) + number

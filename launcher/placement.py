@@ -89,7 +89,8 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
             return world.rank - first, ranks, number
         first += ranks
     node = None
-    local_rank, local_size = world.local_rank, world.local_size
+    local_rank = world.local_rank
+    local_size = world.local_size
     # The variables are this rank's own only if they give its rank: programs inherit those of the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])

@@ -75,7 +75,7 @@ class Agent:
         self.stacks = Stacks(pid, stacks, self.heartbeat)
         self.page = page
         self.suspension = Suspension(page)
-        self.reports = Reports()
+        self.unparsed = b""  # The beginning of a report of the rank.
         self.joined = False  # It is in a world whose other ranks may wait for it.
         self.stdin = b""
         self.status: int | None = None
@@ -107,7 +107,7 @@ class Agent:
     def _run_once(self) -> None:
         """Waits for the next events and handles them."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
-        if self.channel.backlog < _BACKLOG and self._output_delay() == 0.0:
+        if self.channel.backlog < _BACKLOG and time.monotonic() >= self.next_output:
             reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
@@ -131,16 +131,13 @@ class Agent:
 
     def _time_to_wait(self) -> float:
         """Seconds until the next timer."""
-        wait = max(0.0, min(self.drain_deadline, self.next_heartbeat) - time.monotonic())
+        now = time.monotonic()
+        timers = [self.drain_deadline, self.next_heartbeat]
         if self.stacks.pending:
-            wait = min(wait, POLL_INTERVAL)
-        if delay := self._output_delay():
-            wait = min(wait, delay)
-        return wait
-
-    def _output_delay(self) -> float:
-        """Seconds until the rank's output may be read again."""
-        return max(0.0, self.next_output - time.monotonic()) if self.status is None else 0.0
+            timers.append(now + POLL_INTERVAL)
+        if self.next_output > now:
+            timers.append(self.next_output)
+        return max(0.0, min(timers) - now)
 
     def _run_timers(self, now: float) -> None:
         if self.stacks.pending and (text := self.stacks.poll(now)) is not None:
@@ -169,11 +166,14 @@ class Agent:
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
-            for report in self.reports.feed(data):
-                self._handle_report(report)
+            *lines, rest = (self.unparsed + data).split(b"\n")
+            self.unparsed = rest[-_MAX_REPORT:]
+            for line in lines:
+                if (report := parse(line)) is not None:
+                    self._handle_report(report)
         else:
             self.channel.send({name: to_text(data)})
-            if len(data) < _FEW_BYTES:
+            if len(data) < _FEW_BYTES and self.status is None:
                 self.next_output = time.monotonic() + _OUTPUT_INTERVAL
 
     def _handle_report(self, message: Message) -> None:
@@ -217,6 +217,7 @@ class Agent:
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
             # The processes that the rank leaves behind would keep its pipes open, and occupy memory.
             sweep(SWEEP_LIMIT)
+            self.next_output = 0.0
             self.drain_deadline = time.monotonic() + _DRAIN_LIMIT
 
     # -- engine and launcher
@@ -326,19 +327,6 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 _RAISED = {"type": str, "message": str, "traceback": str}
 # More bytes than any report has: `launcher.agent.rank` shortens the texts of an exception.
 _MAX_REPORT = 1 << 20
-
-
-class Reports:
-    """Cuts a stream of bytes into reports, one JSON object per line."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The reports that `data` completes. Lines that are not reports are skipped."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_MAX_REPORT:]
-        return [report for line in lines if (report := parse(line)) is not None]
 
 
 def parse(line: bytes) -> Message | None:

@@ -64,7 +64,8 @@ class LineSplitter:
 
     def take(self) -> bytes:
         """Removes and returns what was written of the unfinished line; the rest of it will count as a new line."""
-        text, self._rest = self._rest, b""
+        text = self._rest
+        self._rest = b""
         return text
 
     def close(self) -> bytes:

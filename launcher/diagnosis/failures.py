@@ -251,12 +251,14 @@ class HeartbeatLost(Failure):
     limit: bool = False
 
     def __str__(self) -> str:
+        hosts = ""
+        cause = "its agent is stopped"
+        if self.hosts:
+            hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)} with "
+            cause = "it"
         advice = " (more time: --heartbeat-timeout)" if self.limit else ""
         silence = f"no heartbeat for {duration(self.seconds)}"
-        if self.hosts:
-            hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)}"
-            return f"lost {hosts} with {name_ranks(self.ranks)}: {silence}, so it or its network is down{advice}"
-        return f"lost {name_ranks(self.ranks)}: {silence}, so its agent is stopped or its network is down{advice}"
+        return f"lost {hosts}{name_ranks(self.ranks)}: {silence}, so {cause} or its network is down{advice}"
 
 
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:

@@ -72,9 +72,11 @@ def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str
         return OPENMPI
     if "mpich" in name:
         return MPICH
-    folders = {os.path.dirname(mpiexec), os.path.dirname(os.path.realpath(mpiexec))}
-    beside = {program for folder in folders for program in _COMPANIONS if os.path.exists(os.path.join(folder, program))}
-    families = {_COMPANIONS[program] for program in beside}
+    families = set()
+    for folder in (os.path.dirname(mpiexec), os.path.dirname(os.path.realpath(mpiexec))):
+        for program, family in _COMPANIONS.items():
+            if os.path.exists(os.path.join(folder, program)):
+                families.add(family)
     if len(families) == 1:
         return families.pop()
     text = (version or _version)(mpiexec)

@@ -37,12 +37,11 @@ class OpenMpiEngine(MpiexecEngine):
         >>> OpenMpiEngine("mpiexec", 2).command(["python", "train.py"], {})[-4:]
         ['-n', '2', 'python', 'train.py']
         """
-        where = ["--oversubscribe"]
-        if self.hosts:
-            hosts = ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
-            where = ["--map-by", "slot:OVERSUBSCRIBE", "--host", hosts]
+        mapping = ["--map-by", "slot:OVERSUBSCRIBE"] if self.hosts else ["--oversubscribe"]
         # By default it binds each of two ranks to one core, which BLAS and helper threads would share.
-        options = ["--allow-run-as-root", *where, "--bind-to", "none"]
+        options = ["--allow-run-as-root", *mapping, "--bind-to", "none"]
+        if self.hosts:
+            options += ["--host", ",".join(f"{host.name}:{host.slots}" for host in self.hosts)]
         if self.remote_hosts:
             # Only the names: values, like the job's secret, would be visible to everyone who lists processes.
             for name in environ:

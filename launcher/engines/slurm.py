@@ -110,9 +110,9 @@ def tasks(environ: Mapping[str, str]) -> int | None:
     return _number(environ, "SLURM_NTASKS") or nodes * (_number(environ, "SLURM_NTASKS_PER_NODE") or 1)
 
 
-def remote_hosts(environ: Mapping[str, str], here: str | None = None) -> tuple[str, ...]:
-    """The allocation's nodes other than this one. here: this machine's name"""
-    name = environ.get("SLURMD_NODENAME") or (here or socket.gethostname()).partition(".")[0]
+def remote_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The allocation's nodes other than this one."""
+    name = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     return tuple(node for node in nodes(environ) if node != name)
 
 

@@ -235,11 +235,13 @@ def test_names_of_nodes_are_slurms() -> None:
         slurm.nodes(in_slurm("n[1-3]", PATH="/none"))
 
 
-def test_nodes_elsewhere() -> None:
+def test_nodes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = in_slurm("n[1-3]")
-    assert slurm.remote_hosts(environ, here="n2.cluster") == ("n1", "n3")
-    assert slurm.remote_hosts({**environ, "SLURMD_NODENAME": "n1"}, here="n2") == ("n2", "n3")
-    assert slurm.remote_hosts(environ, here="login") == ("n1", "n2", "n3")  # salloc gives a shell where it was called
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2.cluster")
+    assert slurm.remote_hosts(environ) == ("n1", "n3")
+    assert slurm.remote_hosts({**environ, "SLURMD_NODENAME": "n1"}) == ("n2", "n3")
+    monkeypatch.setattr(socket, "gethostname", lambda: "login")  # salloc gives a shell where it was called
+    assert slurm.remote_hosts(environ) == ("n1", "n2", "n3")
 
 
 _NODES = in_slurm("n[1-3]", SLURM_JOB_NUM_NODES="3")

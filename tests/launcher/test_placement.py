@@ -37,7 +37,7 @@ def test_visible_gpus(asked: str | None, driver: list[str], nodes: list[str], fo
 
 def test_n_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"/proc/driver/nvidia/gpus": DRIVER, "/dev": NODES}
-    monkeypatch.setattr(placement, "_names", lambda folder: there[folder])
+    monkeypatch.setattr(placement, "list_folder", lambda folder: there[folder])
     assert placement.count_gpus({}) == 3
     assert placement.count_gpus({"CUDA_VISIBLE_DEVICES": "2"}) == 1
     with pytest.raises(UsageError, match=r"^-n gpu: CUDA_VISIBLE_DEVICES= leaves no GPU to be seen$"):
@@ -105,7 +105,7 @@ def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_gpu(tmp_path: Path) -> dict[str, str]:
     """The environment of a machine on which agents find one GPU."""
-    patch = "import launcher.placement\nlauncher.placement._names = lambda folder: ['nvidia0']\n"
+    patch = "import launcher.placement\nlauncher.placement.list_folder = lambda folder: ['nvidia0']\n"
     (tmp_path / "sitecustomize.py").write_text(patch)
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
