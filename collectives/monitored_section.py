@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout, ranks_have
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 
 # Seconds between two exchanges while any rank works.
 INTERVAL = 1.0
@@ -48,7 +48,7 @@ class MonitoredSection:
 
     def progress(self) -> None:
         """Says that this rank makes progress; from any thread, as often as desired."""
-        self._limit = None if self._patience is None else TimeLimit(self._patience)
+        self._limit = None if self._patience is None else Deadline(self._patience)
 
     def __enter__(self) -> MonitoredSection:
         self.progress()

@@ -26,7 +26,7 @@ from collectives.engine.registry import CommunicatorRegistry
 from collectives.engine.shutdown import ExitStatus, exit_code, shut_down
 from collectives.errors import ArgumentError, BackendError, CollectiveTimeout, PeerLeft, name_ranks
 from collectives.flight.recorder import process_recorder, start_sampler
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import ExitNotice, RankInfo, is_clean
 from collectives.world import WORKER_OF, World, started_by_torchrun, torchrun_job, world_from_env
 
@@ -75,14 +75,14 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
         except BaseException as error:  # re-raised in the caller's thread
             errors.append(error)
         finally:
-            comm.registry.drain(TimeLimit(timeout if is_clean(status) else 0.0))
+            comm.registry.drain(Deadline(timeout if is_clean(status) else 0.0))
             exit_notices[rank] = ExitNotice(status=status, calls=comm.registry.calls())
             comm.registry.close()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    limit = TimeLimit(timeout + _GRACE)
+    limit = Deadline(timeout + _GRACE)
     for thread in threads:
         while thread.is_alive() and not limit.passed():
             thread.join(limit.remaining())

@@ -49,7 +49,7 @@ def peer_failed() -> bool:
     return bool(_words[_PEER_FAILED] & 0xFF)
 
 
-class TimeLimit:
+class Deadline:
     """A time limit that starts when this object is made.
 
     seconds: its length
@@ -102,7 +102,7 @@ def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
     Raises: StillRunning after `seconds`.
     """
     outcome = run_in_thread(call, name)
-    limit = TimeLimit(seconds)
+    limit = Deadline(seconds)
     while not outcome.done():
         if limit.passed():
             raise StillRunning(name)

@@ -25,7 +25,7 @@ import numpy as np
 from collectives.errors import ArgumentError, CollectiveTimeout
 from collectives.flight.recorder import DONE, FAILED, QUEUED, ROOT, Recorder
 from collectives.reduction import Array, Reduction, check_scale, scale_bits
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import ExitNotice, Signatures, Steps, Test
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class CollectiveOp(Generic[T]):
         # Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
         # The time limit of `test`, set once it has not been True for a while.
-        self.limit: TimeLimit | None = None
+        self.limit: Deadline | None = None
         # For a send or receive: the ranks that can answer it, and a function that returns those whose exit ends it.
         self.peers: Sequence[int] | None = None
         self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None

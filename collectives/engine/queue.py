@@ -34,7 +34,7 @@ from collectives.errors import (
     no_rank,
 )
 from collectives.flight.recorder import QUEUED, STARTED, process_recorder
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
@@ -162,9 +162,9 @@ class CallQueue:
         """Takes steps until `call` is finished. Returns: whether it finished within `timeout` seconds."""
         if self._stepper:
             self._refuse_nested(call)
-        return self._wait_until_done(call, None if timeout is None else TimeLimit(timeout))
+        return self._wait_until_done(call, None if timeout is None else Deadline(timeout))
 
-    def _wait_until_done(self, call: CollectiveOp[Any], limit: TimeLimit | None) -> bool:
+    def _wait_until_done(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
         thread = threading.get_ident()
         call.waited_for = True
         try:
@@ -183,7 +183,7 @@ class CallQueue:
                 self._wake.set()
         return True
 
-    def drain(self, limit: TimeLimit) -> bool:
+    def drain(self, limit: Deadline) -> bool:
         """Waits until no call is in progress and a closed queue is released. Returns: whether so within the limit."""
         while self._ordered or self._unordered or (self._closed and not self._released):
             if limit.passed():
@@ -447,7 +447,7 @@ class CallQueue:
         call.set_outcome(None, error)
 
 
-def _passed(limit: TimeLimit | None) -> bool:
+def _passed(limit: Deadline | None) -> bool:
     return limit is not None and limit.passed()
 
 

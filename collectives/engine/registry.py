@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives.engine.queue import CallQueue
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 
 
 class CommunicatorRegistry:
@@ -47,7 +47,7 @@ class CommunicatorRegistry:
             calls.update(_calls_of(key, queue))
         return {**calls, **self._closed.copy()}
 
-    def drain(self, limit: TimeLimit) -> None:
+    def drain(self, limit: Deadline) -> None:
         """Waits until no call is in progress, or the limit has passed."""
         for queue in self._open.copy().values():
             queue.drain(limit)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from collectives.engine.registry import CommunicatorRegistry
 from collectives.errors import name_ranks
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import LOST, ExitNotice, is_clean
 from collectives.world import STOPPED
 
@@ -110,7 +110,7 @@ def shut_down(
     status: this process's exit status; timeout: seconds to wait for the others; supervised: whether a launcher ends
     the other ranks after a failure
     """
-    limit = TimeLimit(timeout)
+    limit = Deadline(timeout)
     before = [notice.status for notice in membership.exit_notices().values()]
     if is_clean(status):
         registry.drain(limit)
@@ -141,7 +141,7 @@ def shut_down(
     membership.abort(code)
 
 
-def _wait_for_notices(membership: Membership, status: int, limit: TimeLimit) -> bool:
+def _wait_for_notices(membership: Membership, status: int, limit: Deadline) -> bool:
     """Waits for all exit notices; only a short time once a failure is known. Returns: whether one is known."""
     failed_at: float | None = None
     while True:

@@ -14,7 +14,7 @@ from typing import Any
 from collectives.engine.call import CollectiveOp
 from collectives.errors import CollectiveTimeout, PeerLeft, ranks_have
 from collectives.flight.words import describe_process, on_communicator
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import Test, Transport, describe_exits, left_before
 
 # All times are in seconds.
@@ -85,7 +85,7 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
         if gone and not (call.test is not None and call.test()):
             raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {name}")
     if call.limit is None:
-        call.limit = TimeLimit(call.timeout)
+        call.limit = Deadline(call.timeout)
     elif call.limit.passed():
         late = describe_late(call, transport)
         raise CollectiveTimeout(f"rank {transport.rank}: {name} was not complete after {call.timeout:g} s. {late}")

@@ -32,7 +32,7 @@ from torch.distributed import ReduceOp
 from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.torch import trace
 from collectives.torch.store import join
 from collectives.torch.tensors import (
@@ -103,7 +103,7 @@ class GroupCalls:
         """Calls that are not complete within so many seconds raise in the threads that wait for them."""
         self._comm.close()
         queue = self._comm.queue
-        if not queue.drain(TimeLimit(grace)):
+        if not queue.drain(Deadline(grace)):
             error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was destroyed while this call ran")
             queue.abort(error, lambda: None)
 

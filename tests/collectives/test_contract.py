@@ -14,7 +14,7 @@ import pytest
 import collectives
 from collectives import Communicator, world
 from collectives.errors import TooManyCommunicators
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from tests.collectives.contract.agreement import AgreementContract
 from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
@@ -66,7 +66,7 @@ if world.world_from_env() is not None:  # inside the job that the last test star
             def check(comm: Communicator) -> None:
                 if "MPICH" not in MPI.Get_library_version():
                     pytest.skip("other MPIs have room for too many to fill it")
-                comm.registry.drain(TimeLimit(20))  # what other tests have closed is given back
+                comm.registry.drain(Deadline(20))  # what other tests have closed is given back
                 taken = list(_fill(MPI.COMM_SELF, MPI.Exception)) if comm.rank == 0 else []
                 color = None if comm.rank == 1 else 0  # a rank in none raises as well
                 said = r"cannot make another .*: close .*\(comm\.close\(\)\)"

@@ -48,7 +48,7 @@ def clock(page: Page, monkeypatch: pytest.MonkeyPatch) -> Page:
 
 
 def test_a_suspension_is_not_counted(clock: Page) -> None:
-    limit = time_limit.TimeLimit(10)
+    limit = time_limit.Deadline(10)
     clock.now += 4
     clock.begin()
     clock.now += 100
@@ -63,7 +63,7 @@ def test_a_suspension_is_not_counted(clock: Page) -> None:
 
 
 def test_a_suspension_that_nobody_saw_while_it_lasted(clock: Page) -> None:
-    limit = time_limit.TimeLimit(1)
+    limit = time_limit.Deadline(1)
     clock.now += 3600
     clock.end(3600)  # this process was stopped, too
     assert not limit.passed()

@@ -43,7 +43,7 @@ from collectives.engine.waiting import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, how_to_install
 from collectives.flight.recorder import FAILED
 from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, finish, wire_op
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class DeviceCommunicator:
         host = self._cuda.pinned(dense.nbytes)
         self._cuda.copy_d2h(host, dense, stream)
         event = self._cuda.record_event(stream)
-        limit = TimeLimit(self._comm.timeout)
+        limit = Deadline(self._comm.timeout)
         while not self._cuda.is_complete(event):
             if limit.passed():
                 self.watchdog.keep_forever((host, dense))

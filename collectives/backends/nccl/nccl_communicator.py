@@ -32,7 +32,7 @@ from collectives.backends.nccl.library import (
 )
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
 from collectives.reduction import ReduceOp
-from collectives.time_limit import StillRunning, TimeLimit, run_within
+from collectives.time_limit import Deadline, StillRunning, run_within
 
 # Poll without a pause for this long (s): most calls are in progress only briefly.
 _SPIN = 50e-6
@@ -111,7 +111,7 @@ class NcclCommunicator:
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
-        limit = TimeLimit(timeout)
+        limit = Deadline(timeout)
         handle = c_void_p()
         structure = configuration(config)
         name = "ncclCommInitRankConfig"
@@ -200,7 +200,7 @@ class NcclCommunicator:
                 ended = True
             finally:
                 self._grouped = False
-                limit = TimeLimit(self.timeout)
+                limit = Deadline(self.timeout)
                 result = self.nccl.call("ncclGroupEnd")
                 try:
                     self._ready()
@@ -248,7 +248,7 @@ class NcclCommunicator:
         if self._handle is None:
             return True
         name = "ncclCommFinalize"
-        limit = TimeLimit(timeout)
+        limit = Deadline(timeout)
         if not self._call_lock.acquire(timeout=timeout):  # Another thread is in a call.
             self.abort(timeout=timeout)
             return False
@@ -298,7 +298,7 @@ class NcclCommunicator:
     def _run(self, name: str, *arguments: Any, stream: int) -> None:
         with self._call_lock:
             handle = self._ready()
-            limit = TimeLimit(self.timeout)
+            limit = Deadline(self.timeout)
             result = self.nccl.call(name, *arguments, handle, stream)
             self._ready()  # An abort may have ended this call, with any result.
             if self._grouped:
@@ -319,7 +319,7 @@ class NcclCommunicator:
         if result != SUCCESS:
             raise NcclError(self._describe(name, result))
 
-    def _settle(self, name: str, result: int, limit: TimeLimit) -> None:
+    def _settle(self, name: str, result: int, limit: Deadline) -> None:
         """Waits until a call is no longer in progress, and checks its result."""
         spin = time.monotonic() + _SPIN
         while result == IN_PROGRESS:

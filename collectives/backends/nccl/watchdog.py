@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 
 # Interval at which events are queried (s): a finished collective keeps its buffers for so long.
 _POLL = 1e-3
@@ -38,7 +38,7 @@ class _InFlight(NamedTuple):
     buffers: Any
     call: object
     begun: float
-    limit: TimeLimit | None
+    limit: Deadline | None
 
 
 class Watchdog:
@@ -88,7 +88,7 @@ class Watchdog:
         call: what the event stands for; formatted by `str` only if it is late
         timeout: s; if the event is not complete by then, the communicator is aborted; None: no limit
         """
-        limit = None if timeout is None else TimeLimit(timeout)
+        limit = None if timeout is None else Deadline(timeout)
         with self._changed:
             self._in_flight.append(_InFlight(event, buffers, call, time.monotonic(), limit))
             if len(self._in_flight) == 1:  # Otherwise the thread is polling already.

@@ -21,7 +21,7 @@ from collectives.backends.shm.segment import ControlBlock, inline_bytes
 from collectives.engine.call import CollectiveOp
 from collectives.errors import CollectivesError, MismatchError
 from collectives.flight.recorder import Recorder
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import Deadline
 from tests.collectives.backends.shm.ranks import run_sharing
 
 LENGTHS = [1, inline_bytes(2) // 8, inline_bytes(2) // 8 + 1]
@@ -236,7 +236,7 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
                 comm.barrier(async_op=True)
             done.set()
             comm.close()
-            assert comm.queue.drain(TimeLimit(5))
+            assert comm.queue.drain(Deadline(5))
             return str(caught.value)
         with pytest.raises(collectives.CollectivesError):
             call_again_and_again()
