@@ -1,7 +1,7 @@
 """What the launcher needs of Linux: /proc, process trees, parent-death signals, file limits, shared-memory files.
 
-All that is read of /proc/PID/stat is read here. Files that a killed MPI leaves in /dev/shm are removed here, too. Their
-names do not tell which job they belong to, but the kernel grants a write lease only on a file that no process uses.
+No other module reads /proc/PID/stat. This one also removes the files that a killed MPI leaves in /dev/shm. Their names
+do not tell which job they belong to, but the kernel grants a write lease only on a file that no process uses.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ def fork(start: Callable[[], int] = os.fork) -> int:
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.ENOMEM):
             raise
-        why = f"{os.strerror(error.errno)}; see ulimit -u"
-        raise StartError(f"{os.uname().nodename} lets this user start no more processes ({why})") from None
+        raise StartError(
+            f"{os.uname().nodename} lets this user start no more processes ({error.strerror}; see ulimit -u)"
+        ) from None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

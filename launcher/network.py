@@ -112,9 +112,9 @@ def addresses(hosts: Iterable[str]) -> list[str]:
 
 def is_here(host: str) -> bool:
     """True if `host` is this machine."""
-    if host in ("localhost", socket.gethostname()):
-        return True
-    return any(local == remote or remote.startswith("127.") for local, remote in _routes(host))
+    return host in ("localhost", socket.gethostname()) or any(
+        local == remote or remote.startswith("127.") for local, remote in _routes(host)
+    )
 
 
 def _routes(host: str) -> Iterator[tuple[str, str]]:

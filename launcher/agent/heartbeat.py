@@ -48,10 +48,6 @@ class Heartbeat:
         except RecordError:
             self._reader = None  # The rank has closed it already, or the system hides its files.
 
-    def process_state(self) -> str:
-        """The state of the rank's process as one letter: R, S, D, T, Z; "" once it is gone."""
-        return stat_of(self._pid).state
-
     def read(self) -> Message:
         """The heartbeat of this moment.
 

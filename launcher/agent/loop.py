@@ -55,7 +55,6 @@ class Agent:
     stacks: file descriptor of the memory to which the rank writes its stacks
     page: file descriptor of the memory page in which the rank reads of pauses
     ancestors: pid of the parent; and of the parent's parent, if the parent is an agent supervisor
-    identity: the first message to the launcher
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class Agent:
         stacks: int,
         page: int,
         ancestors: Sequence[int],
-        identity: Message,
     ) -> None:
         self.pid = pid
         self.pipes = pipes
         self.ancestors = ancestors
-        self.identity = identity
         self.heartbeat = Heartbeat(pid)
         self.stacks = Stacks(pid, stacks, self.heartbeat)
         self.page = page
@@ -89,11 +86,11 @@ class Agent:
         self.reported = False
         self.released = False
 
-    def run(self, address: str, secret: str) -> NoReturn:
-        """Watches the rank to its end, and exits like it."""
+    def run(self, address: str, secret: str, identity: Message) -> NoReturn:
+        """Watches the rank to its end, and exits like it. identity: the first message to the launcher"""
         self.wakeup = signal_pipe((signal.SIGCHLD, *_ENDING, *_USER_SIGNALS))
         try:
-            self.channel, messages = connect(address, secret, self.identity)
+            self.channel, messages = connect(address, secret, identity)
         except errors.StartError as error:
             print(errors.start_error_line(error), file=sys.stderr)
             kill_and_exit()

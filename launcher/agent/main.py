@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> NoReturn:
         if world.rank != stdin_rank and args[0] != STDIN:
             os.close(rank_ends["in"])
             rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)
-        for name, fd in (("in", 0), ("out", 1), ("err", 2)):
+        for fd, name in enumerate(("in", "out", "err")):
             os.dup2(rank_ends[name], fd)
             os.close(rank_ends[name])
         for fd in (rank_ends["report"], page):  # Kept open for a program that replaces the rank by exec.
@@ -114,14 +114,16 @@ def main(args: Sequence[str]) -> NoReturn:
         "name": stat_of(engine).name,
         "host": os.uname().nodename,
     }
-    Agent(pid, agent_ends, stacks, page, ancestors, identity).run(address, secret)
+    Agent(pid, agent_ends, stacks, page, ancestors).run(address, secret, identity)
 
 
 def _leave_group(pid: int) -> None:
-    """Puts the rank into a process group of its own. pid: 0 in the rank itself; done on both sides, as either is first
+    """Puts the rank into a process group of its own. Agent and rank both do this: it must happen before either goes on.
 
     Engines signal the agent's whole group. The rank then gets the signal once, from its agent, and its child processes
     do not get it. And a rank that kills its own group, as shell scripts do, kills neither the agent nor the engine.
+
+    pid: of the rank; 0: of this process
     """
     try:
         os.setpgid(pid, pid)

@@ -11,7 +11,7 @@ import re
 
 from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.rank import STACKS, STACKS_NAME
-from launcher.linux import read_text
+from launcher.linux import read_text, stat_of
 
 #: Interval at which `Stacks.poll` is called while stacks are pending (s).
 POLL_INTERVAL = 0.01
@@ -69,13 +69,13 @@ class Stacks:
         self._deadline = None
         if data:
             return data.decode(errors="replace")
-        state = self._heartbeat.process_state()
+        state = stat_of(self._pid).state
         why = f" (its state is {state})" if state else ", it has ended"
         return f"it did not write its stacks within {_TIME_LIMIT:g} s{why}; {self._heartbeat.last_position()}\n"
 
     def _why_impossible(self) -> str | None:
         """Why the rank cannot write its stacks; None if it can."""
-        state = self._heartbeat.process_state()
+        state = stat_of(self._pid).state
         if state in ("", "Z"):
             return "it has ended"
         if state == "T":

@@ -75,7 +75,7 @@ class LineSplitter:
 
 
 def _last_state(line: bytes) -> bytes:
-    """The last part of a line between `\r` that is not empty."""
+    r"""The last non-empty part of a line that `\r` divides into parts."""
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
@@ -124,7 +124,7 @@ class Console(Observer):
         self.reporter: Callable[[str], None] = lambda text: None
 
     def choose(self, ranks: Sequence[int] | None, asking: Iterable[int]) -> None:
-        """Sets the ranks whose lines are printed, and those whose unfinished lines are prompts, as at the start."""
+        """Changes the ranks whose lines are printed, and those whose unfinished lines are prompts (see `Console`)."""
         self._ranks = None if ranks is None else frozenset(ranks)
         self._bar_rank = min(ranks) if ranks else 0
         self._asking = frozenset(asking)

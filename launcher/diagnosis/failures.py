@@ -188,7 +188,7 @@ class EngineEnded(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStarted(Failure):
-    """Ranks did not start in time, or not as a part of this job. message: the sentence"""
+    """Ranks did not start in time, cannot start, or do not belong to this job. message: the sentence"""
 
     message: str
     code: int = 1

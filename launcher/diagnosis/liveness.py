@@ -23,9 +23,10 @@ from launcher.protocol import Message
 #: A rank is silent if its agent, which sends a heartbeat every second, has sent nothing for so long (s).
 SILENCE = 5.0
 
-# CPU time of an idle rank: even while its main thread sleeps, threads for samples and logs run. It is this share of a
-# core on average since the last activity, and at most so much more at a time (s).
+# Even while the main thread of a rank sleeps, its threads for samples and logs run. A rank is idle if since its last
+# activity it has used at most this share of a core,
 _IDLE_SHARE = 0.01
+# and this CPU time besides (s).
 _IDLE_BURST = 0.05
 
 #: The call of a rank that waits in `collectives.init`.

@@ -44,7 +44,7 @@ class Observer:
         """The attempt is over: it was asked to stop, and has stopped."""
 
     def ending(self) -> None:
-        """The launcher ends the attempt, for whatever reason: ranks that end from now on were asked to."""
+        """The launcher begins to end the attempt, for whatever reason. Ranks that end from now on have not failed."""
 
     def debugging(self, ranks: frozenset[int]) -> None:
         """These ranks are in a debugger now. While there are any, the job's clock is stopped."""
