@@ -1,6 +1,7 @@
 """Kill it anywhere, lose nothing: a training job is struck at random moments and must end as if nothing had been.
 
     python -m benchmarks.chaos_train [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
+    python -m benchmarks.chaos_train --elastic [--events 20] [--seed 0] [--json FILE]
 
 A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_worker.py`). It
 runs once undisturbed. Then it runs again and again, each time from nothing, and each time it is struck:
@@ -23,6 +24,8 @@ bit, and so must every random number drawn in a step that counts; no sample may 
 Then the job moves: two ranks, killed or asked to stop, one rank, killed or asked to stop, four ranks. No sample may be
 lost or come twice, and the loss of every step is that of the undisturbed run up to rounding in float64.
 
+--elastic is another test: one job, whose ranks are killed, and become more and fewer (`chaos_elastic.py`).
+
 Whatever hangs ends after a minute, and what a job leaves behind counts as a failure. Linux; a few seconds a kill.
 """
 
@@ -37,7 +40,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import harness
+from benchmarks import chaos_elastic, harness
 from benchmarks.chaos_jobs import Case, Ended, run, write_digits
 from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
 
@@ -232,12 +235,28 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(rows)
 
 
+def elastic(count: int, seed: int, path: Path | None) -> int:
+    """Runs the test of `chaos_elastic`, and prints and writes what came of it; the exit code."""
+    with tempfile.TemporaryDirectory() as name:
+        digits = Path(name, "digits.npz")
+        write_digits(digits, chaos_elastic.SAMPLES)
+        planned = chaos_elastic.plan(count, random.Random(seed))
+        rows, wrong, digests = chaos_elastic.run(Path(name), digits, planned)
+    print(f"{chaos_elastic.table(rows)}\n{wrong or 'the same weights, bit by bit'}\nseed {seed}")
+    harness.write(path, "chaos_train --elastic", seed=seed, wrong=wrong, sha256=digests, events=rows)
+    return int(bool(wrong))
+
+
 def main() -> None:
     parser = harness.parser(__doc__, only=KINDS)
     parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
     parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--elastic", action="store_true", help="one job that is resized, and whose ranks are killed")
+    parser.add_argument("--events", type=int, default=20, help="of --elastic (default: 20)")
     args = parser.parse_args()
+    if args.elastic:
+        sys.exit(elastic(args.events, args.seed, args.json))
     chance = random.Random(args.seed)
     results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*args.only, MOVE)}
     with tempfile.TemporaryDirectory() as name:

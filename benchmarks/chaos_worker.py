@@ -130,6 +130,9 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--memory-every", default="auto", help="auto, never, or steps: see Checkpointer")
+    parser.add_argument("--micro-batches", type=int, help="of a step (default: each rank has a batch)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--every", type=int, default=EVERY, help="steps from one save to the next")
     parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
     args = parser.parse_args()
 
@@ -148,9 +151,11 @@ def main() -> None:
     ddp.manual_seed(1)
     with np.load(args.digits) as read:
         data = TensorDataset(np.arange(len(read["labels"])), read["images"], read["labels"])
-    sampler = DistributedSampler(data, seed=1, tail="exact", comm=comm)
-    loader = DataLoader(data, BATCH // comm.size, sampler=sampler)
-    model = ddp.DataParallel(make_net(), comm)
+    micro: int | None = args.micro_batches
+    tail: dict[str, Any] = {"tail": "exact"} if micro is None else {"micro_batches": micro}
+    sampler = DistributedSampler(data, seed=1, comm=comm, **tail)
+    loader = DataLoader(data, BATCH // (comm.size if micro is None else micro), sampler=sampler)
+    model = ddp.DataParallel(make_net(), comm, micro_batches=micro)
     optimizer = SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = StepLR(optimizer, step_size=5, gamma=0.8)
     random.seed(comm.rank), np.random.seed(comm.rank), ddp.manual_seed(comm.rank)
@@ -159,27 +164,33 @@ def main() -> None:
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
-        every=EVERY,
+        every=args.every,
         async_save=args.async_save,
         memory_every=int(memory) if memory.isdigit() else {"auto": "auto", "never": None}[memory],
         comm=comm,
     ) as checkpointer:
         before = None
-        for ids, images, labels in checkpointer.resume(loader, EPOCHS):
+        seen: list[int] = []
+        for ids, images, labels in checkpointer.resume(loader, args.epochs):
             if before is None:
                 before = checkpointer.step
                 note(loaded=before)
-            struck.step()
-            time.sleep(args.pause)
+            if not seen:
+                struck.step()
+                time.sleep(args.pause)
+            seen += ids.tolist()
             loss = F.cross_entropy(model(images), labels, reduction="sum")
-            optimizer.zero_grad()
             model.backward(loss, weight=len(labels))
+            if model.accumulating:
+                continue
             optimizer.step()
+            optimizer.zero_grad()
             scheduler.step()
             # Of every source of random numbers that a program may use; they are gone on with, too.
             draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
             what = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
-            note(**what, ids=ids.tolist(), loss=loss.item(), draws=draws)
+            note(**what, ids=seen, loss=loss.item(), draws=draws)
+            seen = []
         last = checkpointer.step
     result = {"sha256": digest(model.module), "step": last, "events": struck.events}
     temporary = args.folder / f".result-{comm.rank}"

@@ -24,6 +24,8 @@ _NOW = 0
 _BEFORE = world.PAUSED_AT // 8
 # Index of the word that says whether the launcher ends this rank because another one has failed.
 _PEER_FAILED = world.PEER_FAILED_AT // 8
+# Index of the word that says whether the job is to go on with another number of ranks.
+_RESIZE = world.RESIZE_AT // 8
 # How often a wait whose time is up checks whether the job is still suspended (s).
 _POLL = 0.05
 
@@ -32,7 +34,7 @@ def _page() -> memoryview:
     fd = os.environ.get(world.PAUSE_FD)
     # A child of a rank has inherited the variable, but not the descriptor.
     if fd is None or not world.supervised():
-        return memoryview(bytes(world.PEER_FAILED_AT + 8)).cast("q")
+        return memoryview(bytes(world.RESIZE_AT + 8)).cast("q")
     return memoryview(mmap.mmap(int(fd), mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)).cast("q")
 
 
@@ -47,6 +49,11 @@ def suspended_seconds() -> float:
 def peer_failed() -> bool:
     """True once the launcher ends this rank because another one has failed: no wait for that one will succeed."""
     return bool(_words[_PEER_FAILED] & 0xFF)
+
+
+def resize_requested() -> bool:
+    """True while the launcher waits for the ranks to leave after a step, since the job is to have another number."""
+    return bool(_words[_RESIZE] & 0xFF)
 
 
 class Deadline:

@@ -28,6 +28,8 @@ PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
 #: Byte PEER_FAILED_AT of that page is nonzero once the launcher ends this rank because another one has failed.
 PEER_FAILED_AT = 16
+#: Byte RESIZE_AT of that page is nonzero once the job is to go on with another number of ranks after a step.
+RESIZE_AT = 24
 #: Set by `ddp-launch` if it may start the job again: a token of the job, the launcher's pid, and the file descriptors
 #: there of the slots, two for each rank, that keep the ranks' state for the next start; "" if there are none. Each slot
 #: is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
@@ -123,6 +125,9 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     its state saved, sent just before it exits with STOPPED; joining: the rank waits for all ranks to join the world,
     for so many seconds at most, or (None) no longer; joined, left: the rank became part of a world in which others may
     wait for it, or has left it
+    resizable: a loop of this rank checks after each step whether the job is to have another number of ranks; the most
+    that the loop can have, 0: any number. resizing: the step after which this rank leaves its state to ranks of another
+    number, sent before that; it exits with STOPPED then
     debugging: whether a debugger's prompt is open; quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:

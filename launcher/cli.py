@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
             return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)
+        if {"resize", "job"} & options.keys():
+            return _resize(options)
         job = job_of(options)
         _note_ranks_behind_script(job)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
@@ -86,6 +88,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         _print(f"ddp-launch: {one_line(str(error))}\n", sys.stderr)  # if it can be; the exit code says it, too
         return 2
+
+
+def _resize(options: dict[str, Any]) -> int:
+    """Has a running job go on with another number of ranks; the exit code. Raises: UsageError"""
+    if options.keys() != {"resize", "job", "rest"} or options["rest"]:
+        raise UsageError("a running job gets another number of ranks by ddp-launch --resize N --job PID, and no more")
+    from launcher.resize import resize  # here, because no job needs it
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this command, without a traceback
+    done, text = resize(options["job"], options["resize"])
+    return _print(f"ddp-launch: {text}\n", sys.stdout if done else sys.stderr) or int(not done)
 
 
 def _note_ranks_behind_script(job: Job) -> None:

@@ -27,7 +27,7 @@ from launcher.options import parser
 
 #: Keys whose relative paths count from the folder of the job file.
 PATHS = ("script", "hostfile", "log_dir", "events", "trace")
-_NO_OPTIONS = ("config", "version", "help")
+_NO_OPTIONS = ("config", "version", "help", "resize", "job")
 
 
 def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from launcher.arguments import ArgumentParser, value
+from launcher.arguments import ArgumentParser, positive, value
 from launcher.errors import UsageError
 from launcher.job import BACKENDS, GRACE, HANG_TIMEOUT, HEARTBEAT_TIMEOUT, START_LIMIT
 
@@ -18,7 +18,8 @@ GPU = "gpu"
 
 _USAGE = """\
 ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
-       ddp-launch --config FILE [OPTIONS] [ARGS...]"""
+       ddp-launch --config FILE [OPTIONS] [ARGS...]
+       ddp-launch --resize N --job PID"""
 _WHAT = "Starts the ranks of a Python program, here or on other hosts, and explains how they fail."
 _MORE = """\
 Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
@@ -105,6 +106,11 @@ def parser() -> ArgumentParser:
     add("--log-dir", metavar="DIR", help="what the ranks print, in a file each")
     add("--events", metavar="FILE", help="what happens to the job, a JSON object a line")
     add("--trace", metavar="DIR", help="what the ranks did in each step, for ui.perfetto.dev")
+
+    add = options("A job that runs")
+    number = value("a whole number, 1 or more", positive)
+    add("--resize", metavar="N", type=number, help="have it go on with N ranks, after a step; with --job")
+    add("--job", metavar="PID", type=number, help="the ddp-launch that runs it, of yours, on this machine")
 
     add = options("To look, and run nothing")
     add("--version", help="print the version")

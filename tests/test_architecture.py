@@ -192,7 +192,7 @@ FLOORS = {
     "launcher": (
         ("errors", "debugger", "function_worker"),
         ("linux",),
-        ("network", "placement", "protocol", "arguments", "tracing"),
+        ("network", "placement", "protocol", "arguments", "tracing", "resize"),
         ("job",),
         ("options", "engines"),
         ("config", "agent", "diagnosis"),

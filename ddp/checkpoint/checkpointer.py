@@ -19,6 +19,7 @@ import numpy as np
 
 import collectives
 from collectives import ReduceOp, world
+from collectives.time_limit import resize_requested
 from ddp._device import CPU, to_device
 from ddp._engine import RemovableHandle
 from ddp.checkpoint import state_memory
@@ -32,7 +33,7 @@ from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.optim import Optimizer
-from ddp.parallel.control import HOLD, SAVE, SAVED, STOP, PendingRequests
+from ddp.parallel.control import HOLD, RESIZE, SAVE, SAVED, STOP, PendingRequests
 
 _log = logging.getLogger("ddp.checkpoint")
 B = TypeVar("B")
@@ -113,6 +114,7 @@ class Checkpointer:
         self._due = False  # all ranks are to save, after the end of an accumulation
         self._saved_time = 0.0  # when the last save of the loop began
         self._closed = False
+        self._resizable = False  # the launcher knows that this loop can leave for another number of ranks
         self._hooks: list[RemovableHandle] = []
         for trained in self._training.optimizers:
             self._hooks.append(trained.register_step_pre_hook(self._before_step))
@@ -133,9 +135,10 @@ class Checkpointer:
 
         First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
         step: after it, `step` is incremented, and the state is saved if that is due. If a rank was asked to stop
-        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. After the last pass
-        the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as
-        a step, and another loop continues after it.
+        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. They leave after a
+        step, too, if `ddp-launch --resize` asks for another number of ranks, which then go on. After the last pass the
+        state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as a
+        step, and another loop continues after it.
 
         During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
@@ -154,12 +157,13 @@ class Checkpointer:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether any rank was asked to stop. For loops without `resume`, which then call `stop()`.
+        """Whether to call `stop()`: a rank was asked to stop, or the job is resized. For loops without `resume`.
 
         With DataParallel, all ranks know it after each synchronized backward. Without DataParallel this is collective.
         """
+        self._report_resizable()
         self._exchange_requests()
-        return self._requests.received[STOP] > 0
+        return self._requests.received[STOP] > 0 or self._leaving
 
     def request_stop(self) -> None:
         """Asks all ranks to save and stop after the next step, as a signal to this rank does."""
@@ -170,12 +174,21 @@ class Checkpointer:
         return StopSignals(self._requests)
 
     def stop(self) -> NoReturn:
-        """Saves, unless this step is saved already, and exits with code 75. The same command continues the training."""
-        self.wait()
+        """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
+
+        Where `ddp-launch --resize` asked for it, the state goes into memory if it can, and ddp-launch starts the ranks
+        that continue.
+        """
+        leaving = self._leaving
         step = self._reached
-        if self._saved_at != step:
+        if leaving:
+            world.report(resizing=step)
+        self.wait()
+        if self._saved_at != step and not (leaving and self._held_by_all()):
             self._write()
         self.close()
+        if leaving:
+            sys.exit(world.STOPPED)
         world.report(stopped=step)
         if self._comm.rank == 0 and not world.supervised():
             print(
@@ -347,10 +360,17 @@ class Checkpointer:
 
     def _hold(self) -> None:
         """Copies the state to memory."""
-        assert self._memory is not None
+        if self._memory is None:  # an earlier copy has failed on this rank alone
+            raise CheckpointError("it holds no copies any more")
         began = time.monotonic()
-        self._memory.write(self.step, *capture(self._training, self._store.ranks, alone=True))
+        self._memory.write(self._reached, *capture(self._training, self._store.ranks, alone=True))
         self._memory.took(began)
+
+    def _held_by_all(self) -> bool:
+        """Copies the state into memory; False, on all ranks, if one of them cannot. Collective."""
+        if self._memory_every is not None and state_memory.offered():
+            self._use_memory(self._hold, together=True)
+        return self._memory is not None
 
     def _use_memory(self, work: Callable[[], None], together: bool) -> None:
         """Calls `work`. If it fails, logs a warning and does not use the memory again.
@@ -378,6 +398,7 @@ class Checkpointer:
         with self.signals():
             self._begin_loop(loader)
             self._stop_if_requested()
+            self._report_resizable()
             while epochs is None or loader.epoch < epochs:
                 epoch = loader.epoch
                 iterator = iter(loader)
@@ -439,6 +460,18 @@ class Checkpointer:
         self._due = False
         self._saved_time = time.monotonic()
 
+    @property
+    def _leaving(self) -> bool:
+        """Whether ranks have agreed to leave for another number of ranks, and not to stop."""
+        return self._requests.received[RESIZE] > 0 and not self._requests.received[STOP]
+
+    def _report_resizable(self) -> None:
+        """Tells the launcher that this loop can leave for another number of ranks."""
+        if not self._resizable:
+            self._resizable = True
+            counts = [each.micro_batches.count for each in self._training.parallel if each.micro_batches is not None]
+            world.report(resizable=min(counts, default=0))
+
     def _stop_if_requested(self) -> None:
         """Stops for a signal that came before the first step or after the last."""
         self._sum_requests()
@@ -463,7 +496,7 @@ class Checkpointer:
             self._hold_due |= requests.received[HOLD] == self._comm.size
         if self._accumulating():
             return  # the requests stay received until after the next step
-        if requests.received[STOP]:
+        if requests.received[STOP] or self._leaving:
             self.stop()
         if self._due and self._saving is None:
             if self._saved_at != self.step:
@@ -489,6 +522,7 @@ class Checkpointer:
 
     def _exchange_requests(self) -> None:
         """Exchanges the ranks' requests, if no DataParallel does it; then it is collective."""
+        self._requests.mine[RESIZE] = resize_requested()
         if self._comm.size == 1 or not self._training.parallel:
             self._sum_requests()
 

@@ -5,9 +5,9 @@ and summed over the ranks. It is launched before the first bucket, so the total 
 arrives. For what each rank says of itself there is a table with a row for each rank: a rank writes its own row, and
 zeros into the others.
 
-It also carries requests: to stop, to save, to hold the state in memory. A signal may reach one rank only, at any
-moment, and ranks that act on it after different steps would wait for each other for ever. After a synchronized backward
-all ranks know the same requests.
+It also carries requests: to stop, to save, to hold the state in memory, to leave for another number of ranks. A signal
+may reach one rank only, at any moment, and ranks that act on it after different steps would wait for each other for
+ever. After a synchronized backward all ranks know the same requests.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collectives import Communicator, ReduceOp, Work
 from ddp.errors import ParallelError
 
 Array = np.ndarray[Any, Any]
-STOP, SAVE, SAVED, HOLD = range(4)
-REQUEST_KINDS = 4
+STOP, SAVE, SAVED, HOLD, RESIZE = range(5)
+REQUEST_KINDS = 5
 NO_CHECKSUM = -1.0
 # In place of the number of skipped backwards, from a rank that is out of data.
 NOT_COUNTED = np.inf
@@ -58,7 +58,7 @@ class PendingRequests:
 class ControlMessage:
     """The message of one model; one is in flight at a time.
 
-    array: (8 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
+    array: (9 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
     this rank is out of data (joined), its weight then, its requests, a used bit for each parameter, the weight of each
     micro-batch; then a row for each rank: a checksum, how many backwards it skipped, and `width` timestamps of the last
     step

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from collectives.world import PEER_FAILED_AT
+from collectives.world import PEER_FAILED_AT, RESIZE_AT
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, exit_like, kill_and_exit
 from launcher.agent.heartbeat import Heartbeat
@@ -266,6 +266,8 @@ class Agent:
             case "peer_failed":
                 os.pwrite(self.page, b"\1", PEER_FAILED_AT)
                 self._signal_rank(value)
+            case "resize":
+                os.pwrite(self.page, bytes([value]), RESIZE_AT)
             case "kill":
                 self.killed = True
                 self._handle_ends(sweep(SWEEP_LIMIT))
@@ -313,6 +315,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "refused": str,
     "leaving": int,
     "stopped": int,
+    "resizable": int,
+    "resizing": int,
     "joining": (int, float, type(None)),
     "joined": bool,
     "left": bool,

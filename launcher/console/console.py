@@ -108,11 +108,12 @@ class Console(Observer):
         self.terminal = Terminal(out, err, environ)
         self._fds = {"out": out, "err": err}
         self._clock = clock
-        self._prefixed = prefix and n > 1
-        self._alone = prefix and n == 1
+        self._prefix_wanted = prefix
+        self._prefixed = False
         self.choose(ranks, asking)
         self._debugging: frozenset[int] = frozenset()
         self._labels = Labels(n, hosts)
+        self.attempt_started(0, n)
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._begun: set[tuple[int, str]] = set()  # Streams whose current line has been printed in part.
         self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
@@ -135,6 +136,11 @@ class Console(Observer):
         return self._labels.width + 2 if self._prefixed else 0
 
     # -- events
+
+    def attempt_started(self, number: int, n: int) -> None:
+        # Lines that had their rank in front keep it, also where one rank is left.
+        self._prefixed |= self._prefix_wanted and n > 1
+        self._alone = self._prefix_wanted and not self._prefixed
 
     def rank_started(self, rank: int, hello: Message) -> None:
         if host := str(hello.get("host") or ""):

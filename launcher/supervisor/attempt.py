@@ -36,7 +36,7 @@ from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.liveness import SILENCE
 from launcher.diagnosis.observer import Observer
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
-from launcher.errors import LARGE_PACKETS
+from launcher.errors import LARGE_PACKETS, UsageError
 from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
@@ -45,6 +45,7 @@ from launcher.supervisor.environment import agent, agents_environment, free_port
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
+from launcher.supervisor.resizing import Resizing, with_ranks
 from launcher.supervisor.signal_pipe import ENDING, FORWARDED, SUSPENDING, name_of, stand_still
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -70,6 +71,7 @@ class Attempt:
 
     console: shows what the ranks write; stdin: goes to one of them; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: of the ranks
+    resizing: requests for another number of ranks
     clock: by which all time limits run; until: its time at which the whole job must have ended
 
     failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
@@ -86,6 +88,8 @@ class Attempt:
         environ: Mapping[str, str],
         clock: JobClock,
         until: float = math.inf,
+        *,
+        resizing: Resizing,
     ) -> None:
         self.job = job
         self.ranks = RankTable(job.size)
@@ -96,6 +100,7 @@ class Attempt:
         self.engine_output = b""
         self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
         self._clock, self._until = clock, until
+        self._environ, self._resizing = environ, resizing
         #: What happens at which time of the clock, by name; `_on_deadlines` says what.
         self._deadlines = {"start": self._after(job.start_limit), "limit": until}
         self._ending = False  # the ranks have been asked to end, or the attempt is over
@@ -136,13 +141,18 @@ class Attempt:
     def _stop(self) -> Stop | None:
         """How the job stopped, if it did so as it was asked to."""
         stop = self.ranks.stop()
-        if stop is None or self.failures:
+        if stop is None or self.failures or self.resized:
             return None  # a failure, or a time limit, is what is reported
         if stop.late and not self.stopped:
             self._note(NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace))
             return None
         self._observers.stopped(stop)
         return stop
+
+    @property
+    def resized(self) -> bool:
+        """All ranks have left their state to ranks of another number."""
+        return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def gone(self) -> frozenset[int]:
         """The ranks that cannot be reached: of a host that ssh does not reach; else not started, or silent."""
@@ -279,7 +289,7 @@ class Attempt:
             self._deadlines = {"engine": self._after(_ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: True)
         self._console.flush()
-        if self._console.terminal.broken and not self._ending:
+        if self._console.terminal.broken and not self._ending and self._resizing.since is None:
             self._end_by(signal.SIGPIPE)
 
     def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
@@ -294,6 +304,8 @@ class Attempt:
         if not self._closed:
             for fileno in self._listener.filenos():
                 table[fileno] = select.POLLIN, partial(self._on_connection, fileno)
+            if self._resizing.listener is not None:
+                table[self._resizing.listener.fileno()] = select.POLLIN, self._on_resize_request
             if not self._reaper.lost:
                 table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
             if not self._reaper.silent:
@@ -384,12 +396,21 @@ class Attempt:
             elif self._closed:
                 self._console.say(f"{name_of(number)}: the job does not start again")
                 self.stopped = number
-            elif not self._ending:
+            elif self._resizing.since is not None and not self._resizing.postponed:
+                self._postpone(number)
+            elif not self._ending and not self._resizing.postponed:
                 self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
                 self._end_by(number)
             elif self.now - self._stopped_at > _TWICE:
                 self._console.terminal.drop()
+                self.stopped = self.stopped or self._resizing.postponed
                 self._kill(limit=0.0)
+
+    def _postpone(self, number: int) -> None:
+        """The job's state may be in memory alone: the ranks that it is left to are the ones that stop."""
+        self._resizing.postponed, self._stopped_at = number, self.now
+        when = "ending the job when its new ranks have their state"
+        self._console.say(f"{name_of(number)}: {when} (once more kills it at once, and loses what is not on disk)")
 
     def _suspend(self) -> None:
         """Ctrl-Z: suspends the job until the launcher is continued."""
@@ -404,6 +425,55 @@ class Attempt:
         self._clock.skip(stood)
         self._observers.resumed(stood)
         self.ranks.send({"suspend": False})
+
+    # -- another number of ranks
+
+    def _on_resize_request(self) -> None:
+        n = self._resizing.receive()
+        if n is None:
+            return
+        try:
+            self._resizing.target = self._resized_job(n)
+        except UsageError as error:
+            self._resizing.answer(str(error))
+        else:
+            self.ranks.send({"resize": True})
+
+    def _resized_job(self, n: int) -> Job:
+        """The job with `n` ranks. Raises: UsageError if that cannot be."""
+        if self._ending:
+            raise UsageError("the job is being ended")
+        if self._engine.remote_hosts:
+            raise UsageError(f"a job can be resized on one machine, not on {self._engine.remote_hosts[0]}, too")
+        if n == self.job.size:
+            raise UsageError(f"the job has {n} rank{'s' * (n != 1)} already")
+        most = self.ranks.most
+        if most is None:
+            loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
+            raise UsageError(f"not all ranks of the job are in {loop}")
+        if n > most:
+            raise UsageError(f"micro_batches={most} is the most ranks that the job can have, not {n}")
+        target = with_ranks(self.job, n)
+        engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
+        memory = self._resizing.memory
+        if memory.variable and not memory.grow(n):
+            raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
+        return target
+
+    def _on_resizable(self, rank: int, process: RankProcess, most: int) -> None:
+        process.resizable = most
+        resizing = self._resizing
+        if resizing.before is not None and self.ranks.most is not None:
+            self._console.say(resizing.finish(self._after(0.0)))
+            if resizing.postponed:
+                self._end_by(resizing.postponed)
+                resizing.postponed = 0
+
+    def _on_resizing(self, rank: int, process: RankProcess, step: int) -> None:
+        process.resizing = True
+        if self._resizing.since is None:
+            self._resizing.step = step
+            self._resizing.since = self._after(0.0)
 
     # -- agents
 

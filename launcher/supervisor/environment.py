@@ -50,19 +50,25 @@ class StateMemory:
     """
 
     def __init__(self, ranks: int) -> None:
-        token = os.urandom(16).hex()
+        self._token = os.urandom(16).hex()
         self._fds: list[int] = []
         self.variable = ""
+        if not self.grow(ranks):
+            self.close()
+
+    def grow(self, ranks: int) -> bool:
+        """Makes slots for so many ranks, if there are fewer; False if the system does not grant them."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if 0 <= files < _FILES_PER_RANK * ranks:
-            return
+            return False
         try:
-            for _ in range(2 * ranks):
-                self._fds.append(os.memfd_create(f"{STATE_MEMORY_NAME}-{token}"))
+            while len(self._fds) < 2 * ranks:
+                self._fds.append(os.memfd_create(f"{STATE_MEMORY_NAME}-{self._token}"))
         except OSError:
-            self.close()
+            return False
         if self._fds:
-            self.variable = " ".join(map(str, (token, os.getpid(), *self._fds)))
+            self.variable = " ".join(map(str, (self._token, os.getpid(), *self._fds)))
+        return True
 
     def close(self) -> None:
         """Frees it, as soon as no rank has it mapped any more."""

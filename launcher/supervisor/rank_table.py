@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from collectives.errors import name_ranks
@@ -27,6 +28,8 @@ class RankProcess:
         self.leaving = False  # it has reported why it ends
         self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
         self.step: int | None = None  # after which it stops as it was asked to
+        self.resizable: int | None = None  # its loop can leave for up to so many ranks, 0: any number
+        self.resizing = False  # it leaves its state to ranks of another number
         self.status: int | None = None  # exit code, or minus the signal that killed it
         self.asked = False  # its agent got a signal to end that is not the launcher's
         self.debugging = False
@@ -61,6 +64,12 @@ class RankTable(dict[int, RankProcess]):
     def saved(self) -> bool:
         """All have stopped as they were asked to: nothing that happens from now on costs the job anything."""
         return self.complete and all(process.saved for process in self.values())
+
+    @property
+    def most(self) -> float | None:
+        """The most ranks that their loops can have; None if not all ranks are in loops that can leave for others."""
+        limits = [process.resizable for process in self.values() if process.resizable is not None]
+        return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
     def missing(self) -> tuple[int, ...]:
         """The ranks whose agents have not connected."""

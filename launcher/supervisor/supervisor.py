@@ -27,6 +27,7 @@ from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import StateMemory, ranks_environment
+from launcher.supervisor.resizing import Resizing, with_ranks
 from launcher.supervisor.signal_pipe import SignalPipe, name_of
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -98,6 +99,7 @@ class _Supervisor:
         self.tail = failure_report.Tail(_hidden(job))
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.memory = StateMemory(job.size if job.max_restarts else 0)
+        self.resizing = Resizing(self.memory)
         self.clock = JobClock()
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
@@ -137,11 +139,12 @@ class _Supervisor:
             self.observers.job_ended(2, str(error))
             raise
         finally:
+            self.resizing.close()
             self.memory.close()
             self.observers.close()
 
     def _run(self) -> tuple[int, str]:
-        number = failed_in_a_row = 0
+        number = restarts = failed_in_a_row = 0
         while True:
             self.observers.attempt_started(number, self.job.size)
             started = time.monotonic()
@@ -155,34 +158,70 @@ class _Supervisor:
                 environ,
                 self.clock,
                 self.until,
+                resizing=self.resizing,
             )
             try:
                 attempt.run()
-                code, text = self._report()
-                lost = self._lost_hosts(number)
-                if lost is None:
-                    self.console.finish()
-                    attempt.drain()
-                    return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
+                resized = self._after_resize()
+                if resized is None:
+                    code, text = self._report()
+                    lost = self._lost_hosts(number, restarts)
+                    if lost is None:
+                        self.console.finish()
+                        attempt.drain()
+                        return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
             finally:
+                # Ranks on other hosts cannot reach the memory of this process.
+                on_disk = attempt.ranks.several_hosts() and attempt.ranks.most is not None
                 attempt.close()
-            failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             number += 1
+            if resized is not None:
+                failed_in_a_row = 0
+                self._take(resized)
+                continue
+            assert lost is not None
+            failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
+            restarts += 1
             left = smaller(self.job, lost)
             # A host that was lost is hardly back at once.
             delay = restart_delay(failed_in_a_row + (left is None))
             in_a_while = f" in {delay:g} s" if delay else ""
             where = describe_hosts(lost, left)
-            self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{where}")
+            if on_disk:
+                where += ", from the newest checkpoint on disk"
+            self.console.say(f"restart {restarts} of {self.job.max_restarts}{in_a_while}{where}")
             self._take(left or self.job)
             attempt.wait(delay)
             if attempt.stopped or attempt.failures:
                 return self._report()
 
-    def _lost_hosts(self, number: int) -> list[Host] | None:
-        """The hosts that were lost, before a restart; None if there is none."""
+    def _after_resize(self) -> Job | None:
+        """The job to start next, if a resize has ended the attempt; None if something else has.
+
+        With the ranks that were asked for; with those before, where the former have failed before they trained.
+        """
+        resizing, attempt = self.resizing, self.attempt
+        if resizing.target is None:
+            return None
+        killed = attempt.stopped and resizing.postponed  # the user did not wait
+        if attempt.resized and not killed:
+            resizing.postponed = resizing.postponed or attempt.stopped
+            resizing.before = self.job
+            return resizing.target
+        sentence = self._explain_failures().sentence if attempt.failures else "it ended before"
+        timed_out = any(isinstance(failure, TimeLimit) for failure in attempt.failures)
+        if resizing.before is None or resizing.failure or attempt.stopped or timed_out or not attempt.failures:
+            resizing.answer(resizing.failure or f"the job could not be resized: {sentence}")
+            attempt.stopped = attempt.stopped or resizing.postponed
+            resizing.postponed = 0
+            return None
+        self._report_failures()
+        return resizing.go_back(sentence)
+
+    def _lost_hosts(self, number: int, restarts: int) -> list[Host] | None:
+        """The hosts that were lost, before a restart; None if there is none. restarts: so far"""
         attempt = self.attempt
-        if attempt.stopped or not attempt.failures or number >= self.job.max_restarts:
+        if attempt.stopped or not attempt.failures or restarts >= self.job.max_restarts:
             return None
         for failure in attempt.failures:
             if isinstance(failure, TimeLimit) or (
@@ -215,12 +254,16 @@ class _Supervisor:
             return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
         return code, sentence
 
+    def _explain_failures(self) -> failure_report.Report:
+        """The report on what went wrong."""
+        attempt = self.attempt
+        several_hosts = attempt.ranks.several_hosts()
+        return failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
+
     def _report_failures(self) -> tuple[int, str]:
         """Prints the report on what went wrong; returns the exit code, and the sentence that explains it."""
-        attempt = self.attempt
-        first = root_cause(attempt.failures, attempt.engine_output)
-        several_hosts = attempt.ranks.several_hosts()
-        found = failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
+        first = root_cause(self.attempt.failures, self.attempt.engine_output)
+        found = self._explain_failures()
         if self._explain or not isinstance(first, RankFailed | TimeLimit):
             for text, quoted in found.blocks:
                 self.console.say(text, quoted)
@@ -294,5 +337,4 @@ def smaller(job: Job, lost: Collection[Host]) -> Job | None:
     n = min(job.size, slots)
     if job.min_ranks is None or n < job.min_ranks:
         return None
-    shown = None if job.ranks is None else tuple(rank for rank in job.ranks if rank < n) or None
-    return replace(job, hosts=left, n=n, ranks=shown, debug_rank=job.debug_rank if job.debug_rank < n else 0)
+    return with_ranks(job, n, left)
