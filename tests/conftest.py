@@ -38,6 +38,7 @@ MARK = "DDP_TEST_JOB"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+GPU = "a GPU and its libraries"
 # What skipped tests need: a pattern of the reason that they give, its name, and the extra of setup.cfg that brings it.
 NEEDS = (
     (r"torch|safetensors|oracle", "PyTorch and safetensors", "oracle"),
@@ -46,7 +47,7 @@ NEEDS = (
     (r"recipes", "libraries of docs/recipes.md", "recipes"),
     (r"wandb|mlflow", "the clients of W&B and MLflow", "wandb,mlflow"),
     (r"prometheus", "Prometheus's client", "prometheus"),
-    (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", "a GPU and its libraries", ""),
+    (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", GPU, ""),
     (r"", "something else: -rs says what", ""),
 )
 SKIPPED = "ddp/skipped"  # the key of pytest's cache
@@ -58,11 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
+def need_of(reason: str) -> tuple[str, str]:
+    """The name of what a skipped test needs, and the extra that brings it."""
+    return next((name, extra) for pattern, name, extra in NEEDS if re.search(pattern, reason))
+
+
 def describe_skips(reasons: Sequence[str]) -> str:
     """One line: how many were skipped, what they need, and how to run more of them."""
     count: Counter[tuple[str, str]] = Counter()
     for reason in reasons:
-        count[next((name, extra) for pattern, name, extra in NEEDS if re.search(pattern, reason))] += 1
+        count[need_of(reason)] += 1
     missing = ", ".join(f"{name} ({number})" for (name, _), number in count.most_common())
     line = f"{len(reasons)} skipped, a file that needs something as a whole counted once. Missing: {missing}"
     extras = [extra for _, extra in count if extra]
@@ -77,7 +83,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if reports:
         terminalreporter.write_line(describe_skips([report.longrepr[2] for report in reports]))
     if not config.getoption("--skipped") and config.pluginmanager.hasplugin("cacheprovider"):
-        config.cache.set(SKIPPED, sorted({function_of(report.nodeid) for report in reports}))
+        # No installation brings a GPU: pytest -m gpu runs what needs one.
+        installable = [report for report in reports if need_of(report.longrepr[2])[0] != GPU]
+        config.cache.set(SKIPPED, sorted({function_of(report.nodeid) for report in installable}))
 
 
 def function_of(nodeid: str) -> str:
