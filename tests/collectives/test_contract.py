@@ -37,21 +37,22 @@ class Contract(
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
 
-class TestSingle(Contract):
-    @pytest.fixture
-    def run(self) -> Run:
-        from collectives.backends.single import SingleTransport
+# Inside the job that the last test starts, each rank collects what it runs there.
+if world.world_from_env() is None:
 
-        return lambda fn: [fn(Communicator(SingleTransport(), timeout=20))]
+    class TestSingle(Contract):
+        @pytest.fixture
+        def run(self) -> Run:
+            from collectives.backends.single import SingleTransport
 
+            return lambda fn: [fn(Communicator(SingleTransport(), timeout=20))]
 
-class TestThreads(Contract):
-    @pytest.fixture(params=[1, 2, 3, 4])
-    def run(self, request: pytest.FixtureRequest) -> Run:
-        return functools.partial(collectives.run_threads, size=request.param, timeout=20)
+    class TestThreads(Contract):
+        @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 2, 3, pytest.param(4, marks=pytest.mark.long)])
+        def run(self, request: pytest.FixtureRequest) -> Run:
+            return functools.partial(collectives.run_threads, size=request.param, timeout=20)
 
-
-if world.world_from_env() is not None:  # inside the job that the last test starts
+else:
 
     class TestMPI(Contract):
         @pytest.fixture

@@ -34,17 +34,32 @@ NODES = [[0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2]]
 OF_PROCESSES = {3: [[0, 1, 0]], 4: NODES[:2], 5: [[0, 0, 1, 1, 1]]}
 
 
-class TestShared(Contract):
-    @pytest.fixture(params=[2, 3, 5])
-    def run(self, request: pytest.FixtureRequest) -> Run:
-        def run(fn: Callable[[Communicator], Any]) -> list[Any]:
-            def on_one_node(comm: Communicator) -> Any:
-                assert isinstance(comm.transport, ShmTransport)
-                return fn(comm)
+started = world.world_from_env()
+if started is None:  # not inside a job of tests/collectives/test_contract.py
 
-            return run_sharing(on_one_node, [0] * request.param)
+    class TestShared(Contract):
+        @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long), 5])  # three are processes, in TestMPI
+        def run(self, request: pytest.FixtureRequest) -> Run:
+            def run(fn: Callable[[Communicator], Any]) -> list[Any]:
+                def on_one_node(comm: Communicator) -> Any:
+                    assert isinstance(comm.transport, ShmTransport)
+                    return fn(comm)
 
-        return run
+                return run_sharing(on_one_node, [0] * request.param)
+
+            return run
+
+    class TestHierarchy(Contract):
+        @pytest.fixture(params=[NODES[0], pytest.param(NODES[1], marks=pytest.mark.long), NODES[2]], ids=str)
+        def run(self, request: pytest.FixtureRequest) -> Run:
+            def run(fn: Callable[[Communicator], Any]) -> list[Any]:
+                def on_nodes(comm: Communicator) -> Any:
+                    assert isinstance(comm.transport, HierarchicalTransport)
+                    return fn(comm)
+
+                return run_sharing(on_nodes, request.param)
+
+            return run
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -60,19 +75,6 @@ def test_ranks_that_are_late_between_any_two_steps(size: int, monkeypatch: pytes
     for name in ("publish", "all_arrived", "advance", "advanced", "next_staging"):
         monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
     run_sharing(lambda comm: make_calls(comm, 100, comm.size), [0] * size)
-
-
-class TestHierarchy(Contract):
-    @pytest.fixture(params=NODES, ids=str)
-    def run(self, request: pytest.FixtureRequest) -> Run:
-        def run(fn: Callable[[Communicator], Any]) -> list[Any]:
-            def on_nodes(comm: Communicator) -> Any:
-                assert isinstance(comm.transport, HierarchicalTransport)
-                return fn(comm)
-
-            return run_sharing(on_nodes, request.param)
-
-        return run
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
@@ -117,7 +119,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     return Communicator(run_to_completion("share", use_shared_memory(seated), seated, 20), 20, comm.registry)
 
 
-if (started := world.world_from_env()) is not None:  # inside a job of tests/collectives/test_contract.py
+if started is not None:
 
     class TestMPIHierarchy(Contract):
         @pytest.fixture(params=OF_PROCESSES.get(started.size, []), ids=str)
