@@ -87,6 +87,7 @@ def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> N
     assert "sum 83" in done.stdout
 
 
+@pytest.mark.long
 def test_a_time_limit_runs_again_after_the_debugger(debug: Any) -> None:
     session = debug(SUM.replace("y = ", "if comm.rank == 0: time.sleep(30)\ny = "), n=2)
     session.await_prompt()

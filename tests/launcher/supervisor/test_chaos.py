@@ -172,5 +172,5 @@ def hit(job: Any, strike: Strike) -> int | None:
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)
 def test_whatever_is_struck_whenever(strike_at: Callable[[Strike], str], count: Callable[[int, int], int]) -> None:
-    wrong = [found for strike in strikes(count(10, 200)) if (found := strike_at(strike))]
+    wrong = [found for strike in strikes(count(6, 200)) if (found := strike_at(strike))]
     assert not wrong, "\n\n".join(wrong)

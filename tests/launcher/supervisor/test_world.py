@@ -7,33 +7,6 @@ from typing import Any
 
 import pytest
 
-WORLD = """
-import numpy as np
-import collectives
-comm = collectives.init(timeout=60)
-comm.all_reduce(np.ones(1))
-if rank == 1:
-    {leaves}
-comm.all_reduce(np.ones(1))
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("leaves", "code", "says"),
-    [
-        ("raise ValueError('boom')", 1, r"rank 1 \(pid \d+\) raised ValueError: boom"),
-        ("sys.exit(0)", 1, r".*rank 1 has left \(exit status 0\) while rank 0 waits in all_reduce #1 \(job.py:11\).*"),
-        # past all exit handlers
-        ("os._exit(0)", 1, r"rank 1 \(pid \d+\) exited with code 0 while others were waiting \(os._exit\?\)"),
-    ],
-)
-def test_who_leaves_while_another_waits_is_named(ddp_launch: Any, leaves: str, code: int, says: str) -> None:
-    done = ddp_launch(WORLD.format(leaves=leaves))
-    assert done.returncode == code
-    assert re.fullmatch(f"ddp-launch: {says}", done.stderr.splitlines()[-1]), done.stderr
-    assert done.stderr.count("Traceback") == ("raise" in leaves or leaves == "sys.exit(0)")
-
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("first", [0, 1])
