@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos_train import (
-    KINDS,
     Ended,
     Undisturbed,
-    cases,
     judge,
-    move,
-    recovery,
     repeated,
     samples_wrong,
     that_count,
@@ -88,28 +83,9 @@ def test_one_note_that_differs_is_found(name: str, value: Any, wrong: str) -> No
     assert judge(ended(found, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
 
 
-def test_the_time_of_a_recovery_is_that_of_the_slowest_rank_after_the_first_strike() -> None:
-    again = [
-        {"step": step, "start": start, "time": time} for step, start, time in ((7, 0, 1.5), (7, 1, 2.75), (7, 1, 2.5))
-    ]
-    struck = [{"struck": 2.0, "start": 0}, {"struck": 9.0, "start": 1}]
-    assert recovery(struck + again) == 0.75
-    assert recovery(again) is None
-    assert recovery(struck) is None
-
-
 def test_samples_that_were_never_read_are_found_in_the_undisturbed_run_too() -> None:
     steps = that_count(notes(0, 0, 4))
     assert samples_wrong(steps, steps).startswith("epoch 1 lost [100, 101")
-
-
-def test_kinds_take_turns_and_the_seed_decides_the_rest() -> None:
-    planned = cases(20, KINDS, REFERENCE, random.Random(3))
-    assert planned == cases(20, KINDS, REFERENCE, random.Random(3))
-    assert [case.kind for case in planned] == [*KINDS, *KINDS, *KINDS[:2]]
-    assert all(case.strikes[0].event < [100, 20][case.rank] for case in planned if case.kind == "save")
-    assert all((case.moment is None) == bool(case.strikes) for case in planned)
-    assert {strike.start for strike in move(random.Random(3)).strikes} == {0, 100}
 
 
 @pytest.mark.mpi

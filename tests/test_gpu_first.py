@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import sys
 import tarfile
@@ -17,13 +16,9 @@ import pytest
 
 import ddp
 from benchmarks.gpu import first, first_steps
-from benchmarks.gpu.first import NO_TIME, NOTHING_CAN_RUN, PASSED, Result, Step
+from benchmarks.gpu.first import NO_TIME
 from benchmarks.harness import ROOT
 from ddp._cuda import raw_kernel
-from launcher.doctor import gpu as doctor
-from launcher.doctor import mpi
-from launcher.doctor.findings import error
-from launcher.doctor.probes import Answer
 from tests.conftest import Job, Run
 from tests.test_gpu_benchmark import _switches  # noqa: F401  # a fixture
 
@@ -96,11 +91,6 @@ def test_what_is_left_out_when_time_is_short(start: Start, tmp_path: Path) -> No
     assert verdicts(tmp_path) == {"passes": NO_TIME, "hangs": "failed: not finished after 1 s"}
 
 
-def test_a_benchmark_is_told_how_long_it_may_take(start: Start, tmp_path: Path) -> None:
-    assert start("told", limit="30").wait().returncode == 0  # 15 of which no step gets
-    assert re.fullmatch(rb"\['--limit', '1[45]'\]\n", log(tmp_path, "told"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_the_step_and_writes_what_there_is(start: Start, tmp_path: Path, number: int) -> None:
     begun = tmp_path / "begun"
@@ -123,31 +113,6 @@ def test_without_a_gpu_one_sentence_says_so_and_no_other_step_runs(run_job: Run,
     assert list(verdicts(tmp_path)) == ["versions"]
 
 
-def test_a_full_disk_is_a_sentence_and_the_next_step_runs(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "logs.tgz").symlink_to("/dev/full")
-    done = start("passes", "told").wait()
-    sentence = f"the results cannot be written to {tmp_path}: No space left on device; those of before stay there"
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.count(sentence) == len(verdicts(tmp_path)) == 2
-
-
-def test_a_disk_that_fills_up_leaves_the_files_of_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "logs").mkdir()
-    assert first.write(tmp_path, tmp_path / "logs", [Result("step", PASSED)])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
-    try:
-        assert not first.write(tmp_path, tmp_path / "logs", [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "cannot be written" in capsys.readouterr().out
-    assert verdicts(tmp_path) == {"step": PASSED}
-
-
-def test_a_step_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
-    assert first.run(Step("step", 9, ["/no/program"]), 9.0, tmp_path).verdict == "failed: No such file or directory"
-
-
 def test_the_tests_of_the_table_are_all_that_need_a_gpu() -> None:
     marked = re.compile(r"^(@|pytestmark = \[?)pytest\.mark\.gpu\b", re.M)
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text())]
@@ -167,47 +132,6 @@ def test_the_steps_of_a_cpu_run_on_one(run_job: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 of 4 steps passed" in done.stdout
     assert "ms a step" in done.stdout
-
-
-@pytest.fixture
-def run_versions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., list[str]]:
-    """The lines of the first step on a machine with a GPU, some libraries, and no MPI."""
-
-    def run(**libraries: Any) -> list[str]:
-        facts = doctor.Gpus(cards=(("H100", "81559 MiB", "9.0", "580.1"),), **libraries)
-        monkeypatch.setattr(doctor, "probe", lambda: facts)
-        monkeypatch.setattr(mpi, "check", lambda: [error("no MPI found", "pip install mpich")])
-        try:
-            first_steps.versions("cuda", str(tmp_path / "versions.json"))
-        except SystemExit as ended:
-            print(f"exit status {ended.code}")
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
-
-@pytest.mark.usefixtures("_switches")
-def test_a_missing_wheel_is_a_warning_with_its_command(run_versions: Callable[..., list[str]]) -> None:
-    works = {"version": "14.2.0", "driver": 13000, "runtime": 13000, "failure": ""}
-    lines = run_versions(cupys=("cupy-cuda13x",), cupy=Answer(works, "", (), 0))
-    warnings = [line for line in lines if line.startswith(first.WARNING)]
-    assert warnings[0] == "warning: no MPI found: pip install mpich"
-    assert re.fullmatch(r"warning: cuDNN is not installed: .* -m pip install 'nvidia-cudnn-frontend.*", warnings[1])
-
-
-@pytest.mark.usefixtures("_switches")
-def test_without_cupy_nothing_can_run(run_versions: Callable[..., list[str]]) -> None:
-    *_, why, status = run_versions()
-    assert re.fullmatch(r"CuPy is not installed.* -m pip install cupy-cuda13x .*", why)
-    assert status == f"exit status {NOTHING_CAN_RUN}"
-
-
-@pytest.mark.usefixtures("_switches")
-def test_tiny_trainings_on_the_stand_in(gpu: Any) -> None:
-    first_steps.memcheck("cuda")
-    first_steps.tiny("cuda", "small-gpt", "ddp-graph")
 
 
 def test_ops_on_the_stand_in_and_those_that_differ_are_named(

@@ -16,6 +16,7 @@ def test_who_hangs_when_a_rank_dies_is_not_measured() -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 @pytest.mark.parametrize("matter", ["first", "exit", "killed", "restart", "memory"])
 def test_ours_does_what_is_measured(matter: str, mpiexec: list[str]) -> None:
     assert 0 < measure(implementations(matter)["ddp-launch"], matter) < 60
