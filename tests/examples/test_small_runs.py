@@ -14,7 +14,11 @@ from tests.conftest import Run
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 ALONE = [sys.executable]
 TWO = [sys.executable, "-m", "launcher", "-n", "2"]
-starts = pytest.mark.parametrize("start", [ALONE, pytest.param(TWO, marks=pytest.mark.mpi)], ids=["alone", "two"])
+starts = pytest.mark.parametrize(
+    "start",
+    [pytest.param(ALONE, marks=pytest.mark.long), pytest.param(TWO, marks=pytest.mark.mpi)],
+    ids=["alone", "two"],
+)
 
 
 def run_example(run_job: Run, start: list[str], name: str, *args: str) -> str:

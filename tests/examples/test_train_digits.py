@@ -33,7 +33,7 @@ def losses(file: Path) -> list[float]:
     ("options", "together"),
     [
         # 6 steps an epoch, the last of 238: four ranks do not have as many each
-        (["--epochs", "2", "--batch-size", "240"], ["ddp-launch -n 2", "ddp-launch -n 4", "mpiexec -n 2"]),
+        (["--epochs", "2", "--batch-size", "240"], ["ddp-launch -n 4", "mpiexec -n 2"]),
         # 2 steps an epoch, the last of 2: of four ranks two have no sample at all
         (["--epochs", "2", "--batch-size", "1436"], ["ddp-launch -n 4"]),
     ],
@@ -43,7 +43,6 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
 ) -> None:
     starts = {
         "python": [sys.executable],
-        "ddp-launch -n 2": [sys.executable, "-m", "launcher", "-n", "2"],
         "ddp-launch -n 4": [sys.executable, "-m", "launcher", "-n", "4"],
         "mpiexec -n 2": [*mpiexec, "-n", "2", sys.executable],
     }

@@ -330,7 +330,7 @@ open(f"{folder}/sha256-{comm.rank}", "w").write(hashlib.sha256(state).hexdigest(
 
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["adam", "zero"])
+@pytest.mark.parametrize("kind", [pytest.param("adam", marks=pytest.mark.long), "zero"])
 def test_a_rank_is_killed_and_nothing_is_lost(kind: str, run_job: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
