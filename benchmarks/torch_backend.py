@@ -1,13 +1,18 @@
 """PyTorch's own calls and training steps on the backend "ddp" and on gloo, in turns in one job of two ranks.
 
-    python -m benchmarks.torch_backend [--rounds 10] [--only all_reduce-1K,barrier] [--json FILE]
+    python -m benchmarks.torch_backend [--rounds 10] [--only all_reduce-1K,barrier] [--rate 1gbit] [--json FILE]
 
 Calls are torch.distributed's own, on float32 tensors; steps are DistributedDataParallel's and fully_shard's (FSDP2), of
-the models of `benchmarks.train_step` in PyTorch. Goals are for two ranks with a core each.
+the models of `benchmarks.train_step` in PyTorch. "limit" is the same step on PyTorch's backend "fake", which moves
+nothing. Goals are for two ranks with a core each.
+
+With --rate the ranks are on two hosts (see `benchmarks.two_hosts`, also for what that needs), and a step of
+DistributedDataParallel is measured, with buckets of several sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -15,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, two_hosts
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
 
 LIMIT = 3600.0  # s
@@ -35,6 +40,9 @@ CALLS: dict[str, tuple[int, float, Callable[..., Goal]]] = {
 }
 # A step takes at most so much of gloo's.
 STEPS = {"ddp-mlp": 0.95, "ddp-gpt": 0.97, "fsdp-mlp": 0.7, "fsdp-gpt": 0.75}
+# The row on two hosts, and of gloo's best what ours at its best takes at most.
+ON_TWO_HOSTS = ("ddp-mlp", 0.95)
+BUCKETS = (1, 5, 25)  # MiB
 
 
 def call(row: str, group: Any, rank: int) -> Callable[[], object]:
@@ -66,9 +74,10 @@ def call(row: str, group: Any, rank: int) -> Callable[[], object]:
     return calls[name]
 
 
-def step(row: str, group: Any) -> Callable[[], object]:
-    """One training step of that row."""
+def step(row: str, group: Any, bucket: int = 25) -> Callable[[], object]:
+    """One training step of that row. bucket: DistributedDataParallel's, in MiB"""
     import torch
+    import torch.distributed as dist
     from torch.distributed import DeviceMesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -84,8 +93,16 @@ def step(row: str, group: Any) -> Callable[[], object]:
         net = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         layers = list(net.layers)
         x = torch.randn(8, 128, 128)
+
+    def complete(result: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(result)
+        return future
+
     if wrapper == "ddp":
-        net = DistributedDataParallel(net, process_group=group)
+        net = DistributedDataParallel(net, process_group=group, bucket_cap_mb=bucket)
+        if dist.get_backend(group) == "fake":  # whose own futures hold nothing
+            net.register_comm_hook(None, lambda _, bucket: complete(bucket.buffer()))
     else:
         mesh = DeviceMesh.from_group(group, "cpu")
         for each in (*layers, net):
@@ -107,8 +124,14 @@ def microseconds(run: Callable[[], object], repeats: int) -> float:
 def goals(results: dict[str, Rounds]) -> Iterator[Goal]:
     """The goals of the rows that were measured."""
     for row, us in results.items():
+        if "gloo" not in us:
+            medians = harness.medians(us)
+            ours = min((name for name in us if name.startswith("ddp")), key=medians.__getitem__)
+            gloo = min((name for name in us if name.startswith("gloo")), key=medians.__getitem__)
+            yield at_most(f"{row}: {ours} / {gloo}", ON_TWO_HOSTS[1], over(us[ours], us[gloo]))
+            continue
         if row in STEPS:
-            yield at_most(f"{row}: ours / gloo", STEPS[row], over(us["ddp"], us["gloo"]))
+            yield at_most(f"{row}: ours / gloo", STEPS[row], over(us["ddp"], us["gloo"]), over(us["limit"], us["gloo"]))
             continue
         _, limit, compare = CALLS[row]
         if compare is at_most:
@@ -117,21 +140,29 @@ def goals(results: dict[str, Rounds]) -> Iterator[Goal]:
             yield at_least(f"{row}: gloo / ours", limit, over(us["gloo"], us["ddp"]))
 
 
-def measure(rows: list[str], rounds: int) -> dict[str, Rounds]:
+def measure(rows: list[str], rounds: int, several_hosts: bool) -> dict[str, Rounds]:
     """Microseconds of each row, on rank 0."""
     import torch.distributed as dist
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  # which registers the backend
 
     import collectives.torch  # noqa: F401
 
     dist.init_process_group("ddp")
-    groups = {"ddp": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    ours = dist.group.WORLD
+    gloo, fake = (dist.new_group(backend=backend) for backend in ("gloo", "fake"))
     results = {}
     for row in rows:
         repeats = CALLS[row][0] if row in CALLS else 2
-        runs = {
-            name: call(row, group, dist.get_rank()) if row in CALLS else step(row, group)
-            for name, group in groups.items()
-        }
+        if several_hosts:
+            runs = {
+                f"{name}, {bucket} MiB": step(row, group, bucket)
+                for bucket in BUCKETS
+                for name, group in (("ddp", ours), ("gloo", gloo))
+            }
+        elif row in CALLS:
+            runs = {name: call(row, group, dist.get_rank()) for name, group in (("ddp", ours), ("gloo", gloo))}
+        else:
+            runs = {name: step(row, group) for name, group in (("ddp", ours), ("gloo", gloo), ("limit", fake))}
         turns = {name: partial(microseconds, run, repeats) for name, run in runs.items()}
         results[row] = harness.take_turns(turns, rounds)
         if dist.get_rank() == 0:
@@ -142,16 +173,24 @@ def measure(rows: list[str], rounds: int) -> dict[str, Rounds]:
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=10, only=(*CALLS, *STEPS))
+    parser.add_argument("--rate", help="of the cable between two hosts, as tc writes it (default: one host)")
     arguments = parser.parse_args()
     from collectives.world import world_from_env
 
     world = world_from_env()
     if world is None:
-        command = [sys.executable, "-m", "launcher", "-n", "2", "-m", "benchmarks.torch_backend", *sys.argv[1:]]
-        sys.exit(subprocess.run(command, cwd=harness.ROOT, timeout=LIMIT).returncode)
-    results = measure(arguments.only, arguments.rounds)
+        with contextlib.ExitStack() as stack:
+            start = [sys.executable, "-m", "launcher", "-n", "2"]
+            if arguments.rate is not None:
+                start = two_hosts.start(stack.enter_context(two_hosts.hosts(arguments.rate)))
+            command = [*start, "-m", "benchmarks.torch_backend", *sys.argv[1:]]
+            status = subprocess.run(command, cwd=harness.ROOT, timeout=LIMIT).returncode
+        sys.exit(status)
+    several_hosts = arguments.rate is not None
+    rows = [ON_TWO_HOSTS[0]] if several_hosts else arguments.only
+    results = measure(rows, arguments.rounds, several_hosts)
     if world.rank == 0:
-        harness.write(arguments.json, "torch_backend", goals=list(goals(results)), us=results)
+        harness.write(arguments.json, "torch_backend", goals=list(goals(results)), rate=arguments.rate, us=results)
 
 
 if __name__ == "__main__":

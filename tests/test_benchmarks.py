@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ddp
-from benchmarks import calls, collectives, derivatives, harness, overlap, ports, report, zoo
+from benchmarks import calls, collectives, derivatives, harness, overlap, ports, report, torch_backend, zoo
 from tests.conftest import Run
 
 TORCH = importlib.util.find_spec("torch") is not None
@@ -65,8 +65,14 @@ def test_pytorchs_calls_are_timed_on_both_backends(run_job: Run, tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert list(found["us"]) == ["barrier", "ddp-mlp"]
-    assert all(sorted(us) == ["ddp", "gloo"] for us in found["us"].values())
+    assert [list(us) for us in found["us"].values()] == [["ddp", "gloo"], ["ddp", "gloo", "limit"]]
     assert [goal["what"] for goal in found["goals"]] == ["barrier: us", "ddp-mlp: ours / gloo"]
+
+
+def test_on_two_hosts_the_best_bucket_sizes_are_compared() -> None:
+    us = {"ddp, 1 MiB": [2.0, 4.0], "gloo, 1 MiB": [9.0, 9.0], "ddp, 25 MiB": [5.0, 5.0], "gloo, 25 MiB": [4.0, 8.0]}
+    (goal,) = torch_backend.goals({"ddp-mlp": us})
+    assert (goal.what, goal.measured) == ("ddp-mlp: ddp, 1 MiB / gloo, 25 MiB", 0.5)
 
 
 @pytest.mark.mpi

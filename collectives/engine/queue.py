@@ -46,8 +46,10 @@ _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
 # A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken.
+# After this many rounds without work the helper thread sleeps until it is woken, which takes as long as a small call.
 _IDLE_ROUNDS = 10
+# The helper thread's pause grows to this (s) while other ranks of the node are late. The network needs more tests.
+_LONGEST_PAUSE = 4 * LONG_PAUSE
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
 _never_freed: list[Any] = []
@@ -71,6 +73,7 @@ class CallQueue:
         self._error: BaseException | None = None
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
+        self._on_one_node = transport.shares_memory and transport.local_size == transport.size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
         self.started = 0
@@ -149,6 +152,25 @@ class CallQueue:
             self._start_helper()
         elif self._asleep and not self._waiting:  # Otherwise it tests soon. Waking it takes as long as a small call.
             self._wake.set()
+
+    def expect_wait(self) -> Callable[[], None]:
+        """Leaves calls within a node to this thread, which computes first. Returns: a function that completes them.
+
+        Where all cores compute, two helper threads that have to meet for each tile take several times as long.
+        """
+        thread = threading.get_ident()
+        if self._on_one_node:
+            self._waiting.add(thread)
+
+        def wait_for_all() -> None:
+            self._waiting.discard(thread)
+            try:
+                last = self._ordered[-1]
+            except IndexError:  # None is in progress.
+                return
+            self._wait_until_done(last, None)
+
+        return wait_for_all
 
     def record_launched(self, call: CollectiveOp[Any]) -> None:
         """Records a call that already runs on a device, outside of the order of collectives."""
@@ -374,23 +396,30 @@ class CallQueue:
 
     def _run_helper(self) -> None:
         idle_rounds = 0
+        pause = LONG_PAUSE
         while not self._closing:
             if not self._has_work():
                 idle_rounds += 1
                 self._release_if_idle()
-                self._asleep = bool(self._waiting) or idle_rounds > _IDLE_ROUNDS
+                self._asleep = idle_rounds > _IDLE_ROUNDS
                 self._wake.clear()
                 if not self._has_work():
                     self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
+                if self._asleep:
+                    idle_rounds = 0
+                pause = LONG_PAUSE
                 continue
             idle_rounds = 0
             self._asleep = False
             with contextlib.suppress(Exception):  # A broken device, whose error the steps will raise.
                 self.enter_helper()
             if self._take(self._advance_all, True):
+                pause = LONG_PAUSE
                 while not self._waiting and spin(lambda: self._take(self._advance_all)):
                     pass
-            time.sleep(LONG_PAUSE)
+            elif self._on_one_node:
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(pause)
 
     def _start_helper(self) -> None:
         name = f"collectives-{self._transport.key}"

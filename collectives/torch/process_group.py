@@ -8,6 +8,7 @@ a receive of any source came, nor whether a call is complete. So it is used wher
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +28,7 @@ from torch._C._distributed_c10d import (
     BroadcastOptions,
     ReduceScatterOptions,
 )
+from torch.autograd import Variable
 from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
@@ -43,7 +45,7 @@ from collectives.torch.tensors import (
     joined,
     split_into,
 )
-from collectives.torch.work import TorchWork
+from collectives.torch.work import TorchWork, in_backward
 
 # A ReduceOp, and each of the numbers that one is made of, hashes as its number.
 _OPS = {hash(ReduceOp.SUM): "sum", hash(ReduceOp.AVG): "mean", hash(ReduceOp.PRODUCT): "prod"}
@@ -123,7 +125,9 @@ class GroupCalls:
         after: Callable[..., object] | None = None,
     ) -> TorchWork:
         """call: all of the collective but async_op; after: what has to be done with its value"""
-        recorder = trace.recorder if torch._C._current_graph_task_id() >= 0 else None  # in a backward
+        recorder = trace.recorder
+        if recorder is not None and torch._C._current_graph_task_id() < 0:  # not in a backward
+            recorder = None
         if not opts.asyncOp and self._coalesced is None and recorder is None:
             value = _recorded(call)()
             if after is not None:
@@ -153,7 +157,7 @@ class GroupCalls:
         """call: a reduction of a communicator; out: an array or None; part: of the total, what this rank's out gets"""
         number = hash(opts.reduceOp)
         name = _OPS.get(number, "sum")
-        if x.dtype == np.bool_:
+        if x.dtype.kind == "b":
             name = _OPS_OF_BOOL.get(name, name)
         if number in _BITWISE:
             combine = _BITWISE[number]
@@ -173,6 +177,9 @@ class GroupCalls:
         tensor = _one(tensors)
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
+        if in_backward(sys._getframe(1)):
+            # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
+            Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
         x = as_numbers(tensor)
         return self._reduce(self._comm.all_reduce, x, opts or AllreduceOptions(), x, tensors)
 

@@ -38,7 +38,7 @@ def set_variables() -> None:
 
 
 def add_rendezvous() -> None:
-    """Lets `init_method="env://"`, the default, do without MASTER_ADDR where MPI connects the ranks.
+    """Lets `init_method="env://"`, the default, do without MASTER_ADDR and MASTER_PORT where MPI connects the ranks.
 
     MASTER_ADDR's port serves the first process group only: at the next, a rank that is early would find the store that
     rank 0 is about to close.
@@ -47,7 +47,8 @@ def add_rendezvous() -> None:
     from_variables = handlers["env"]
 
     def from_mpi(url: str, timeout: timedelta, **more: Any) -> Iterator[tuple[Any, int, int]]:
-        if world_from_env() is None or ("MASTER_ADDR" in os.environ and joined() is None):
+        set_whole = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+        if world_from_env() is None or (set_whole and joined() is None):
             yield from from_variables(url, timeout=timeout, **more)
             return
         comm = init(timeout=timeout.total_seconds())

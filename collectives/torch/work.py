@@ -10,13 +10,20 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.autograd import graph
 from torch.futures import Future
 
 from collectives.engine.call import Work
+
+
+def in_backward(caller: FrameType) -> bool:
+    """Whether C++ code made this call in a backward, as DistributedDataParallel does, and not a Python function."""
+    return torch._C._current_graph_task_id() >= 0 and caller.f_code.co_filename == graph.__file__
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
@@ -102,7 +109,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         """
         if self._future is None:
             started: Future[None] = Future()
-            later = not self._in_order or sys._getframe(1).f_code.co_filename == graph.__file__
+            later = not self._in_order or in_backward(sys._getframe(1))
             if later and not self._is_done():
                 self.calls[-1].add_done_callback(lambda _: started.set_result(None))
             else:

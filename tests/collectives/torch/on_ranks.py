@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from collectives.engine.queue import CallQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what PyTorch's own modules use of each other
 
@@ -395,6 +398,21 @@ class TestRanksTrain:
             torch.testing.assert_close(mine, theirs)
         else:
             self.check(model, size)
+
+    def test_the_thread_that_computes_a_backward_completes_its_calls(
+        self, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200), process_group=dist.new_group())
+        threads = set()
+        advance = CallQueue._advance
+
+        def recording(queue: CallQueue, call: Any, first: bool = False) -> bool:
+            threads.add(threading.current_thread())
+            return advance(queue, call, first)
+
+        monkeypatch.setattr(CallQueue, "_advance", recording)
+        model(torch.ones(2, 200)).sum().backward()
+        assert threads == {threading.main_thread()}
 
     def test_a_mismatch_in_backward_is_an_error_on_all_ranks(self, size: int) -> None:
         group = dist.new_group()
