@@ -74,6 +74,7 @@ class CallQueue:
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
         self._on_one_node = transport.shares_memory and transport.local_size == transport.size
+        self._has_spare_core = (os.cpu_count() or 1) >= 2 * transport.local_size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
         self.started = 0
@@ -156,10 +157,11 @@ class CallQueue:
     def expect_wait(self) -> Callable[[], None]:
         """Leaves calls within a node to this thread, which computes first. Returns: a function that completes them.
 
-        Where all cores compute, two helper threads that have to meet for each tile take several times as long.
+        Only where there is no second core for each rank: two helper threads that have to meet for each tile, while all
+        cores compute, take several times as long.
         """
         thread = threading.get_ident()
-        if self._on_one_node:
+        if self._on_one_node and not self._has_spare_core:
             self._waiting.add(thread)
 
         def wait_for_all() -> None:

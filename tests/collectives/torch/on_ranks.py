@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,7 @@ class TestRanksTrain:
     def test_the_thread_that_computes_a_backward_completes_its_calls(
         self, size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: size)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200), process_group=dist.new_group())
         threads = set()
         advance = CallQueue._advance
@@ -411,6 +413,7 @@ class TestRanksTrain:
             return advance(queue, call, first)
 
         monkeypatch.setattr(CallQueue, "_advance", recording)
+        time.sleep(0.1)  # the helper thread looks once more after the calls that made the model
         model(torch.ones(2, 200)).sum().backward()
         assert threads == {threading.main_thread()}
 
