@@ -67,20 +67,20 @@ SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_783, 10_500, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(56_455, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(48_202, 46_000, ("ddp/ops",)),
-    "ddp/_native": Size(9_228, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
+    "ddp/_native": Size(9_260, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_579, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_623, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_330, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(28_002, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(41_390, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/parallel, ddp/tracing": Size(41_410, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_063, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_050, 11_500, ("ddp",)),
     "collectives": Size(78_689, 65_000, ("collectives",)),
     "launcher": Size(71_559, 64_000, ("launcher",)),
     "benchmarks": Size(46_132, 31_000, ("benchmarks",)),
-    "tests": Size(501_612, 385_000, ("tests",)),
+    "tests": Size(501_631, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (77, 75)}  # limit, goal
 

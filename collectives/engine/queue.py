@@ -165,10 +165,10 @@ class CallQueue:
             self._waiting.add(thread)
 
         def wait_for_all() -> None:
-            self._waiting.discard(thread)
             try:
                 last = self._ordered[-1]
             except IndexError:  # None is in progress.
+                self._waiting.discard(thread)
                 return
             self._wait_until_done(last, None)
 

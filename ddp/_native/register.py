@@ -114,15 +114,17 @@ def _attach_clamp(op: Op) -> None:
         if not is_plain(x):
             return op.reference.forward(xp, x, **bounds)
         out = np.empty_like(x)
-        CLAMP[x.dtype.char](x.size, *(bounds.values() or (0, math.nan)), address(x), address(out))
-        return out, tuple(bounds.values())
+        limits = (0, math.nan) if op is activation.relu else bounds.values()
+        CLAMP[x.dtype.char](x.size, *limits, address(x), address(out))
+        return out, ([x.shape], bounds)
 
-    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         x = saved[0]
         if not (is_plain(x) and is_plain(g, x.dtype.char)):
-            return op.reference.backward(xp, g, needs, saved, bounds)
+            return op.reference.backward(xp, g, needs, saved, residual)
+        bounds = (0, math.nan) if op is activation.relu else residual[1].values()
         dx = np.empty_like(x)
-        CLAMP_BACKWARD[x.dtype.char](x.size, *(bounds or (0, math.nan)), address(g), address(x), address(dx))
+        CLAMP_BACKWARD[x.dtype.char](x.size, *bounds, address(g), address(x), address(dx))
         return (dx,)
 
     op.attach_native_form(forward, backward)

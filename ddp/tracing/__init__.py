@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from collectives.errors import name_ranks
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.step_trace import Recorder
@@ -57,7 +56,9 @@ def merge(folder: str | os.PathLike[str]) -> str:
     missing = [rank for rank in range(parts[0].size) if rank not in ranks]
     line = f"trace of {len(ranks)} rank{'s' * (len(ranks) != 1)}, {steps} step{'s' * (steps != 1)}: {path}"
     line += f" (open it at ui.perfetto.dev){drawn}"
-    return f"{line}; {name_ranks(missing)} left no part" if missing else line
+    if not missing:
+        return line
+    return f"{line}; rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no part"
 
 
 def start(folder: str | os.PathLike[str]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import ddp
+import ddp.fft  # its ops are known from then on
 from ddp._engine import Node
 from ddp.ops import OPS
 from tests.ddp.cases.table import Case, draw, spaced, with_strides
