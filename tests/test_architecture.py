@@ -80,7 +80,7 @@ SIZES = {
     "collectives": Size(78_689, 65_000, ("collectives",)),
     "launcher": Size(71_559, 64_000, ("launcher",)),
     "benchmarks": Size(46_132, 31_000, ("benchmarks",)),
-    "tests": Size(501_631, 385_000, ("tests",)),
+    "tests": Size(501_649, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (77, 75)}  # limit, goal
 
