@@ -125,9 +125,9 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     its state saved, sent just before it exits with STOPPED; joining: the rank waits for all ranks to join the world,
     for so many seconds at most, or (None) no longer; joined, left: the rank became part of a world in which others may
     wait for it, or has left it
-    resizable: a loop of this rank checks after each step whether the job is to have another number of ranks; the most
-    that the loop can have, 0: any number. resizing: the step after which this rank leaves its state to ranks of another
-    number, sent before that; it exits with STOPPED then
+    resizable: this rank is in a loop that checks after each step whether the job is resized; to how many ranks at most,
+    0: to any number. resizing: the step after which this rank leaves its loop, so that its state can be loaded by
+    another number of ranks; sent before it does, and then exits with STOPPED
     debugging: whether a debugger's prompt is open; quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:

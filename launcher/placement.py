@@ -66,7 +66,7 @@ class Placement:
             self.cores = split_cores(by_topology(allowed), self.local_rank, self.local_size)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables for the rank's environment. A number of threads that the user has set stays."""
+        """Variables for the rank's environment. If the user has set OMP_NUM_THREADS, it is left as it is."""
         variables = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
         if self.node is not None:
             variables["NODE_RANK"] = variables["GROUP_RANK"] = str(self.node)

@@ -73,7 +73,7 @@ class ShardInfo(NamedTuple):
 
 
 class TensorPiece(NamedTuple):
-    """Elements start to stop of a flattened tensor. They stand in the file of `rank`, from byte `offset` on."""
+    """Elements `start` to `stop` of a flattened tensor, stored from byte `offset` on in the file of `rank`."""
 
     rank: int
     start: int

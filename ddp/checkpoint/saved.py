@@ -51,7 +51,7 @@ def newest_first(names: Iterable[str]) -> list[str]:
 
 
 def next_name(step: int, names: Iterable[str]) -> str:
-    """The name that makes a checkpoint of `step` the newest in a folder that contains `names`.
+    """The name for a new checkpoint of `step`, in a folder that contains `names`: it is read as the newest of them.
 
     `next_name(5, ["step-0000000004"]) == "step-0000000005"`, `next_name(4, ["step-0000000004"]) == "step-0000000004.2"`
     """

@@ -142,7 +142,7 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
 
 
 class WholeBatch(ChannelGroups):
-    """The layout of a batch that is distributed over ranks: a channel is normalized over the samples of all ranks."""
+    """Normalizes each channel over the samples of all ranks, of which this one has some."""
 
     def __init__(self, call: CollectiveCall, mode: int, comm: Communicator) -> None:
         super().__init__(call.array.shape)

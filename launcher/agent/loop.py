@@ -228,7 +228,8 @@ class Agent:
             kill_and_exit()
         for number in numbers:
             if number in _ENDING:
-                # The launcher knows whether the rank may save its state first, or whether a peer has died.
+                # The signal may mean that the engine ends the job, or that it has lost another rank. The launcher knows
+                # which, and lets the rank save its state first or not.
                 self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
                 self._signal_rank(number)

@@ -26,7 +26,7 @@ _INTERVAL = 1.0
 # Rates are computed over this many of the last heartbeats whose step had changed. Heartbeats come once a second, so
 # this is the last 10 s, or the last 10 steps if these are longer.
 _STEPS = 10
-# Figures of a heartbeat that only grow, and get a rate.
+# The counters in a heartbeat. They only grow; `ddp-top` shows their rates.
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
 # A rank is the slowest if the others wait for it during at least this share of the time,
 _MIN_WAITED = 0.01

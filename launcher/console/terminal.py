@@ -151,7 +151,7 @@ class Terminal:
 
     @property
     def reason(self) -> str:
-        """Why one of the two cannot be written to although it has a reader; else ""."""
+        """The error of a stream that cannot be written to. "": there is none, or only its reader has gone"""
         return next((str(error.strerror) for error in self._errors.values() if error.errno not in _NO_READER), "")
 
     def _put(self, fd: int, data: bytes) -> None:

@@ -23,7 +23,7 @@ class Observer:
         """A rank's agent has connected. hello: its first message (see `launcher.agent.main`)."""
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        """A rank has written something. stream: "out" or "err"; data: not cut into lines"""
+        """A rank has written something. stream: "out" or "err"; data: as it was read, not split into lines"""
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
         """An agent has sent its heartbeat, once a second. beat: see `Heartbeat.read`; now: monotonic, s"""
@@ -32,7 +32,7 @@ class Observer:
         """A rank begins to wait for all others in `collectives.init`, or no longer waits."""
 
     def stacks(self, rank: int, text: str) -> None:
-        """The Python stacks of a rank, which were requested."""
+        """A rank has sent its Python stacks, as it was asked to."""
 
     def rank_ended(self, rank: int, status: int) -> None:
         """A rank has ended. status: its exit code, or minus the signal that killed it"""

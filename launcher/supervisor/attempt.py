@@ -151,7 +151,7 @@ class Attempt:
 
     @property
     def resized(self) -> bool:
-        """All ranks have left their state to ranks of another number."""
+        """All ranks have left their state to those of the next start, of which there are more or fewer."""
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def gone(self) -> frozenset[int]:
@@ -407,7 +407,7 @@ class Attempt:
                 self._kill(limit=0.0)
 
     def _postpone(self, number: int) -> None:
-        """The job's state may be in memory alone: the ranks that it is left to are the ones that stop."""
+        """Ends the job only when the next ranks have its state, which may be in memory alone. They save it and stop."""
         self._resizing.postponed, self._stopped_at = number, self.now
         when = "ending the job when its new ranks have their state"
         self._console.say(f"{name_of(number)}: {when} (once more kills it at once, and loses what is not on disk)")
@@ -447,12 +447,12 @@ class Attempt:
             raise UsageError(f"a job can be resized on one machine, not on {self._engine.remote_hosts[0]}, too")
         if n == self.job.size:
             raise UsageError(f"the job has {n} rank{'s' * (n != 1)} already")
-        most = self.ranks.most
-        if most is None:
+        max_ranks = self.ranks.max_ranks
+        if max_ranks is None:
             loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
             raise UsageError(f"not all ranks of the job are in {loop}")
-        if n > most:
-            raise UsageError(f"micro_batches={most} is the most ranks that the job can have, not {n}")
+        if n > max_ranks:
+            raise UsageError(f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}")
         target = with_ranks(self.job, n)
         engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
         memory = self._resizing.memory
@@ -460,10 +460,10 @@ class Attempt:
             raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
         return target
 
-    def _on_resizable(self, rank: int, process: RankProcess, most: int) -> None:
-        process.resizable = most
+    def _on_resizable(self, rank: int, process: RankProcess, limit: int | None) -> None:
+        process.resizable = limit
         resizing = self._resizing
-        if resizing.before is not None and self.ranks.most is not None:
+        if resizing.before is not None and self.ranks.max_ranks is not None:
             self._console.say(resizing.finish(self._after(0.0)))
             if resizing.postponed:
                 self._end_by(resizing.postponed)

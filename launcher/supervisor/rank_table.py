@@ -28,8 +28,10 @@ class RankProcess:
         self.leaving = False  # it has reported why it ends
         self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
         self.step: int | None = None  # after which it stops as it was asked to
-        self.resizable: int | None = None  # its loop can leave for up to so many ranks, 0: any number
-        self.resizing = False  # it leaves its state to ranks of another number
+        self.resizable: int | None = (
+            None  # to how many ranks its loop can be resized at most; 0: to any number; None: it is in none
+        )
+        self.resizing = False  # it has left its loop, and its state to the ranks of the next start
         self.status: int | None = None  # exit code, or minus the signal that killed it
         self.asked = False  # its agent got a signal to end that is not the launcher's
         self.debugging = False
@@ -66,8 +68,8 @@ class RankTable(dict[int, RankProcess]):
         return self.complete and all(process.saved for process in self.values())
 
     @property
-    def most(self) -> float | None:
-        """The most ranks that their loops can have; None if not all ranks are in loops that can leave for others."""
+    def max_ranks(self) -> float | None:
+        """The largest number of ranks that the job can be resized to. None: not all ranks are in a loop for that"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 

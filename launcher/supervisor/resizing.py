@@ -1,13 +1,13 @@
-"""Another number of ranks for a running job: who asks for it, and how far it has come.
+"""Resizing a running job: who asks for another number of ranks, and how far the job has come.
 
-1. `ddp-launch --resize N --job PID` connects. What cannot be is refused, and the job goes on untouched.
-2. The agents set a byte that their ranks look at after each step. No signal is sent, since a rank that has just left
-   its loop would die of it. All ranks agree on a step, leave their state in memory, or on disk, and exit with 75.
-3. The job starts with N ranks, which go on from there. When all of them are in their loop, it is done.
-4. If they fail before that, the job starts again with the number that it had, from the same state.
+1. `ddp-launch --resize N --job PID` connects. If the job cannot be resized, it is refused, and the job goes on.
+2. The agents set a byte that their ranks check after each step. No signal is sent: it would kill a rank that has just
+   left its loop. All ranks agree on a step, copy their state to memory or save it on disk, and exit with 75.
+3. The job starts again with N ranks, which load that state. When all of them have begun their loop, it is resized.
+4. If they fail before that, the job starts again with as many ranks as before, from the same state.
 
-From the moment on at which the first rank leaves its state, that may be in memory alone. A signal that ends the job is
-kept until ranks have the state again, and then they save it on disk as they stop.
+Between 2 and 3 the state may be in memory alone. A signal that ends the job is postponed in that time: the next ranks
+load the state, and then they are asked to stop, which saves it on disk.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _LONGEST = 16  # bytes of a request
 
 
 def with_ranks(job: Job, n: int, hosts: tuple[Host, ...] | None = None) -> Job:
-    """The job with `n` ranks, of which others may be shown, or have the standard input. Raises: UsageError
+    """The job with `n` ranks. It shows only ranks that it has; rank 0 gets the standard input of one that it has not.
 
     hosts: on which; None: as before
+    Raises: UsageError if there cannot be such a job
     """
     shown = None if job.ranks is None else tuple(rank for rank in job.ranks if rank < n) or None
     debug_rank = job.debug_rank if job.debug_rank < n else 0
@@ -40,16 +41,16 @@ def with_ranks(job: Job, n: int, hosts: tuple[Host, ...] | None = None) -> Job:
 
 
 class Resizing:
-    """The requests for another number of ranks of one job, one at a time.
+    """The requests to resize one job. One request is handled at a time.
 
     memory: in which ranks leave their state
-    listener: what to wait for; None if nobody can ask
-    target: the job that is asked for, or that is started; None: nothing is
-    before: the job as it was, from the moment on at which the target's ranks are started
-    step, since: after which ranks leave their state, and since when (the job's clock); None: they have not begun to, or
-    other ranks have it
-    failure: why the target's ranks failed, and the job is started as it was; "" while that has not happened
-    postponed: the signal by which the job is to end as soon as ranks have its state; 0: none
+    listener: a socket that becomes readable when someone asks; None: nobody can
+    target: the job with the number of ranks that was asked for; None: there is no request
+    before: the job as it was; None until the target's ranks are started
+    step: after which the ranks leave their loop
+    since: when the first of them left (s, the job's clock); None: none has, or other ranks have loaded their state
+    failure: why the target's ranks failed, so that the job is started as it was; "": they have not
+    postponed: the signal that ends the job when ranks have loaded the state; 0: none
     """
 
     def __init__(self, memory: StateMemory) -> None:
@@ -66,19 +67,19 @@ class Resizing:
             self.listener.bind(address(os.getpid()))
             self.listener.listen()
             self.listener.setblocking(False)
-        except OSError:  # this process has another job, or another process that name: nobody can ask then
+        except OSError:  # the name is taken, by another job of this process
             self.listener.close()
             self.listener = None
 
     def receive(self) -> int | None:
-        """Takes a connection; the number of ranks that is asked for, None if there is nothing to do.
+        """Accepts a connection. Returns: the number of ranks that is asked for; None: there is nothing to do
 
-        What follows for that number is a target, or `answer`.
+        For a number, the caller sets `target` or calls `answer`.
         """
         assert self.listener is not None
         try:
             client, _ = self.listener.accept()
-        except OSError:  # it has gone again, or there is no file for it
+        except OSError:  # who asked has ended, or there is no free file descriptor
             return None
         client.settimeout(_LIMIT)
         try:
@@ -95,7 +96,7 @@ class Resizing:
         return number
 
     def go_back(self, why: str) -> Job:
-        """The ranks of the target have failed: the job to start, which is the one before."""
+        """The ranks of the target have failed. Returns: the job to start instead, which is the one before"""
         assert self.target is not None
         assert self.before is not None
         self.failure = (
@@ -104,7 +105,7 @@ class Resizing:
         return self.before
 
     def finish(self, now: float) -> str:
-        """The ranks have the state: the sentence for it, which who asked gets, too. now: of the job's clock (s)"""
+        """All ranks have loaded the state: answers who asked. Returns: the answer. now: s, the job's clock"""
         assert self.target is not None
         assert self.before is not None
         assert self.since is not None
@@ -115,7 +116,7 @@ class Resizing:
         return text
 
     def answer(self, text: str, done: bool = False) -> None:
-        """Answers who asked, and forgets the request. done: the job has the ranks that were asked for"""
+        """Answers who asked, and ends the request. done: the job has as many ranks as were asked for"""
         if self._client is not None:
             _answer(self._client, done, text)
         self._client = self.since = self.target = self.before = None

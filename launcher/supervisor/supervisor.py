@@ -172,7 +172,7 @@ class _Supervisor:
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
             finally:
                 # Ranks on other hosts cannot reach the memory of this process.
-                on_disk = attempt.ranks.several_hosts() and attempt.ranks.most is not None
+                on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
                 attempt.close()
             number += 1
             if resized is not None:
