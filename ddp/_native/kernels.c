@@ -307,10 +307,10 @@ NARROW INLINE double NAME(moments_of_piece)(size rows, size apart, size n, const
     return mean;
 }
 
-/* Joins a piece with `seen` elements before it, whose mean and variance are given, by Chan, Golub and LeVeque 1983. */
-NARROW INLINE void NAME(add_piece)(size rows, size apart, size n, const REAL *restrict x, size seen, double *mean, double *var)
+/* Merges the moments of a piece into those of the `count` elements before it, by Chan, Golub and LeVeque 1983. */
+NARROW INLINE void NAME(add_piece)(size rows, size apart, size n, const REAL *restrict x, size count, double *mean, double *var)
 {
-    const double part = (double)(rows * n) / (double)(seen + rows * n);
+    const double part = (double)(rows * n) / (double)(count + rows * n);
     double square;
     const double step = NAME(moments_of_piece)(rows, apart, n, x, &square) - *mean;
     *mean += step * part;
@@ -485,7 +485,8 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 /* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,), zeros */
 NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *mean, double *var)
 {
-    const size rows = n < PIECE / 8 ? PIECE / n : 1, many = 16; /* of a piece; statistics that a thread takes at a time */
+    const size rows = n < PIECE / 8 ? PIECE / n : 1; /* of a piece */
+    const size many = least(16, ratio_up(statistics, count_threads())); /* statistics of one task */
     PARALLEL(outer * statistics * n) for (size first = 0; first < statistics; first += many)
         for (size row = 0; row < outer; row += rows)
             for (size s = first; s < least(first + many, statistics); s++)

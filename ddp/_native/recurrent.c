@@ -6,7 +6,7 @@
 
 #define SIGMOID(x) (1 / (1 + exp_f32(-(x))))
 
-/* To 2 ulp: where 1 - 2/(e^2x + 1) cancels, by an odd polynomial. */
+/* To 3 ulp: where 1 - 2/(e^2x + 1) cancels, by an odd polynomial. */
 static inline float tanh_f32(float x)
 {
     const float y = x * x, far = 1 - 2 / (1 + exp_f32(2 * x));
@@ -14,14 +14,14 @@ static inline float tanh_f32(float x)
     return y < 0.390625f ? x + x * (y * (p * y - 3.33332819e-1f)) : far;
 }
 
-/* gates: what the input and the biases give, which become the activations; w: (n, 4*n) */
+/* gates: w_ih@x + b of each step, which become the activations; w: (n, 4*n) */
 void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *cs, float *hs)
 {
     for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)
         PARALLEL(batch * n * n)
         for (size k = 0; k < n; k += WIDE) {
-            for (size at = k; at < 4 * n; at += n)
-                multiply(batch, n, hs, n, 1, w + at * n, WIDE, gates + at, 4 * n, 1);
+            for (size column = k; column < 4 * n; column += n)
+                multiply(batch, n, hs, n, 1, w + column * n, WIDE, gates + column, 4 * n, 1);
             for (size row = 0; row < batch; row++) {
                 float *restrict a = gates + row * 4 * n + k, *restrict c = cs + row * n + k, *restrict h = hs + row * n + k;
                 SIMD for (size q = 0; q < WIDE; q++) {
@@ -35,16 +35,16 @@ void lstm_f32(size steps, size batch, size n, size stride, const float *w, float
         }
 }
 
-/* das: the gradients of what the gates are activations of, as these lie; each: those of hs[1:], in the
- * order in which gates lie; dhs, dcs: those of the last states, which become those of the first. w: (4*n, n) */
+/* das: the gradients before the activations, laid out as gates. step_gradients: those of hs[1:], (steps, batch, n), whose steps
+ * lie stride/4 floats apart. dhs, dcs: those of the last states, which become those of the first. w: (4*n, n) */
 void lstm_backward_f32(size steps, size batch, size n, size stride, const float *w, const float *gates,
-                       const float *cs, const float *each, float *das, float *dhs, float *dcs)
+                       const float *cs, const float *step_gradients, float *das, float *dhs, float *dcs)
 {
     for (size t = steps - 1; t >= 0; t--) {
         PARALLEL(batch * n * n)
         for (size row = 0; row < batch; row++) {
             const float *restrict a = gates + t * stride + row * 4 * n, *restrict c = cs + (t * batch + row) * n;
-            const float *restrict g = each + t * stride / 4 + row * n;
+            const float *restrict g = step_gradients + t * stride / 4 + row * n;
             float *restrict da = das + t * stride + row * 4 * n, *restrict dh = dhs + row * n, *restrict dc = dcs + row * n;
             SIMD for (size q = 0; q < n; q++) {
                 const float i = a[q], f = a[q + n], u = a[q + 2 * n], o = a[q + 3 * n], z = tanh_f32(c[q + batch * n]);

@@ -108,23 +108,29 @@ def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kerne
 
 
 def _attach_clamp(op: Op) -> None:
-    """Gives hardtanh its kernels, or relu, which has no parameters, and only a lower bound."""
+    """Gives hardtanh or relu the clamp kernels. relu has no parameters: its bounds are 0 and none."""
 
-    def forward(xp: Any, x: Array, **bounds: float) -> tuple[Array, Any]:
-        if not is_plain(x):
-            return op.reference.forward(xp, x, **bounds)
+    def bounds_of(parameters: dict[str, float]) -> tuple[float, float]:
+        return parameters.get("low", 0.0), parameters.get("high", math.nan)
+
+    def has_kernel(x: Array, parameters: dict[str, float]) -> bool:
+        # To the kernels, nan is no bound; to hardtanh, it makes every number nan.
+        return is_plain(x) and not any(map(math.isnan, parameters.values()))
+
+    def forward(xp: Any, x: Array, **parameters: float) -> tuple[Array, Any]:
+        if not has_kernel(x, parameters):
+            return op.reference.forward(xp, x, **parameters)
         out = np.empty_like(x)
-        limits = (0, math.nan) if op is activation.relu else bounds.values()
-        CLAMP[x.dtype.char](x.size, *limits, address(x), address(out))
-        return out, ([x.shape], bounds)
+        CLAMP[x.dtype.char](x.size, *bounds_of(parameters), address(x), address(out))
+        return out, ([x.shape], parameters)
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         x = saved[0]
-        if not (is_plain(x) and is_plain(g, x.dtype.char)):
+        _, parameters = residual or ([], {})
+        if not (has_kernel(x, parameters) and is_plain(g, x.dtype.char)):
             return op.reference.backward(xp, g, needs, saved, residual)
-        bounds = (0, math.nan) if op is activation.relu else residual[1].values()
         dx = np.empty_like(x)
-        CLAMP_BACKWARD[x.dtype.char](x.size, *bounds, address(g), address(x), address(dx))
+        CLAMP_BACKWARD[x.dtype.char](x.size, *bounds_of(parameters), address(g), address(x), address(dx))
         return (dx,)
 
     op.attach_native_form(forward, backward)
@@ -302,9 +308,9 @@ class _CrossEntropyResidual(NamedTuple):
     factor: float | None  # None: the losses were not reduced
 
 
-def _mass(x: Array, weight: Array | None) -> float:
-    """The sum of the classes' weights; x: (N, C)."""
-    return float(x.shape[1] if weight is None else weight.sum(dtype=np.float64))
+def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
+    """The sum of the classes' weights, which only smoothing reads: one that is infinite would make 0 nan. x: (N, C)"""
+    return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 
 
 def _cross_entropy(
@@ -317,19 +323,21 @@ def _cross_entropy(
     reduction: str,
     single: bool = False,
 ) -> tuple[Array, Any]:
-    is_matrix = x.ndim == 2 and x.size and is_plain(x) and target.flags.c_contiguous
-    if not is_matrix:
+    if x.ndim != 2 or not x.size or not is_plain(x) or not target.flags.c_contiguous:
         reference = losses.cross_entropy.reference
         return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
     if weight is not None:
         weight = np.ascontiguousarray(weight, x.dtype)
-    sums, each, out = np.empty((2, len(x)), x.dtype), np.empty(len(x)), np.empty(2)
+    sums = np.empty((2, len(x)), x.dtype)
+    row_losses = np.empty(len(x))
+    out = np.empty(2)
     CROSS_ENTROPY[x.dtype.char](
-        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight), reduction == "mean"),
-        *map(address, (*sums, each, out)),
+        *(*x.shape, *map(address, (x, target, keep, weight))),
+        *(smoothing, _mass(x, weight, smoothing), reduction == "mean"),
+        *map(address, (*sums, row_losses, out)),
     )
-    kind = np.dtype("float32") if single else x.dtype
-    z = np.array(each if reduction == "none" else out[0], kind)
+    dtype = np.dtype("float32") if single else x.dtype
+    z = np.array(row_losses if reduction == "none" else out[0], dtype)
     return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
 
@@ -339,10 +347,10 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
         return losses.cross_entropy.reference.backward(xp, g, needs, saved, residual)
     target, keep, weight, smoothing, sums, factor = residual
     dx = np.empty_like(x)
-    each = np.ascontiguousarray(g, x.dtype) if factor is None else None
+    row_gradients = np.ascontiguousarray(g, x.dtype) if factor is None else None
     CROSS_ENTROPY_BACKWARD[x.dtype.char](
-        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight)),
-        *map(address, (*sums, each)),
+        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight, smoothing)),
+        *map(address, (*sums, row_gradients)),
         *(1.0 if factor is None else factor * float(g), address(dx)),
     )
     return (dx,)
@@ -427,7 +435,8 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
 
 # --- recurrent layers
 
-_BLOCK = 16  # columns of weights, WIDE of convolution.c
+# Columns of a block of weights: WIDE of convolution.c.
+_BLOCK = 16
 
 
 def _attach_steps(function: Any, kernel: Any, *arguments: Any) -> None:
@@ -438,8 +447,8 @@ def _attach_steps(function: Any, kernel: Any, *arguments: Any) -> None:
             function.__wrapped__(xp, w, w_hr, gates, cs, *others)
             return
         blocks = np.ascontiguousarray(w.reshape(len(w), -1, _BLOCK).swapaxes(0, 1))
-        sizes = *gates.shape[:2], cs.shape[2], gates.strides[0] // gates.itemsize  # negative in a reversed layer
-        kernel(*sizes, *[x.ctypes.data for x in (blocks, gates, cs, *others)])
+        step = gates.strides[0] // gates.itemsize  # negative in a reversed layer, whose gates `address` does not take
+        kernel(*gates.shape[:2], cs.shape[2], step, *[x.ctypes.data for x in (blocks, gates, cs, *others)])
 
     function.attach_native_form(form)
 

@@ -340,7 +340,7 @@ def make_node(
     node_class: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
-    # Loops without comprehensions, which are calls: this runs for every op.
+    # One loop, not two comprehensions, which are calls before Python 3.12: see `benchmarks.train_step --only small`.
     edges: list[Node | Leaf | None] = []
     needs: list[bool] = []
     for x in inputs:

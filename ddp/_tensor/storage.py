@@ -27,7 +27,6 @@ from ddp._tensor.inplace import must_record, operand_array
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
-from ddp.ops.arrays import Ints
 from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format
 
 T = TypeVar("T", bound="Storage")
@@ -244,7 +243,7 @@ def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
     return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
 
 
-def _references(x: Any) -> Ints:
+def _references(x: Any) -> tuple[int, ...]:
     """How many references there are to a tensor's array and to the memory below it."""
     array = x.array
     root = _root(array)

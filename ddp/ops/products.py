@@ -142,8 +142,8 @@ linear = Op(
 Labels = Ints
 
 
-# Whether axes of a batch are taken together first, which copies where they lie apart: the door of a GPU takes them as
-# they lie.
+# Whether several batch axes are merged into one before a product, which copies arrays that are not contiguous. A GPU's
+# batched product takes strided ones.
 @array_function
 def merges_batches(xp: Any) -> bool:
     """Whether several batch axes are multiplied as one."""

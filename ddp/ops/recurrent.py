@@ -102,13 +102,13 @@ def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     x, w_ih, w_hh = as_float32(*saved)
     hs, relu, reverse = residual
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
-    slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
-    da = xp.empty_like(slope)
+    derivative = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
+    da = xp.empty_like(derivative)
     turned = _in_order(da, reverse)
     back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(len(x))):
         dh += step_gradients[t]
-        product(xp, xp.multiply(dh, slope[t], out=turned[t]), back, dh)
+        product(xp, xp.multiply(dh, derivative[t], out=turned[t]), back, dh)
     wants = (needs[0], *needs[2:])
     dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, *dws)
@@ -135,7 +135,7 @@ def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
     return halves
 
 
-# a = w_ih@x_t + b_ih + w_hh@h_(t-1) + b_hh;  i, f, o = sigmoid(a_i, a_f, a_o), u = tanh(a_u);
+# LSTM: a = w_ih@x_t + b_ih + w_hh@h_(t-1) + b_hh;  i, f, o = sigmoid(a_i, a_f, a_o), u = tanh(a_u);
 # c_t = f*c_(t-1) + i*u, m_t = o*tanh(c_t), h_t = m_t, or w_hr@m_t;
 # dc_t += dm_t*o*(1 - tanh^2 c_t), da_i = dc_t*u*i*(1 - i), da_f = dc_t*c_(t-1)*f*(1 - f), da_u = dc_t*i*(1 - u^2),
 # da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
@@ -206,7 +206,7 @@ def lstm_steps_backward(
 ) -> None:
     """Writes the gradients of what `lstm_steps` was given as gates to da: (T, N, 4H).
 
-    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; where w_hr is given, what came through later steps is added
+    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; with w_hr, what came through later steps is added to them
     dh, dc: the gradients of the last states, which become those of the first
     """
     size = cs.shape[2]

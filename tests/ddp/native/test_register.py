@@ -115,6 +115,11 @@ class TestNumbers:
                 saved = lambda inputs, out: (out if name == "sigmoid" else inputs[0],)  # noqa: E731
                 compare(op, dtype, [x], saved, (True,), **parameters)
 
+    @pytest.mark.parametrize(("low", "high"), [(-1.0, np.nan), (np.nan, 2.0), (-np.inf, np.inf)])
+    def test_bounds_that_are_no_numbers(self, low: float, high: float, dtype: str) -> None:
+        x = normal(40, dtype=dtype)
+        compare(OPS["hardtanh"], dtype, [x], lambda inputs, _: inputs, (True,), low=low, high=high)
+
     def test_relu(self, dtype: str) -> None:
         for size in (5, 5000):
             x = normal(size, dtype=dtype)
@@ -202,6 +207,19 @@ class TestNumbers:
         for weight in (None, np.abs(normal(shape[1], dtype=dtype))):
             settings = {"target": target, "weight": weight, "smoothing": smoothing, "reduction": reduction}
             compare(losses.cross_entropy, dtype, [x], saved, (True,), keep=keep, **settings)
+
+    def test_cross_entropy_where_a_class_without_samples_weighs_infinity(self, dtype: str) -> None:
+        settings = {"target": np.array([0, 2]), "keep": None, "smoothing": 0.0, "reduction": "mean"}
+        weight = np.array([1, np.inf, 2], dtype)
+        compare(
+            losses.cross_entropy,
+            dtype,
+            [normal(2, 3, dtype=dtype)],
+            lambda inputs, _: inputs,
+            (True,),
+            weight=weight,
+            **settings,
+        )
 
     @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Lion", "NAdam", "RAdam"])
     def test_updates_have_the_bits_of_the_passes(self, name: str, dtype: str) -> None:
