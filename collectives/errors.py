@@ -96,7 +96,7 @@ _MAX_PARTS = 8
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Of a long text the end is only counted."""
+    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Behind 8 parts, ranks are only counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -52,15 +52,12 @@ def peer_failed() -> bool:
 
 
 def resize_requested() -> bool:
-    """True while the launcher waits for the ranks to leave after a step, since the job is to have another number."""
+    """True once the job is to be resized: then all ranks leave their loop after the same step."""
     return bool(_words[_RESIZE] & 0xFF)
 
 
 class Deadline:
-    """A time limit that starts when this object is made.
-
-    seconds: its length
-    """
+    """The time `seconds` from now. While the job is suspended, it comes no nearer."""
 
     __slots__ = ("_before", "_deadline")
 

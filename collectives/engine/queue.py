@@ -46,10 +46,10 @@ _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
 # A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken, which takes as long as a small call.
+# After this many rounds without work the helper thread sleeps until it is woken. That takes as long as a small call.
 _IDLE_ROUNDS = 10
-# The helper thread's pause grows to this (s) while other ranks of the node are late. The network needs more tests.
-_LONGEST_PAUSE = 4 * LONG_PAUSE
+# For this long (s) calls are left to a thread that computes, after its last one. It may raise, and never wait for them.
+_LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
 _never_freed: list[Any] = []
@@ -73,8 +73,9 @@ class CallQueue:
         self._error: BaseException | None = None
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
-        self._on_one_node = transport.shares_memory and transport.local_size == transport.size
-        self._has_spare_core = (os.cpu_count() or 1) >= 2 * transport.local_size
+        on_one_node = transport.shares_memory and transport.local_size == transport.size
+        # All ranks are on this node, which has no second core for each: helper threads compete with what computes.
+        self._shares_cores = on_one_node and (os.cpu_count() or 1) < 2 * transport.local_size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
         self.started = 0
@@ -95,6 +96,7 @@ class CallQueue:
         self._stepping = threading.RLock()
         self._stepper = 0
         self._waiting: set[int] = set()  # Thread ids. One that Ctrl-C left here is removed by the thread's next wait.
+        self._left_until = 0.0  # Until then the calls are left to a thread that computes first.
         self._next_check = 0.0
         self._helper: threading.Thread | None = None
         self._wake = threading.Event()
@@ -151,26 +153,30 @@ class CallQueue:
         """Makes the helper thread continue the calls that no thread waits for."""
         if self._helper is None:
             self._start_helper()
-        elif self._asleep and not self._waiting:  # Otherwise it tests soon. Waking it takes as long as a small call.
+        else:  # If it is not asleep, it tests soon.
+            self._wake_if_needed()
+
+    def _wake_if_needed(self) -> None:
+        if self._asleep and self._has_work():
             self._wake.set()
 
     def expect_wait(self) -> Callable[[], None]:
-        """Leaves calls within a node to this thread, which computes first. Returns: a function that completes them.
+        """Says that this thread computes, and then waits for all calls. Returns: the function by which it waits
 
-        Only where there is no second core for each rank: two helper threads that have to meet for each tile, while all
-        cores compute, take several times as long.
+        Where ranks share cores, the helper thread leaves calls to it: two helper threads that have to meet for each
+        tile, while all cores compute, take several times as long.
         """
-        thread = threading.get_ident()
-        if self._on_one_node and not self._has_spare_core:
-            self._waiting.add(thread)
+        if self._shares_cores:
+            self._left_until = time.monotonic() + _LEFT
 
         def wait_for_all() -> None:
+            self._left_until = 0.0
             try:
                 last = self._ordered[-1]
             except IndexError:  # None is in progress.
-                self._waiting.discard(thread)
-                return
-            self._wait_until_done(last, None)
+                self._wake_if_needed()
+            else:
+                self._wait_until_done(last, None)
 
         return wait_for_all
 
@@ -203,8 +209,7 @@ class CallQueue:
                     return call.done
         finally:
             self._waiting.discard(thread)
-            if self._asleep and self._has_work():
-                self._wake.set()
+            self._wake_if_needed()
         return True
 
     def drain(self, limit: Deadline) -> bool:
@@ -394,34 +399,28 @@ class CallQueue:
 
     def _has_work(self) -> bool:
         """Whether the helper thread has steps to take. Not while a thread waits: it would only compete for its core."""
-        return bool(self._ordered or self._unordered) and not self._waiting
+        has_calls = self._ordered or self._unordered
+        return bool(has_calls) and not self._waiting and time.monotonic() >= self._left_until
 
     def _run_helper(self) -> None:
         idle_rounds = 0
-        pause = LONG_PAUSE
         while not self._closing:
             if not self._has_work():
                 idle_rounds += 1
                 self._release_if_idle()
                 self._asleep = idle_rounds > _IDLE_ROUNDS
                 self._wake.clear()
-                if not self._has_work():
-                    self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
-                if self._asleep:
+                if not self._has_work() and self._wake.wait(_LEFT if self._asleep and not self._closed else LONG_PAUSE):
                     idle_rounds = 0
-                pause = LONG_PAUSE
                 continue
             idle_rounds = 0
             self._asleep = False
             with contextlib.suppress(Exception):  # A broken device, whose error the steps will raise.
                 self.enter_helper()
             if self._take(self._advance_all, True):
-                pause = LONG_PAUSE
                 while not self._waiting and spin(lambda: self._take(self._advance_all)):
                     pass
-            elif self._on_one_node:
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            time.sleep(pause)
+            time.sleep(LONG_PAUSE)
 
     def _start_helper(self) -> None:
         name = f"collectives-{self._transport.key}"

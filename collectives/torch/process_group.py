@@ -177,10 +177,10 @@ class GroupCalls:
         tensor = _one(tensors)
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
+        x = as_numbers(tensor)
         if in_backward(sys._getframe(1)):
             # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
-        x = as_numbers(tensor)
         return self._reduce(self._comm.all_reduce, x, opts or AllreduceOptions(), x, tensors)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:

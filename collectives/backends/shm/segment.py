@@ -354,7 +354,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Polls for about 3 us; whether all signatures of this call arrived. To come back later would take as long."""
+        """Whether all signatures of this call arrive within about 3 us: to test again later would take as long."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

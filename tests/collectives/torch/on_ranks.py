@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,16 @@ class TestRanks:
         dist.barrier()
 
 
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no gradient")
+
+
 class TestRanksTrain:
     """PyTorch's own wrappers: the same numbers as one process on the whole batch."""
 
@@ -410,13 +421,26 @@ class TestRanksTrain:
 
         def recording(queue: CallQueue, call: Any, first: bool = False) -> bool:
             if threading.get_ident() == main:
-                left_to_it.append(main in queue._waiting)
+                left_to_it.append(not queue._has_work())
             return advance(queue, call, first)
 
         monkeypatch.setattr(CallQueue, "_advance", recording)
         model(torch.ones(2, 200)).sum().backward()
         assert left_to_it
         assert all(left_to_it)
+
+    def test_calls_go_on_after_a_backward_that_raised(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: size)
+        group = dist.new_group()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200), process_group=group)
+        x = RaisesInBackward.apply(torch.ones(2, 200, requires_grad=True))
+        with pytest.raises(RuntimeError, match="no gradient"):
+            model(x).sum().backward()
+        work = dist.all_reduce(torch.ones(1000, 1000), group=group, async_op=True)
+        end = time.monotonic() + 20
+        while not work.is_completed():  # no thread waits
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def test_a_mismatch_in_backward_is_an_error_on_all_ranks(self, size: int) -> None:
         group = dist.new_group()
