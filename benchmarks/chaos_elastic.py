@@ -114,11 +114,11 @@ def job_of(work: Path, line: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until(ready: Callable[[], bool], job: subprocess.Popen[bytes]) -> None:
-    """Raises: TimeoutExpired if it takes too long or the job ends before."""
+    """Raises: AssertionError if it takes too long, or the job ends before."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
-        if time.monotonic() > deadline or job.poll() is not None:
-            raise subprocess.TimeoutExpired("waiting for a step", PATIENCE)
+        assert job.poll() is None, "the job ended before it reached the step that was waited for"
+        assert time.monotonic() < deadline, f"no step that was waited for within {PATIENCE:g} s"
         time.sleep(POLL)
 
 

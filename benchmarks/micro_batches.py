@@ -1,4 +1,4 @@
-"""What bits that do not depend on the number of ranks cost: micro_batches=V beside the same batches accumulated.
+"""The cost of micro_batches=V, which makes results independent of the number of ranks, beside plain accumulation.
 
     python -m benchmarks.micro_batches [--here] [--rate 1gbit] [--rounds 9] [--only gpt] [--json FILE]
 

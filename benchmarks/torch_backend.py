@@ -175,6 +175,8 @@ def main() -> None:
     parser = harness.parser(__doc__, rounds=10, only=(*CALLS, *STEPS))
     parser.add_argument("--rate", help="of the cable between two hosts, as tc writes it (default: one host)")
     arguments = parser.parse_args()
+    if arguments.rate is not None and {*arguments.only} != {*CALLS, *STEPS}:
+        parser.error("between two hosts only DistributedDataParallel is measured: leave out --only")
     from collectives.world import world_from_env
 
     world = world_from_env()

@@ -151,14 +151,13 @@ class Worker(train_step.Worker):
             nonlocal parameters
             parameters += sum(each.numel() for group in optimizer.param_groups for each in group["params"])
 
-        hook = register_optimizer_step_post_hook(count)
         counter = FlopCounterMode(display=False)
+        register_optimizer_step_post_hook(count)  # for good: this is the last that the worker is asked for
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the flags, which say something of Intel's GPUs
             # Without oneDNN an LSTM is made of products that are counted, too.
             with self.t.backends.mkldnn.flags(enabled=False), counter:
                 self._step()
-        hook.remove()
         flop = {str(op): number for op, number in counter.get_flop_counts()["Global"].items()}
         # The backward of a convolution has two of the forward; what is counted there ignores groups.
         flop["aten.convolution_backward"] = 2 * flop.get("aten.convolution", 0)

@@ -113,6 +113,8 @@ def make_loader(
 
 def train(model: ddp.DataParallel, optimizer: Optimizer, loader: DataLoader, epochs: int) -> None:
     """Trains a classifier, on all ranks together."""
+    if not len(loader):
+        return
     with progress_bar(total=epochs * len(loader), unit="step") as bar:
         for epoch in range(epochs):
             for x, y in loader:

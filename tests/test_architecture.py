@@ -77,10 +77,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_063, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_050, 11_500, ("ddp",)),
-    "collectives": Size(78_689, 65_000, ("collectives",)),
+    "collectives": Size(78_657, 65_000, ("collectives",)),
     "launcher": Size(71_559, 64_000, ("launcher",)),
-    "benchmarks": Size(46_132, 31_000, ("benchmarks",)),
-    "tests": Size(501_823, 385_000, ("tests",)),
+    "benchmarks": Size(46_158, 31_000, ("benchmarks",)),
+    "tests": Size(502_025, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (77, 75)}  # limit, goal
 

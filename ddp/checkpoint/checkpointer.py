@@ -361,7 +361,7 @@ class Checkpointer:
     def _hold(self) -> None:
         """Copies the state to memory."""
         if self._memory is None:  # an earlier copy has failed on this rank alone
-            raise CheckpointError("it holds no copies any more")
+            raise CheckpointError("this rank does not copy its state to memory any more")
         began = time.monotonic()
         self._memory.write(self._reached, *capture(self._training, self._store.ranks, alone=True))
         self._memory.took(began)
