@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -80,7 +81,7 @@ SIZES = {
     "collectives": Size(78_657, 65_000, ("collectives",)),
     "launcher": Size(71_559, 64_000, ("launcher",)),
     "benchmarks": Size(46_158, 31_000, ("benchmarks",)),
-    "tests": Size(502_025, 385_000, ("tests",)),
+    "tests": Size(502_074, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (77, 75)}  # limit, goal
 
@@ -127,10 +128,11 @@ def table() -> str:
 
 
 def test_the_kernels_are_short() -> None:
-    lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
-    assert max(lines) <= 713
+    texts = [path.read_text() for path in (ROOT / "ddp/_native").glob("*.c")]
+    assert max(len(text.splitlines()) for text in texts) <= 713
+    code = [re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL) for text in texts]
     # Of which 722 for convolution, and 110 for statistics of norms: they neither over- nor underflow nor cancel.
-    assert sum(lines) <= 1_674
+    assert sum(bool(line.strip()) for text in code for line in text.splitlines()) <= 1_400
 
 
 def test_every_folder_keeps_within_its_limit() -> None:
