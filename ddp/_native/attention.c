@@ -91,7 +91,7 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
                      REAL *sums, REAL *scratch, int threads)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
-    PARALLEL(s->heads * s->length * pad, num_threads(threads))
+    ON_THREADS(threads)
     for (size head = 0; head < s->heads; head++) {
         REAL *const k_t = scratch + omp_get_thread_num() * (s->depth + QUERIES) * pad, *const scores = k_t + s->depth * pad;
         const int64_t *at = s->at + ARRAYS * head, *row = s->row;
@@ -126,7 +126,7 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
                               REAL *dv, REAL *scratch, int threads)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
-    PARALLEL(s->heads * s->length * pad, num_threads(threads))
+    ON_THREADS(threads)
     for (size head = 0; head < s->heads; head++) {
         REAL *const k_t = scratch + omp_get_thread_num() * (s->depth + s->width + 2 * QUERIES) * pad;
         REAL *const v_t = k_t + s->depth * pad, *const p = v_t + s->width * pad, *const ds = p + QUERIES * pad;

@@ -19,16 +19,6 @@ typedef int32_t order __attribute__((vector_size(4 * LINE)));
 #define UNROLL PRAGMA(GCC unroll 12) /* a loop of so many rounds at most, whose number is a constant */
 #define CACHED (1 << 17) /* bytes of images that a thread works on at a time: they stay in L2 */
 
-static inline size least(size a, size b)
-{
-    return a < b ? a : b;
-}
-
-static inline size ratio_up(size a, size b)
-{
-    return (a + b - 1) / b;
-}
-
 /* Runs RUN with the number of rows of a panel as a constant. */
 #define WITH_CONSTANT(rows)                                                                                            \
     switch (rows) {                                                                                                    \
@@ -203,7 +193,8 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     const size band_size = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
     const size most_spots = g.lines * ratio_up(g.part, LINE), plane = g.result[0] * g.result[1];
     size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* taps and spots of residues */
-    float *packed = malloc((groups * whole + count_threads() * band_size) * sizeof(float)), *bands = packed + groups * whole;
+    const int threads = count_threads(n * groups * whole * plane / residues);
+    float *packed = malloc((groups * whole + threads * band_size) * sizeof(float)), *bands = packed + groups * whole;
     int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;
     spot *spots = malloc(residues * most_spots * sizeof(spot));
     if (packed && offsets && spots) {
@@ -225,7 +216,7 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
                     for (size t = starts[residue]; t < starts[residue + 1]; t++)
                         for (size i = k; i < stop; i++) *to++ = w[group * whole + seen[t] + i * apart];
                 }
-        PARALLEL(n * groups * whole * plane / residues)
+        ON_THREADS(threads)
         for (size unit = 0; unit < n * groups * g.bands; unit++) {
             const size image = unit / g.bands, group = image % groups, first = unit % g.bands * g.lines;
             float *band = bands + omp_get_thread_num() * band_size;

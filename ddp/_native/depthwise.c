@@ -39,14 +39,15 @@ int depthwise_f32(const window *s, size n, size channels, int written, float *x,
     const size lengths[] = {s->image[0] * s->image[1], taps, s->out[0] * s->out[1]}, length = lengths[written];
     const size filters_size = spans * SPAN * taps, own_size = 2 * LINE * (lengths[IMAGE] + lengths[RESULT] + LINE);
     const int left = written == IMAGE ? RESULT : IMAGE, right = written == FILTER ? RESULT : FILTER;
-    float *const arrays[] = {x, w, out}, *filters = calloc(filters_size + count_threads() * own_size, sizeof(float));
+    const int threads = count_threads(n * channels * taps * lengths[RESULT]);
+    float *const arrays[] = {x, w, out}, *filters = calloc(filters_size + threads * own_size, sizeof(float));
     int32_t *starts = malloc((length + 1) * sizeof(int32_t));
     term *terms = malloc(taps * lengths[RESULT] * sizeof(term));
     if (filters && starts && terms) {
         list_terms(s, written, lengths, starts, terms);
         for (size c = 0; written != FILTER && c < channels; c += LINE)
             load_planes(w + c * taps, channels - c, (size[]){1, taps}, 0, 0, 1, taps, filters + c * taps);
-        PARALLEL(n * channels * taps * lengths[RESULT])
+        ON_THREADS(threads)
         for (size i = 0; i < spans * (n / images); i++)
             for (size unit = 0; unit < images * (SPAN / LINE); unit += 2) { /* two vectors of channels */
                 const size image = i / spans + unit / (SPAN / LINE), c = i % spans * SPAN + unit % (SPAN / LINE) * LINE;

@@ -16,12 +16,13 @@
 #define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
 #define PRAGMA(...) _Pragma(#__VA_ARGS__)
-/* Before a for loop: its iterations run on several threads, if it works on enough numbers. Such loops never nest. */
+/* Before a for loop: its iterations run on so many threads, or on as many as suit its work. Such loops never nest. */
 #ifdef __clang__ /* which compiles the pragma into calls that threads.c does not have */
-#define PARALLEL(work, ...)
+#define ON_THREADS(count, ...)
 #else
-#define PARALLEL(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
+#define ON_THREADS(count, ...) PRAGMA(omp parallel for num_threads(count) __VA_ARGS__)
 #endif
+#define PARALLEL(work, ...) ON_THREADS(count_threads(work), __VA_ARGS__)
 #define CHUNK 4096 /* elements that a thread takes at a time */
 #define PIECE 4096 /* elements whose moments are taken at a time: they stay in L1 */
 /* Runs a statement for i = 0 to n - 1, on several threads and in vectors. */
@@ -48,6 +49,17 @@
 #define SUFFIX(a, b) JOIN(a, b)
 #define NAME(f) SUFFIX(f, TAG)
 typedef ptrdiff_t size;
+
+static inline size least(size a, size b)
+{
+    return a < b ? a : b;
+}
+
+static inline size ratio_up(size a, size b)
+{
+    return (a + b - 1) / b;
+}
+
 #include "threads.c"
 
 /* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that neither over- nor underflows
@@ -199,8 +211,7 @@ TOTAL(total_f64, double)
 static inline REAL NAME(largest)(size n, const REAL *x)
 {
     REAL top[LANES];
-    for (int l = 0; l < LANES; l++)
-        top[l] = -INFINITY;
+    for (int l = 0; l < LANES; l++) top[l] = -INFINITY;
     EACH(n, top[l] = x[i] > top[l] ? x[i] : top[l]);
     for (int l = 1; l < LANES; l++)
         top[0] = top[l] > top[0] ? top[l] : top[0];
@@ -486,7 +497,7 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *mean, double *var)
 {
     const size rows = n < PIECE / 8 ? PIECE / n : 1; /* of a piece */
-    const size many = least(16, ratio_up(statistics, count_threads())); /* statistics of one task */
+    const size many = least(16, ratio_up(statistics, count_threads(outer * statistics * n))); /* statistics of one task */
     PARALLEL(outer * statistics * n) for (size first = 0; first < statistics; first += many)
         for (size row = 0; row < outer; row += rows)
             for (size s = first; s < least(first + many, statistics); s++)

@@ -38,7 +38,6 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 _TAGS = {"f": "f32", "d": "f64"}
 _Kernel = Callable[..., None]
 assert library is not None
-_count_threads: Callable[[], int] = library.count_threads
 
 
 def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
@@ -50,6 +49,8 @@ def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]
 
 
 N, P, FLAG, REAL = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+_count_threads: Callable[[int], int] = library.count_threads
+library.count_threads.argtypes = (N,)
 
 
 def is_plain(x: Any, char: str | None = None) -> bool:
@@ -512,7 +513,8 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
     """(threads, n): for each of them `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
-    return np.empty((min(_count_threads(), math.prod(q.shape[:-2])), rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
+    threads = min(_count_threads(math.prod(q.shape[:-1]) * k.shape[-2]), math.prod(q.shape[:-2]))
+    return np.empty((threads, rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
 
 
 def _has_rows(x: Array, char: str) -> bool:

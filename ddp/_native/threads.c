@@ -4,6 +4,7 @@
  * second, whose threads compete with OpenBLAS's for the same cores, and which hangs in a forked child.
  */
 #define MAX_THREADS 64
+#define SHARE (1 << 14) /* numbers that are worth a thread of their own: to wake one takes microseconds */
 #define HIDDEN __attribute__((visibility("hidden"))) /* a libgomp that another library loads takes no calls of ours */
 
 /* OpenBLAS's gotoblas_pthread: runs a function on `count` threads, this one among them, each with its own argument */
@@ -25,11 +26,11 @@ void set_thread_pool(pool_runner run, int (*size)(void))
     pool_size = size;
 }
 
-/* How many threads run a loop from now on. */
-int count_threads(void)
+/* How many threads run a loop that works on so many numbers: their number grows with it. */
+int count_threads(size work)
 {
-    const int count = run_on_pool ? pool_size() : 1;
-    return count < 1 ? 1 : count < MAX_THREADS ? count : MAX_THREADS;
+    const size most = run_on_pool && work >= 2 * SHARE ? least(least(pool_size(), MAX_THREADS), work / SHARE) : 1;
+    return most < 1 ? 1 : (int)most;
 }
 
 static void run_task(task *own)
@@ -51,17 +52,14 @@ HIDDEN int omp_get_num_threads(void)
     return num_threads;
 }
 
-/* most: 1 where the condition of the pragma is false; else what it says in num_threads, or 0 */
-HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned most, unsigned flags)
+/* count: what the pragma says in num_threads */
+HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned count, unsigned flags)
 {
-    const int all = most == 1 ? 1 : count_threads(), count = most && (int)most < all ? (int)most : all;
-    (void)flags;
-    if (count == 1) {
-        body(data);
-        return;
-    }
     task tasks[MAX_THREADS];
-    for (int i = 0; i < count; i++)
-        tasks[i] = (task){body, data, i, count};
-    run_on_pool(count, (void *)run_task, tasks, sizeof(task));
+    for (unsigned i = 0; i < count; i++)
+        tasks[i] = (task){body, data, (int)i, (int)count};
+    if (count > 1)
+        run_on_pool((int)count, (void *)run_task, tasks, sizeof(task));
+    else
+        body(data);
 }

@@ -417,12 +417,21 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: str) -> None:
     results = []
     for count in (1, 2, 3):
         with threadpool_limits(count, user_api="blas"):
-            if _native.library.count_threads() != count:
+            if _native.library.count_threads(1 << 20) != count:
                 pytest.skip("NumPy's products come from another library than OpenBLAS")
             results.append(results_of_all_kernels(dtype))
     for number, arrays in enumerate(zip(*results, strict=True)):
         for other in arrays[1:]:
             np.testing.assert_array_equal(other, arrays[0], err_msg=str(number))
+
+
+@needs_kernels
+def test_a_loop_takes_more_threads_the_more_it_works() -> None:
+    count_threads = _native.library.count_threads
+    with threadpool_limits(4, user_api="blas"):
+        if count_threads(1 << 30) != 4:
+            pytest.skip("NumPy's products come from another library than OpenBLAS")
+        assert [count_threads(work << 14) for work in (0, 1, 2, 3, 4, 1 << 30)] == [1, 1, 2, 3, 4, 4]
 
 
 @needs_kernels
