@@ -18,7 +18,7 @@ from benchmarks import harness
 
 RESULTS, README = harness.ROOT / "benchmarks" / "results", harness.ROOT / "README.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.report` -->\n", "<!-- end of results -->"
-FILES = ("startup", "collectives", "overlap", "train_step")
+FILES = ("startup", "collectives", "overlap", "train_step", "zoo")
 STARTUP = {
     "first": "shell to the first all-reduce of two ranks",
     "killed": "SIGKILL of a rank to the end of the job",
@@ -46,7 +46,7 @@ def row(what: str, ours: float, torch: float | None = None, mpi4py: float | None
 
 
 def rows() -> Iterator[str]:
-    startup, collectives, overlap, steps = map(load, FILES)
+    startup, collectives, overlap, steps, zoo = map(load, FILES)
     for matter, what in STARTUP.items():
         median = harness.medians(startup["rounds"][matter])
         yield row(what, median["ddp-launch"], median["torchrun"], median.get("mpiexec + mpi4py"))
@@ -63,8 +63,7 @@ def rows() -> Iterator[str]:
         f"step of two hosts, 1 Gbit/s: {task['label']}; PyTorch with its best buckets, {best}: {duration(theirs[best])}"
     )
     yield row(text, statistics.median(task["ours"]["default"]["step"]), theirs["default"])
-    for name in STEPS:
-        found = steps["rows"][name]
+    for found in (*(steps["rows"][name] for name in STEPS), *zoo["rows"]["0"].values()):
         median = harness.medians(found["seconds"])
         yield row(f"step on one core: {found['label']}", median["ddp"], median["torch"])
 
@@ -75,10 +74,11 @@ def table() -> str:
     if len(set(machines.values())) != 1:
         sys.exit(f"these results are not of one machine: {machines}")
     about = load("train_step")
+    dates = sorted({load(name)["date"] for name in FILES})
     versions = ", ".join(
         f"{name} {about['versions'][name]}" for name in ("python", "torch", "numpy", "mpi4py", "mpich")
     )
-    where = f"{machines['train_step']}; {versions}; {about['date']}; side by side in one run."
+    where = f"{machines['train_step']}; {versions}; {dates[0]} to {dates[-1]}; each row side by side in one run."
     head = ["| median of | here | PyTorch: torchrun, gloo, DDP | | mpi4py |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*head, *rows(), "", f"{where} [How, and every other number](docs/benchmarks.md).\n"])
 

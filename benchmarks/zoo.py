@@ -6,9 +6,8 @@ Each model is written once, for `ddp` and `torch` alike, and starts from the sam
 the first steps differ, there are no times. Processes and rounds are those of `benchmarks.train_step`, which has GPT-2
 and the small GPT. Needs PyTorch (`pip install '.[bench]'`).
 
-The floor is what a step would take if it were nothing but its products, at the speed of a large product of these
-cores, and its update, which reads and writes 28 bytes a parameter (Adam), at the bandwidth of a copy; "/ floor" is how
-far our step is from it. A 3x3 convolution by Winograd's algorithm needs fewer products, so that it may be below.
+The floor is that of `benchmarks.train_step`; a 3x3 convolution by Winograd's algorithm needs fewer products than it
+counts, so that a step may be below.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from benchmarks import harness, models, train_step
 from benchmarks.gpu.tasks import weights
@@ -140,39 +136,6 @@ class Worker(train_step.Worker):
     def make_step(self) -> Step:
         return self.table[self.key][2](self.t)
 
-    def work(self) -> dict[str, float]:
-        """The FLOP of a step's products and the bytes of its update. For the worker of PyTorch, which counts."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-        from torch.utils.flop_counter import FlopCounterMode
-
-        parameters = 0
-
-        def count(optimizer: Any, args: Any, kwargs: Any) -> None:
-            nonlocal parameters
-            parameters += sum(each.numel() for group in optimizer.param_groups for each in group["params"])
-
-        counter = FlopCounterMode(display=False)
-        register_optimizer_step_post_hook(count)  # for good: this is the last that the worker is asked for
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the flags, which say something of Intel's GPUs
-            # Without oneDNN an LSTM is made of products that are counted, too.
-            with self.t.backends.mkldnn.flags(enabled=False), counter:
-                self._step()
-        flop = {str(op): number for op, number in counter.get_flop_counts()["Global"].items()}
-        # The backward of a convolution has two of the forward; what is counted there ignores groups.
-        flop["aten.convolution_backward"] = 2 * flop.get("aten.convolution", 0)
-        return {"flop": float(sum(flop.values())), "update_bytes": 28.0 * parameters}
-
-    def speeds(self) -> dict[str, float]:
-        """FLOP/s of a product of 1024x1024 float32 and bytes/s of a copy, read and written: the best of several."""
-        x = np.ones((1024, 1024), np.float32)
-        out = np.empty_like(x)
-        source = np.ones(1 << 24, np.float32)
-        target = np.ones_like(source)
-        product = min(harness.seconds(lambda: np.matmul(x, x, out=out)) for _ in range(10))
-        copy = min(harness.seconds(lambda: np.copyto(target, source)) for _ in range(5))
-        return {"flop": 2 * 1024**3 / product, "bytes": 2 * source.nbytes / copy}
-
 
 def disagreement(losses: dict[str, list[float]]) -> float:
     """The largest relative difference of the losses of the first steps."""
@@ -193,9 +156,7 @@ def compare(key: str, rounds: int, module: str, floor: bool) -> dict[str, Any]:
             sys.exit(f"{key}: the losses of the first steps differ, so that times mean nothing: {losses}")
         found = {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}
         if floor:
-            found["speeds"] = speeds = pools["ddp"].ask("speeds")[0]
-            found["work"] = work = pools["torch"].ask("work")[0]
-            found["floor_seconds"] = work["flop"] / speeds["flop"] + work["update_bytes"] / speeds["bytes"]
+            found |= train_step.measure_floor(pools)
         return found
 
 
@@ -209,16 +170,12 @@ def main(doc: str, module: str, steps: Steps, cores: list[str], floor: bool = Fa
     for chosen in dict.fromkeys(args.cores):
         os.sched_setaffinity(0, map(int, chosen.split(",")))
         print(f"cores {chosen}")
-        print(train_step.HEAD + (f"  {'floor':>9} {'/ floor':>7}" if floor else ""))
+        print(train_step.HEAD + (train_step.FLOOR_HEAD if floor else ""))
         for key in args.only:
             what, goal, _ = steps[key]
             found = compare(key, args.rounds, module, floor)
             rows.setdefault(chosen, {})[key] = {"label": what, "goal": goal, **found}
-            line = train_step.describe(what, goal, found)
-            if floor:
-                least = found["floor_seconds"]
-                line += f"  {1000 * least:6.2f} ms {harness.medians(found['seconds'])['ddp'] / least:7.2f}"
-            print(line, flush=True)
+            print(train_step.describe(what, goal, found), flush=True)
     harness.write(args.json, module, rows=rows)
 
 

@@ -89,6 +89,8 @@ def rows(value: Any, label: str, units: dict[str, str]) -> Iterator[Row]:
     elif isinstance(value, dict):
         label = joined(label.rpartition(", ")[0], value["label"]) if "label" in value else label
         numbers = {key: median(entry) for key, entry in value.items() if is_series(entry)}
+        if "floor_seconds" in value:
+            numbers["ours / floor"] = median(value["seconds"]["ddp"]) / value["floor_seconds"]
         if label and numbers:
             yield label, numbers
         for key, entry in value.items():

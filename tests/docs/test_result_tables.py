@@ -27,5 +27,7 @@ def test_rows_are_medians_named_by_the_keys_that_lead_to_them() -> None:
     assert list(result_tables.rows(result, "", {})) == [("reduce, 2 KiB, us", {"ours": 2.0, "raw": 4000.0})]
     result = {"tasks": {"mlp": {"label": "An MLP", "hooks": {"none": {"step": [0.5], "ratio": 2}}}}}
     assert list(result_tables.rows(result, "", {})) == [("An MLP, hooks, none", {"step": 0.5, "ratio": 2})]
+    result = {"rows": {"0": {"label": "A GRU", "floor_seconds": 0.5, "seconds": {"ddp": [1.0, 2.0, 9.0]}}}}
+    assert next(result_tables.rows(result, "", {})) == ("A GRU", {"floor_seconds": 0.5, "ours / floor": 4.0})
     result = {"results": {"save": [{"wrong": ""}, {"wrong": "weights differ"}]}}
     assert list(result_tables.rows(result, "", {})) == [("save", {"cases": 2, "wrong": 1})]
