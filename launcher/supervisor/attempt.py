@@ -41,7 +41,7 @@ from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
 from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
-from launcher.supervisor.environment import agent, agents_environment, free_port, host_of_rank_0, meeting
+from launcher.supervisor.environment import agent_command, agents_environment, free_port, host_of_rank_0, master_address
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
@@ -113,9 +113,9 @@ class Attempt:
         self._engine = engines.choose_engine(job, environ)
         self._listener = Listener(self._engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
-        master = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
+        master = master_address(environ, host_of_rank_0(job, self._engine, environ), free_port())
         environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
-        self._reaper = Reaper(partial(self._engine.start, agent(job), environment), scratch)
+        self._reaper = Reaper(partial(self._engine.start, agent_command(job), environment), scratch)
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:
@@ -308,7 +308,7 @@ class Attempt:
                 table[self._resizing.listener.fileno()] = select.POLLIN, self._on_resize_request
             if not self._reaper.lost:
                 table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
-            if not self._reaper.silent:
+            if not self._reaper.output_closed:
                 table[self._reaper.engine_output] = select.POLLIN, self._on_engine_output
         if (wanted := self._stdin.readable_fd(self.ranks)) is not None:
             table[wanted] = select.POLLIN, partial(self._stdin.read, self.ranks)
@@ -361,7 +361,7 @@ class Attempt:
     # -- the engine and its reaper
 
     def _on_reaper(self) -> None:
-        self._reaper.read()
+        self._reaper.receive()
         if self._reaper.lost:
             self.fail(EngineLost(at=self.now, name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
@@ -377,7 +377,7 @@ class Attempt:
 
     def _on_engine_output(self) -> None:
         """Keeps what the engine itself prints, for the case that nothing explains a failure better."""
-        self.engine_output = (self.engine_output + self._reaper.listen())[-_ENGINE_OUTPUT_LIMIT:]
+        self.engine_output = (self.engine_output + self._reaper.read_output())[-_ENGINE_OUTPUT_LIMIT:]
         if self.ranks.complete or self.failures:
             return
         if sentence := explain_start_failure(self.engine_output.decode("utf-8", "replace")):

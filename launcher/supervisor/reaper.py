@@ -1,7 +1,8 @@
-"""Reaper: the engine's parent, a fork of the launcher that outlives a `kill -9` of it and leaves no process behind.
+"""Reaper: a fork of the launcher that starts the engine, survives a `kill -9` of the launcher, and kills what is left.
 
-Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. Orphans
-come to the reaper, a subreaper; when the launcher closes their socket, or dies, it ends them all.
+Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. The reaper
+is a subreaper: it becomes the parent of every orphan. When the launcher closes the socket between the two, or dies,
+the reaper kills everything below itself.
 """
 
 from __future__ import annotations
@@ -19,46 +20,51 @@ from launcher import errors
 from launcher.errors import StartError, UsageError
 from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, remove_stale_segments, signal_pipe, sweep
 
+# Signals for which the launcher has handlers. The reaper has none.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Seconds after which killing what is left is given up.
 _SWEEP_LIMIT = 3.0
+# Exit code of the engine's process if the engine cannot be started.
 _CANNOT_START = 127
-_LINE = 12  # bytes of a number that the reaper sends
+# Bytes of a number that the reaper sends.
+_NUMBER_BYTES = 12
+# The most that is read at once (bytes).
+_CHUNK = 1 << 16
 
 
 class Reaper:
-    """A running engine and the reaper above it, as the launcher sees them.
+    """The launcher's end: starts the reaper, which starts the engine, and follows both.
 
     start: `Engine.start` with its arguments
-    scratch: path of a folder that it makes for the engine's files, and removes with the engine
-    pid, engine: of the reaper and of the engine, which is 0 until the reaper has reported it
+    scratch: path of a folder for the engine's files; made here, and removed when the engine has ended
+    pid: of the reaper; engine: pid of the engine, 0 until the reaper has reported it
     status: how the engine ended (exit code, or minus the signal), None while it runs
-    lost: True if the reaper itself has gone
-    silent: True once the engine can print no more
-    engine_output: file descriptor of what the engine itself prints
+    lost: True if the reaper has died
+    engine_output: file descriptor of what the engine itself prints; output_closed: True once it can print no more
 
-    Raises: UsageError if there is no place for that folder, or for one more process.
+    Raises: UsageError if the folder cannot be made, or the user may have no more processes.
     """
 
     def __init__(self, start: Callable[[], int], scratch: str) -> None:
         self._scratch = scratch
-        self._began = time.time()
+        self._started_at = time.time()
         try:
             os.mkdir(scratch, 0o700)
         except OSError as error:
-            where = os.path.dirname(scratch)
-            raise UsageError(f"the folder for temporary files {where} cannot be used: {error.strerror}") from None
+            parent = os.path.dirname(scratch)
+            raise UsageError(f"the folder for temporary files {parent} cannot be used: {error.strerror}") from None
         self.status: int | None = None
         self.lost = False
-        self.silent = False
-        self.engine_output, words = os.pipe()
-        self._socket, theirs = socket.socketpair()
-        # Until it has handlers of its own, what it gets would go to the launcher's.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        self.output_closed = False
+        self.engine_output, output = os.pipe()
+        self._socket, reaper_socket = socket.socketpair()
+        # Blocked until the reaper has reset the handlers: the launcher's would run in it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             self.pid = fork()
         except StartError as reason:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for fd in (self._socket.detach(), theirs.detach(), self.engine_output, words):
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for fd in (self._socket.detach(), reaper_socket.detach(), self.engine_output, output):
                 os.close(fd)
             _remove(scratch)
             raise UsageError(str(reason)) from None
@@ -67,73 +73,72 @@ class Reaper:
                 os.setsid()
                 self._socket.close()
                 os.close(self.engine_output)
-                _watch(start, theirs, words, scratch)
+                _run_reaper(start, reaper_socket, output, scratch)
             finally:
                 os._exit(_CANNOT_START)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        os.close(words)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        reaper_socket.close()
+        os.close(output)
         self.engine = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def read(self) -> None:
-        """Reads a message of the reaper: the engine has started or ended, or the reaper has ended."""
-        line = self._socket.recv(_LINE, socket.MSG_WAITALL)
-        if not line:
+    def receive(self) -> None:
+        """Receives a message from the reaper: the engine has started or ended, or the reaper has died."""
+        number = self._socket.recv(_NUMBER_BYTES, socket.MSG_WAITALL)
+        if not number:
             self.lost = True
         elif self.engine == 0:
-            self.engine = int(line)
+            self.engine = int(number)
         else:
-            self.status = int(line)
+            self.status = int(number)
 
-    def listen(self) -> bytes:
-        """What the engine has printed since; `engine_output` must not block."""
+    def read_output(self) -> bytes:
+        """What the engine has printed since the last call; `engine_output` must not block."""
         data = b""
         try:
-            while more := os.read(self.engine_output, 1 << 16):
-                data += more
+            while chunk := os.read(self.engine_output, _CHUNK):
+                data += chunk
         except BlockingIOError:
             return data
-        self.silent = True
+        self.output_closed = True
         return data
 
     def close(self) -> None:
-        """Ends whatever still runs below the reaper, and then the reaper."""
+        """Makes the reaper kill everything below itself, and waits for its end."""
         self._socket.close()
         try:
-            os.kill(self.pid, signal.SIGCONT)  # a stopped one would never see that it is over
-            _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
-        except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: its status is unknown
+            os.kill(self.pid, signal.SIGCONT)  # If it is stopped, it would not notice that the socket is closed.
+            _, status = os.waitpid(self.pid, 0)  # It gives up by itself after _SWEEP_LIMIT.
+        except (ProcessLookupError, ChildProcessError):  # This process ignores SIGCHLD, so the status is unknown.
             status = -1
-        if status != 0:  # it was killed, and has left this to us
+        if status != 0:  # It was killed before it could clean up.
             _remove(self._scratch)
-            remove_stale_segments(self._began)
+            remove_stale_segments(self._started_at)
         os.close(self.engine_output)
 
 
-def _watch(start: Callable[[], int], launcher: socket.socket, words: int, scratch: str) -> NoReturn:
-    """Runs the reaper until the launcher closes the socket or dies."""
-    began = time.time()
+def _run_reaper(start: Callable[[], int], launcher: socket.socket, output: int, scratch: str) -> NoReturn:
+    """Runs in the reaper until the launcher closes the socket or dies. output: where the engine prints"""
+    started_at = time.time()
     become_subreaper()
     wakeup = signal_pipe((signal.SIGCHLD,))
     for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    me = os.getpid()
+    reaper = os.getpid()
     try:
         engine = fork()
     except StartError as reason:
-        os.write(words, f"{errors.start_error_line(reason)}\n".encode())
-        engine = me
+        os.write(output, f"{errors.start_error_line(reason)}\n".encode())
+        engine = reaper
     if engine == 0:
-        _become(start, me, words)
-    # Open ends of these would keep the launcher waiting for more.
-    os.close(words)
-    _tell(launcher, engine)
-    if engine == me:
-        _tell(launcher, _CANNOT_START)
+        _run_engine(start, reaper, output)
+    os.close(output)  # While a writing end is open, the launcher waits for more output.
+    _send(launcher, engine)
+    if engine == reaper:
+        _send(launcher, _CANNOT_START)
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
     poll.register(wakeup, select.POLLIN)
@@ -143,30 +148,31 @@ def _watch(start: Callable[[], int], launcher: socket.socket, words: int, scratc
             os.read(wakeup, 512)
             status = reap_all().get(engine)
             if status is not None:
-                _tell(launcher, os.waitstatus_to_exitcode(status))
-        if launcher.fileno() in readable:  # it has let go, or died: it never sends anything
-            sweep(_SWEEP_LIMIT, started_at=began)
+                _send(launcher, os.waitstatus_to_exitcode(status))
+        if launcher.fileno() in readable:  # It has closed the socket, or died: it never sends anything.
+            sweep(_SWEEP_LIMIT, started_at=started_at)
             _remove(scratch)
             os._exit(0)
 
 
-def _tell(launcher: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # it has died, which the reaper sees next
-        launcher.sendall(b"%*d" % (_LINE, number))
+def _send(launcher: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # The launcher has died, which the reaper notices next.
+        launcher.sendall(b"%*d" % (_NUMBER_BYTES, number))
 
 
 def _remove(folder: str) -> None:
     try:
         os.rmdir(folder)
     except FileNotFoundError:
-        pass  # the reaper was faster
-    except OSError:  # not empty: the engine was killed
+        pass  # The reaper has removed it.
+    except OSError:  # It is not empty, because the engine was killed.
         import shutil
 
-        shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
+        shutil.rmtree(folder, ignore_errors=True)  # No other job uses this name, so what cannot be removed may stay.
 
 
-def _become(start: Callable[[], int], reaper: int, words: int) -> NoReturn:
+def _run_engine(start: Callable[[], int], reaper: int, output: int) -> NoReturn:
+    """Starts the engine in this process, a child of the reaper, and exits with its code."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -174,8 +180,8 @@ def _become(start: Callable[[], int], reaper: int, words: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(words, 1)
-        os.dup2(words, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         die_with_parent(reaper)
         os._exit(start())
     except StartError as reason:

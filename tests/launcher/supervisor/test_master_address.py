@@ -11,7 +11,7 @@ from collectives.world import AGENT
 from launcher.engines.mpich import MpichEngine
 from launcher.job import Job
 from launcher.network import Host
-from launcher.supervisor.environment import host_of_rank_0, meeting
+from launcher.supervisor.environment import host_of_rank_0, master_address
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH
 
@@ -23,9 +23,9 @@ def job(**settings: object) -> Job:
 
 
 def test_a_users_own_values_stay_and_those_of_a_job_around_this_one_do_not() -> None:
-    assert meeting({"MASTER_PORT": "8"}, "a", 7) == {"MASTER_ADDR": "a"}
+    assert master_address({"MASTER_PORT": "8"}, "a", 7) == {"MASTER_ADDR": "a"}
     theirs = {"MASTER_ADDR": "b", "MASTER_PORT": "8", AGENT: "1"}
-    assert meeting(theirs, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    assert master_address(theirs, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
 
 
 @pytest.mark.parametrize(
