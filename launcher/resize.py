@@ -1,8 +1,8 @@
-"""`ddp-launch --resize N --job PID`: asks a running ddp-launch of this user to go on with N ranks, and waits for it.
+"""`ddp-launch --resize N --job PID`: asks a running ddp-launch of this user to continue with N ranks.
 
-ddp-launch listens on an abstract Unix socket that bears its pid. It has no name in a file system, so that nothing can
-be left behind, and the kernel tells each side who the other one is: only processes of the same user may ask, and an
-answer counts only if it comes from that pid. A request is one packet, the number; the answer is one packet of JSON.
+ddp-launch listens on an abstract Unix socket named after its pid. Such a socket is no file, so none can be left behind.
+The kernel tells each side who the other one is: only processes of the same user may send requests, and an answer counts
+only if it comes from that pid. A request is one packet, the number; the answer is one packet of JSON.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ import socket
 import struct
 from contextlib import suppress
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of socket(7): pid, uid, gid
-_LARGEST = 1 << 16  # bytes of an answer
+# struct ucred of socket(7): pid, uid, gid.
+_CREDENTIALS = struct.Struct("3i")
+# Bytes of the longest answer.
+_MAX_ANSWER = 1 << 16
 
 
 def address(pid: int) -> str:
-    """Where the ddp-launch of that pid listens, in the abstract namespace."""
+    """The abstract address at which the ddp-launch of that pid listens."""
     return f"\0ddp-launch-{pid}"
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Pid and user id of the other side: of who connected, or of who began to listen."""
+    """Pid and user id of the process on the other side: the one that connected, or the one that listens."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
 
 def resize(pid: int, n: int) -> tuple[bool, str]:
-    """Asks the ddp-launch of that pid to go on with `n` ranks; whether it does, and the sentence that says so.
+    """Asks the ddp-launch of that pid to continue with `n` ranks, and waits until these train, or have failed.
 
-    Returns when the new ranks train, or when it is known that they will not: there may be no such job of this user.
+    Returns: whether the job has `n` ranks now, and a sentence for the user
     """
     answer = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, suppress(OSError):
         sock.connect(address(pid))
         if peer(sock) == (pid, os.geteuid()):
             sock.sendall(str(n).encode())
-            answer = sock.recv(_LARGEST)
+            answer = sock.recv(_MAX_ANSWER)
     if not answer:
         return False, f"{pid} is no ddp-launch of yours that runs on this machine (ddp-top shows them)"
     done, text = json.loads(answer)

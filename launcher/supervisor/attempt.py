@@ -1,7 +1,7 @@
-"""One attempt to run a job: starts the engine, listens to the agents, decides when it is over, ends it.
+"""One attempt to run a job: starts the engine, handles what the agents report, and ends the job.
 
-One loop, one poll, no thread: every event is a readable or writable file, every wait has a deadline. What a failure is
-and which is the root cause is decided in `launcher.diagnosis.failures`; here is only what to do about it.
+It has one event loop and no threads: every event is a file descriptor that becomes readable or writable, and every wait
+has a deadline. `launcher.diagnosis.failures` decides which failure is the root cause; this module only reacts.
 """
 
 from __future__ import annotations
@@ -46,36 +46,44 @@ from launcher.supervisor.listener import Listener
 from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
 from launcher.supervisor.resizing import Resizing, with_ranks
-from launcher.supervisor.signal_pipe import ENDING, FORWARDED, SUSPENDING, name_of, stand_still
+from launcher.supervisor.signal_pipe import ENDING, FORWARDED, SUSPENDING, name_of, stop_until_continued
 from launcher.supervisor.stdin import StdinForwarder
 
-# After a failure the other ranks' work is lost: they get at most this long to end by themselves.
+# All times are in seconds.
+# After a failure the other ranks have at most this long to end by themselves: their work is lost anyway.
 _FAILURE_GRACE = 2.0
-# A rank that failed because a peer did may be reported before that peer.
-_SETTLE = 0.5
-# A rank that ended with 0 without `collectives.shutdown` (os._exit) is no failure if the others end like that too.
-_DESERTION_LIMIT = 1.0
-# Killed ranks are reported within milliseconds, unless their agent is stopped or gone: then the reaper ends everything.
+# For how long to wait for the failure of a peer, after a rank has reported that it failed because of one.
+_PEER_FAILURE_LIMIT = 0.5
+# For how long to wait for the others, after a rank has ended with 0 without `collectives.shutdown` (os._exit). If all
+# of them end like that, it is no failure.
+_EARLY_EXIT_LIMIT = 1.0
+# For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead:
+# then the reaper kills everything.
 _KILL_LIMIT = 0.5
-# The engine cleans up after itself once all agents have ended.
+# For how long to wait for the engine, which cleans up once all agents have ended.
 _ENGINE_LIMIT = 1.5
+# Bytes that are kept of what the engine prints.
 _ENGINE_OUTPUT_LIMIT = 1 << 16
-# s; one Ctrl-C may come twice: `timeout` of the coreutils signals its child, and then its child's whole group.
-_TWICE = 0.1
-# s; a loop that turns at least so often and stood still for longer than that was stopped.
-_TURN, _STOOD_STILL = 1.0, 2.0
+# A signal that comes again sooner than this is the same Ctrl-C: `timeout` of the coreutils signals its child, and then
+# its child's whole group.
+_REPEAT_INTERVAL = 0.1
+# The longest wait for an event.
+_MAX_WAIT = 1.0
+# If a wait took this much longer than it should have, the launcher was stopped.
+_STOPPED_LIMIT = 2.0
 
 
 class Attempt:
-    """A job from its start to its end.
+    """One start of a job, until all of its processes have ended.
 
-    console: shows what the ranks write; stdin: goes to one of them; observers: see every event
-    wakeup: file descriptor on which signals arrive; environ: of the ranks
+    console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
+    wakeup: file descriptor on which signals arrive; environ: environment of the ranks
+    clock: all time limits are on this clock; deadline: its time at which the whole job must have ended
     resizing: requests for another number of ranks
-    clock: by which all time limits run; until: its time at which the whole job must have ended
 
-    failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
-    stop: how the ranks stopped, if they did so as asked; engine_output: the last of what the engine printed
+    failures: what went wrong, in the order in which the launcher learned of it
+    end_signal: number of the signal with which the user ended the job; 0: none
+    stop: how the ranks stopped, if they did so as they were asked to; engine_output: the last that the engine printed
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class Attempt:
         wakeup: int,
         environ: Mapping[str, str],
         clock: JobClock,
-        until: float = math.inf,
+        deadline: float = math.inf,
         *,
         resizing: Resizing,
     ) -> None:
@@ -96,20 +104,27 @@ class Attempt:
         self.now = time.monotonic()
         self.failures: list[Failure] = []
         self.stop: Stop | None = None
-        self.stopped = 0
+        self.end_signal = 0
         self.engine_output = b""
-        self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
-        self._clock, self._until = clock, until
-        self._environ, self._resizing = environ, resizing
-        #: What happens at which time of the clock, by name; `_on_deadlines` says what.
-        self._deadlines = {"start": self._after(job.start_limit), "limit": until}
-        self._ending = False  # the ranks have been asked to end, or the attempt is over
-        self._killed = False  # and are asked no more
-        self._released = False  # the agents may end
+        self._console = console
+        self._stdin = stdin
+        self._observers = observers
+        self._wakeup = wakeup
+        self._environ = environ
+        self._clock = clock
+        self._job_deadline = deadline
+        self._resizing = resizing
+        # Times on the clock, by name. `_on_deadlines` says what happens then.
+        self._deadlines = {"start": self._job_time(job.start_limit), "limit": deadline}
+        self._ending = False  # The ranks have been asked to end, or the attempt is over.
+        self._killed = False  # The ranks have been killed.
+        self._released = False  # The agents have been told that they may end.
         self._closed = False
-        self._order: Message | None = None  # for ranks that start when the others have been asked to end
-        self._stopped_at = -math.inf
-        self._deserter: RankFailed | None = None  # ended with 0, and perhaps left others waiting
+        # The message that asked the ranks to end, for ranks that start later.
+        self._end_command: Message | None = None
+        self._signalled_at = -math.inf  # When the last signal to end came.
+        # The first rank that ended with 0 although others may be waiting for it.
+        self._early_exit: RankFailed | None = None
         self._engine = engines.choose_engine(job, environ)
         self._listener = Listener(self._engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
@@ -119,17 +134,17 @@ class Attempt:
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:
-        """What agents find in their environment."""
+        """The variables that agents get besides those of their ranks."""
         listener = self._listener
-        ours = agents_environment(self.job, self._engine, listener.address, listener.secret)
+        variables = agents_environment(self.job, self._engine, listener.address, listener.secret)
         if size := self._console.terminal.size():
-            ours |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
-        return ours
+            variables |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
+        return variables
 
     def run(self) -> None:
-        """Watches the ranks to their end."""
+        """Handles events until all ranks have ended."""
         while not self._finished():
-            self._turn()
+            self._run_once()
         self._on_engine_output()
         self._ending = True
         self._clock.release(self.now)
@@ -139,35 +154,35 @@ class Attempt:
         self.stop = self._stop()
 
     def _stop(self) -> Stop | None:
-        """How the job stopped, if it did so as it was asked to."""
+        """How the ranks stopped, if they did so as they were asked to, and the report should say it."""
         stop = self.ranks.stop()
         if stop is None or self.failures or self.resized:
-            return None  # a failure, or a time limit, is what is reported
-        if stop.late and not self.stopped:
-            self._note(NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace))
+            return None
+        if stop.late and not self.end_signal:
+            self._record(NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace))
             return None
         self._observers.stopped(stop)
         return stop
 
     @property
     def resized(self) -> bool:
-        """All ranks have left their state to those of the next start, of which there are more or fewer."""
+        """All ranks have saved their state for a next start with another number of ranks."""
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
-    def gone(self) -> frozenset[int]:
-        """The ranks that cannot be reached: of a host that ssh does not reach; else not started, or silent."""
-        # Where ssh has named the host that it does not reach, others may only be late.
+    def unreachable_ranks(self) -> frozenset[int]:
+        """The ranks of the host that ssh could not reach; if there is none, ranks that are missing or were lost."""
+        # If ssh has named a host, ranks of other hosts may only be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
-        away = ranks_on(self.job.hosts, self.job.size, host)
-        # Ranks that are not over were killed, and it did not help.
-        silent = {rank for rank, process in self.ranks.items() if process.silent or not process.over}
-        return away or frozenset({*silent, *self.ranks.missing()})
+        on_host = ranks_on(self.job.hosts, self.job.size, host)
+        # All ranks have been killed: of those that are not over, no answer came.
+        lost = {rank for rank, process in self.ranks.items() if process.disconnected or not process.over}
+        return on_host or frozenset({*lost, *self.ranks.missing()})
 
     def drain(self) -> None:
-        """A slow reader gets everything, unless the user presses Ctrl-C. The job is over."""
+        """Waits until the reader of our output has taken all of it, or the user presses Ctrl-C. The job is over."""
         self._console.flush()
         while self._console.terminal.waiting_for is not None:
-            self._turn()
+            self._run_once()
 
     def close(self) -> None:
         """Ends whatever still runs."""
@@ -177,52 +192,52 @@ class Attempt:
         self._reaper.close()
 
     def wait(self, seconds: float) -> None:
-        """Waits before a restart, once this attempt is closed. A signal (`stopped`) or the time limit ends it early."""
+        """Waits before a restart, after `close`. A signal (see `end_signal`) or the job's time limit ends the wait."""
         self.now = time.monotonic()
         self.failures = []
-        self._deadlines = {"restart": self._after(seconds), "limit": self._until}
-        while not (self.stopped or self.failures or "restart" in self._due()):
-            self._turn()
+        self._deadlines = {"restart": self._job_time(seconds), "limit": self._job_deadline}
+        while not (self.end_signal or self.failures or "restart" in self._due()):
+            self._run_once()
 
     def fail(self, failure: Failure) -> None:
-        """Records a failure. The first ends the job."""
-        if self.ranks.saved or (self.stopped and not self._explains_stop(failure)):
+        """Records a failure. The first one ends the job."""
+        if self.ranks.saved or (self.end_signal and not self._explains_stop(failure)):
             return
-        self._note(failure)
+        self._record(failure)
         if self._ending:
             return
         if is_peer_failure(failure):
-            # Ending the others now would kill the rank whose failure this is before it has reported.
-            self._deadlines.setdefault("settle", self._after(_SETTLE))
+            # If all ranks were ended now, the peer could not report its own failure, which is the cause of this one.
+            self._deadlines.setdefault("peer failure", self._job_time(_PEER_FAILURE_LIMIT))
         else:
-            self._end_after(failure)
+            self._end_after_failure(failure)
 
-    def _end_after(self, failure: Failure) -> None:
-        """Asks the ranks to end. When time is over they may save first; else nothing that they do counts any more."""
+    def _end_after_failure(self, failure: Failure) -> None:
+        """Asks the ranks to end. They may save their state first only if the failure is the job's time limit."""
         if isinstance(failure, TimeLimit):
             self._shut_down(signal.SIGTERM, self.job.grace)
         else:
             self._shut_down(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE), "peer_failed")
 
     def _explains_stop(self, failure: Failure) -> bool:
-        """True for an exception of a rank that handles SIGTERM: most likely its state was not saved.
+        """True for an exception that a rank raised after the user's signal: most likely its state was not saved.
 
-        After Ctrl-C exceptions are common, since Python raises KeyboardInterrupt anywhere.
+        Not after Ctrl-C, where exceptions are common, because Python raises KeyboardInterrupt anywhere.
         """
         raised = isinstance(failure, RankFailed) and failure.raised is not None
-        return raised and self.stopped != signal.SIGINT and not is_peer_failure(failure)
+        return raised and self.end_signal != signal.SIGINT and not is_peer_failure(failure)
 
-    def _note(self, failure: Failure) -> None:
+    def _record(self, failure: Failure) -> None:
         self.failures.append(failure)
         self._observers.failed(failure)
 
     def ask_stacks(self) -> None:
-        """Asks every rank for its Python stacks; observers get them one by one."""
+        """Asks every rank for its Python stacks, which observers then get one by one."""
         self.ranks.send({"stacks": True})
 
     def stopped_engine(self) -> str:
-        """Name and pid of a process of the engine on this machine that is stopped, "" if none is."""
-        if not self._reaper.engine:  # without the reaper, no engine starts
+        """Name and pid of a process of the engine on this machine that is stopped; "" if there is none."""
+        if not self._reaper.engine:  # The reaper has not started it yet.
             return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
         here = os.uname().nodename
         pids = {self._reaper.engine, *(process.engine for process in self.ranks.values() if process.host == here)}
@@ -231,75 +246,80 @@ class Attempt:
 
     # -- the end of a job
 
-    def _shut_down(self, number: int, grace: float, order: str = "signal") -> None:
-        """Asks the ranks to end, by a signal; they have `grace` seconds for it. order: what the agents are sent"""
+    def _shut_down(self, number: int, grace: float, command: str = "signal") -> None:
+        """Sends the ranks a signal to end; after `grace` seconds they are killed. command: sent to their agents"""
         if not self._ending:
             self._observers.ending()
         self._ending = True
         self._clock.release(self.now)
-        self._deadlines = {"kill": self._after(grace)}
-        self._order = {order: number}
-        # A rank that raised or exits is on its way out, through its exit handlers.
-        self.ranks.send(self._order, lambda process: not process.over and not process.leaving)
+        self._deadlines = {"kill": self._job_time(grace)}
+        self._end_command = {command: number}
+        # A rank that is leaving runs its exit handlers, which a signal would interrupt.
+        self.ranks.send(self._end_command, lambda process: not process.over and not process.leaving)
 
     def _kill(self, limit: float = _KILL_LIMIT) -> None:
-        """Kills all ranks. limit: seconds until the job counts as over, whatever agents report"""
+        """Kills all ranks. limit: seconds after which the job counts as over, even if agents have not reported"""
         self._ending = self._killed = True
         self._clock.release(self.now)
-        self._deadlines = {"sweep": self._after(limit)}
-        self._order = {"kill": True}
-        self.ranks.send(self._order)
+        self._deadlines = {"sweep": self._job_time(limit)}
+        self._end_command = {"kill": True}
+        self.ranks.send(self._end_command)
 
-    def _end_by(self, number: int) -> None:
-        """The user ends the job by this signal; SIGPIPE: by not reading on."""
-        self.stopped, self._stopped_at = number, self.now
+    def _end_by_signal(self, number: int) -> None:
+        """Ends the job because of a signal from the user; SIGPIPE: because nothing reads our output any more."""
+        self.end_signal = number
+        self._signalled_at = self.now
         self._shut_down(number if number != signal.SIGPIPE else signal.SIGTERM, self.job.grace)
 
     # -- the loop
 
-    def _after(self, seconds: float) -> float:
-        """The time of the clock in so many seconds."""
+    def _job_time(self, seconds: float = 0.0) -> float:
+        """The time of the clock in `seconds` from now."""
         return self._clock.at(self.now) + seconds
 
     def _due(self) -> set[str]:
         """The deadlines that have passed."""
-        at = self._after(0.0)
-        return {name for name, when in self._deadlines.items() if when <= at}
+        now = self._job_time()
+        return {name for name, deadline in self._deadlines.items() if deadline <= now}
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Waits for the next events and handles them."""
-        interests = self._interests()
+        handlers = self._event_handlers()
         poll = select.poll()
-        for fd, (mask, _) in interests.items():
+        for fd, (mask, _) in handlers.items():
             poll.register(fd, mask)
-        until = min(self._listener.deadline, self._observers.tick(self.now), self.now + _TURN)
+        until = min(self._listener.deadline, self._observers.tick(self.now), self.now + _MAX_WAIT)
         if not self._clock.held:
-            until = min(until, self.now + min(self._deadlines.values(), default=math.inf) - self._after(0.0))
+            until = min(until, self.now + min(self._deadlines.values(), default=math.inf) - self._job_time())
         wait = max(0.0, 1000 * (until - time.monotonic()))
-        before = self.now  # not the time of now: it may have been stopped in the turn before
+        before = self.now  # The time of the last events: the launcher may also have been stopped while it handled them.
         events = poll.poll(wait)
         self.now = time.monotonic()
-        if (stood := self.now - before - 1e-3 * wait) > _STOOD_STILL:
-            self._resume(stood)
+        stopped_for = self.now - before - 1e-3 * wait
+        if stopped_for > _STOPPED_LIMIT:
+            self._skip_stopped_time(stopped_for)
         for fd, _ in events:
-            interests[fd][1]()
+            handlers[fd][1]()
         self._on_deadlines()
-        if not self._released and self._all_over():  # no rank is left to watch
+        if not self._released and self._all_ranks_over():
             self._released = True
-            self._deadlines = {"engine": self._after(_ENGINE_LIMIT)}
+            self._deadlines = {"engine": self._job_time(_ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: True)
         self._console.flush()
         if self._console.terminal.broken and not self._ending and self._resizing.since is None:
-            self._end_by(signal.SIGPIPE)
+            self._end_by_signal(signal.SIGPIPE)
 
-    def _interests(self) -> dict[int, tuple[int, Callable[[], None]]]:
-        """What to wait for now, and what to call. In this order: ranks' output comes before their engine's end."""
+    def _event_handlers(self) -> dict[int, tuple[int, Callable[[], None]]]:
+        """By file descriptor: the events to wait for, and the function to call.
+
+        Called in this order, so that the output of ranks is read before the end of their engine.
+        """
         table: dict[int, tuple[int, Callable[[], None]]] = {}
         reading = 0 if self._console.backlogged else select.POLLIN
-        for rank, process in self.ranks.items():
+        for process in self.ranks.values():
             if not process.closed:
                 mask = reading | (select.POLLOUT if process.channel.backlog else 0)
-                table[process.channel.fileno()] = mask, partial(self._on_readable, rank, process)
+                table[process.channel.fileno()] = mask, partial(self._on_readable, process)
         table[self._wakeup] = select.POLLIN, self._on_signal
         if not self._closed:
             for fileno in self._listener.filenos():
@@ -310,15 +330,15 @@ class Attempt:
                 table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
             if not self._reaper.output_closed:
                 table[self._reaper.engine_output] = select.POLLIN, self._on_engine_output
-        if (wanted := self._stdin.readable_fd(self.ranks)) is not None:
-            table[wanted] = select.POLLIN, partial(self._stdin.read, self.ranks)
-        if (waiting := self._console.terminal.waiting_for) is not None:
-            table[waiting] = select.POLLOUT, self._console.flush
+        if (stdin_fd := self._stdin.readable_fd(self.ranks)) is not None:
+            table[stdin_fd] = select.POLLIN, partial(self._stdin.read, self.ranks)
+        if (output_fd := self._console.terminal.waiting_for) is not None:
+            table[output_fd] = select.POLLOUT, self._console.flush
         return table
 
     def _on_deadlines(self) -> None:
         due = self._due()
-        for name in due - {"sweep", "engine", "restart"}:  # which end a loop
+        for name in due - {"sweep", "engine", "restart"}:  # `_finished` and `wait` look for these.
             self._deadlines.pop(name, None)
         if "start" in due:
             text = f"{name_ranks(self.ranks.missing())} did not start within {self.job.start_limit:g} s"
@@ -331,31 +351,31 @@ class Attempt:
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
         if "joining" in due:
             self.fail(NotStarted(at=self.now, message=self.ranks.joining_timeout()))
-        if "stopping" in due:  # ranks that did not stop with the others are asked now, and may save as well
+        if "stopping" in due:  # Asks the ranks that did not stop with the others; they may save their state, too.
             self._shut_down(signal.SIGTERM, self.job.grace)
-        if "settle" in due:
-            self._end_after(self.failures[0])
-        if "deserted" in due and self._deserter is not None and not self._all_over():
-            self.fail(self._deserter)
+        if "peer failure" in due:
+            self._end_after_failure(self.failures[0])
+        if "early exit" in due and self._early_exit is not None and not self._all_ranks_over():
+            self.fail(self._early_exit)
         if "kill" in due:
-            if self.stopped or TimeLimit in map(type, self.failures):
+            if self.end_signal or TimeLimit in map(type, self.failures):
                 self._report_overdue()
             self._kill()
         self._listener.drop_silent(self.now)
 
     def _report_overdue(self) -> None:
-        """Says which ranks are killed since they have not ended within `Job.grace`, unless `Stop` says it."""
+        """Says which ranks are killed because they have not ended within `Job.grace`, unless the `Stop` says it."""
         late = sorted(rank for rank, process in self.ranks.items() if not process.over)
         if self.ranks.stop() is None:
-            lost = "killed, and what was not saved is lost (more time: --grace)"
-            self._console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {lost}")
+            consequence = "killed, and what was not saved is lost (more time: --grace)"
+            self._console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {consequence}")
 
     def _finished(self) -> bool:
         if self._due() & {"sweep", "engine"}:
             return True
-        return self._all_over() and (self._reaper.status is not None or self._reaper.lost)
+        return self._all_ranks_over() and (self._reaper.status is not None or self._reaper.lost)
 
-    def _all_over(self) -> bool:
+    def _all_ranks_over(self) -> bool:
         return (self._ending or self.ranks.complete) and self.ranks.over
 
     # -- the engine and its reaper
@@ -366,7 +386,7 @@ class Attempt:
             self.fail(EngineLost(at=self.now, name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
         elif self._reaper.status is not None and (self.failures or not self._released):
-            self._on_engine_output()  # its output may say why
+            self._on_engine_output()  # The output may say why it ended.
             failure = self._engine_ended()
             if not self._ending or failure.status < 0:
                 self.fail(failure)
@@ -376,7 +396,7 @@ class Attempt:
         return EngineEnded(at=self.now, pid=pid, status=status, missing=self.ranks.missing(), name=name)
 
     def _on_engine_output(self) -> None:
-        """Keeps what the engine itself prints, for the case that nothing explains a failure better."""
+        """Keeps what the engine itself prints: the report on a failure quotes it if nothing explains more."""
         self.engine_output = (self.engine_output + self._reaper.read_output())[-_ENGINE_OUTPUT_LIMIT:]
         if self.ranks.complete or self.failures:
             return
@@ -392,41 +412,42 @@ class Attempt:
             elif number == SUSPENDING:
                 self._suspend()
             elif number not in ENDING:
-                continue  # SIGCONT, SIGWINCH: only to look again
+                continue  # SIGCONT, SIGWINCH: the loop only has to run once.
             elif self._closed:
                 self._console.say(f"{name_of(number)}: the job does not start again")
-                self.stopped = number
+                self.end_signal = number
             elif self._resizing.since is not None and not self._resizing.postponed:
                 self._postpone(number)
             elif not self._ending and not self._resizing.postponed:
                 self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
-                self._end_by(number)
-            elif self.now - self._stopped_at > _TWICE:
+                self._end_by_signal(number)
+            elif self.now - self._signalled_at > _REPEAT_INTERVAL:
                 self._console.terminal.drop()
-                self.stopped = self.stopped or self._resizing.postponed
+                self.end_signal = self.end_signal or self._resizing.postponed
                 self._kill(limit=0.0)
 
     def _postpone(self, number: int) -> None:
-        """Ends the job only when the next ranks have its state, which may be in memory alone. They save it and stop."""
-        self._resizing.postponed, self._stopped_at = number, self.now
-        when = "ending the job when its new ranks have their state"
-        self._console.say(f"{name_of(number)}: {when} (once more kills it at once, and loses what is not on disk)")
+        """Ends the job as soon as the next ranks have loaded its state: now it may be in memory alone."""
+        self._resizing.postponed = number
+        self._signalled_at = self.now
+        text = "ending the job when its new ranks have their state"
+        self._console.say(f"{name_of(number)}: {text} (once more kills it at once, and loses what is not on disk)")
 
     def _suspend(self) -> None:
         """Ctrl-Z: suspends the job until the launcher is continued."""
         self.ranks.send({"suspend": True})
         self._console.terminal.hide()
-        stood = stand_still()
+        seconds = stop_until_continued()
         self.now = time.monotonic()
-        self._resume(stood)
+        self._skip_stopped_time(seconds)
 
-    def _resume(self, stood: float) -> None:
-        """This process was stopped for a while, and perhaps its ranks: that time does not count."""
-        self._clock.skip(stood)
-        self._observers.resumed(stood)
+    def _skip_stopped_time(self, seconds: float) -> None:
+        """Leaves the time out of all time limits in which this process was stopped, and continues the ranks."""
+        self._clock.skip(seconds)
+        self._observers.resumed(seconds)
         self.ranks.send({"suspend": False})
 
-    # -- another number of ranks
+    # -- resizing
 
     def _on_resize_request(self) -> None:
         n = self._resizing.receive()
@@ -440,7 +461,7 @@ class Attempt:
             self.ranks.send({"resize": True})
 
     def _resized_job(self, n: int) -> Job:
-        """The job with `n` ranks. Raises: UsageError if that cannot be."""
+        """The job with `n` ranks. Raises: UsageError if it cannot have so many now."""
         if self._ending:
             raise UsageError("the job is being ended")
         if self._engine.remote_hosts:
@@ -460,20 +481,22 @@ class Attempt:
             raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
         return target
 
-    def _on_resizable(self, rank: int, process: RankProcess, limit: int | None) -> None:
+    def _on_resizable(self, process: RankProcess, limit: int) -> None:
+        """A rank has begun a loop in which the job can be resized. limit: see `RankProcess.resizable`"""
         process.resizable = limit
         resizing = self._resizing
         if resizing.before is not None and self.ranks.max_ranks is not None:
-            self._console.say(resizing.finish(self._after(0.0)))
+            self._console.say(resizing.finish(self._job_time()))
             if resizing.postponed:
-                self._end_by(resizing.postponed)
+                self._end_by_signal(resizing.postponed)
                 resizing.postponed = 0
 
-    def _on_resizing(self, rank: int, process: RankProcess, step: int) -> None:
+    def _on_resizing(self, process: RankProcess, step: int) -> None:
+        """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""
         process.resizing = True
         if self._resizing.since is None:
             self._resizing.step = step
-            self._resizing.since = self._after(0.0)
+            self._resizing.since = self._job_time()
 
     # -- agents
 
@@ -482,14 +505,15 @@ class Attempt:
         if authenticated is None:
             return
         channel, hello = authenticated
-        rank = int(hello["rank"])
+        process = RankProcess(channel, hello)
+        rank = process.rank
         if int(hello["size"]) != self.job.size or rank in self.ranks:
             channel.close()
             name, size = self._engine.name, hello["size"]
             text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
             self.fail(NotStarted(at=self.now, message=text))
             return
-        self.ranks[rank] = RankProcess(channel, hello)
+        self.ranks[rank] = process
         if self.ranks.complete:
             self._deadlines.pop("start", None)
         self._stdin.rank_started(rank, self.ranks)
@@ -498,134 +522,145 @@ class Attempt:
             channel.send({"heartbeat": max(self.job.heartbeat_timeout, SILENCE)})
         if self.ranks.debugging():
             channel.send({"pause": True})
-        if self._order is not None:
-            channel.send(self._order)
+        if self._end_command is not None:
+            channel.send(self._end_command)
 
-    def _on_readable(self, rank: int, process: RankProcess) -> None:
+    def _on_readable(self, process: RankProcess) -> None:
         """An agent has sent something, or closed its connection."""
         process.channel.flush()
         try:
             messages = process.channel.receive()
         except ProtocolError:
-            messages = None  # nothing that it sends can be trusted
+            messages = None  # Nothing that it sends can be trusted.
         for message in messages or ():
-            kind, value = type_and_value(message)
-            # Each type of message has a method; types that need no action have none.
-            if kind == "end":
-                self._on_end(rank, process, message)
-            elif kind in ("out", "err"):
-                self._observers.output(rank, kind, to_bytes(value))
-            elif (handler := getattr(self, f"_on_{kind}", None)) is not None:
-                handler(rank, process, value)
+            self._handle_message(process, message)
         if messages is not None:
             return
         process.closed = True
         process.channel.close()
         if not process.over:
-            self._on_debugging(rank, process, False)
+            self._set_debugging(process, False)
             process.lost = True
-            self._console.rank_ended(rank, -signal.SIGKILL)  # prints its unfinished lines
+            self._console.rank_ended(process.rank, -signal.SIGKILL)  # Prints the rank's unfinished lines.
             if not self._killed:
-                process.silent = True
-                self.fail(self._agent_lost(rank, process, process.agent))
+                process.disconnected = True
+                self.fail(self._agent_lost(process, process.agent))
 
-    def _on_heartbeat(self, rank: int, process: RankProcess, beat: Message) -> None:
-        self._observers.heartbeat(rank, beat, self.now)
+    def _handle_message(self, process: RankProcess, message: Message) -> None:
+        """Handles what an agent has sent: its own messages, and reports of its rank."""
+        kind, value = type_and_value(message)
+        match kind:
+            case "out" | "err":
+                self._observers.output(process.rank, kind, to_bytes(value))
+            case "heartbeat":
+                self._observers.heartbeat(process.rank, value, self.now)
+            case "joining":
+                self._on_joining(process, value)
+            case "stopped":
+                process.step = value
+            case "resizable":
+                self._on_resizable(process, value)
+            case "resizing":
+                self._on_resizing(process, value)
+            case "stacks":
+                self._observers.stacks(process.rank, value)
+            case "stdin_taken":
+                self._stdin.acknowledged(process.rank, self.ranks)
+            case "debugging":
+                self._set_debugging(process, value)
+            case "quit":
+                if not self._ending:
+                    self._console.say(f"{value}: ending the job (Ctrl-C kills it at once)")
+                    self._end_by_signal(signal.SIGINT)
+            case "refused":
+                process.leaving = True
+                host = f"{process.host}: " if self.ranks.several_hosts() else ""
+                self.fail(NotStarted(at=self.now, message=f"{host}{value}", code=2))
+            case "raised":
+                process.leaving = True
+                self.fail(self._rank_failed(process, raised=Raised(**value)))
+            case "leaving":
+                process.leaving = True
+                self._handle_exit(process, self._rank_failed(process, status=value))
+            case "signalled":
+                process.asked = True
+            case "parent_lost":
+                failure: Failure = self._agent_lost(process, value)
+                if value == process.engine:
+                    failure = EngineLost(at=self.now, name=process.engine_name, pid=value, host=process.host)
+                self.fail(failure)
+            case "end":
+                self._on_end(process, message)
 
-    def _on_stacks(self, rank: int, process: RankProcess, text: str) -> None:
-        self._observers.stacks(rank, text)
-
-    def _on_joining(self, rank: int, process: RankProcess, limit: float | None) -> None:
-        process.joining, process.joined = limit, process.joined or limit is None
-        self._observers.joining(rank, limit is not None)
+    def _on_joining(self, process: RankProcess, limit: float | None) -> None:
+        """A rank has begun to wait in `collectives.init`, for `limit` seconds at most, or no longer waits: None."""
+        process.joining = limit
+        process.joined = process.joined or limit is None
+        self._observers.joining(process.rank, limit is not None)
         if not (waiting := self.ranks.joining()):
             self._deadlines.pop("joining", None)
         elif not self._ending:
-            self._deadlines.setdefault("joining", self._after(min(waiting.values())))
-            self._look_for_ended_ranks()
+            self._deadlines.setdefault("joining", self._job_time(min(waiting.values())))
+            self._check_for_missed_ranks()
 
-    def _on_quit(self, rank: int, process: RankProcess, why: str) -> None:
-        if not self._ending:
-            self._console.say(f"{why}: ending the job (Ctrl-C kills it at once)")
-            self._end_by(signal.SIGINT)
-
-    def _on_refused(self, rank: int, process: RankProcess, why: str) -> None:
-        process.leaving = True
-        where = f"{process.host}: " if self.ranks.several_hosts() else ""
-        self.fail(NotStarted(at=self.now, message=f"{where}{why}", code=2))
-
-    def _on_raised(self, rank: int, process: RankProcess, raised: dict[str, str]) -> None:
-        process.leaving = True
-        self.fail(self._rank_failed(rank, process, raised=Raised(**raised)))
-
-    def _on_stopped(self, rank: int, process: RankProcess, step: int) -> None:
-        process.step = step
-
-    def _on_leaving(self, rank: int, process: RankProcess, status: int) -> None:
-        process.leaving = True
-        self._leave(process, self._rank_failed(rank, process, status=status))
-
-    def _on_signalled(self, rank: int, process: RankProcess, number: int) -> None:
-        process.asked = True
-
-    def _on_stdin_taken(self, rank: int, process: RankProcess, value: object) -> None:
-        self._stdin.acknowledged(rank, self.ranks)
-
-    def _on_parent_lost(self, rank: int, process: RankProcess, pid: int) -> None:
-        if pid == process.engine:
-            self.fail(EngineLost(at=self.now, name=process.engine_name, pid=pid, host=process.host))
-        else:
-            self.fail(self._agent_lost(rank, process, pid))
-
-    def _on_debugging(self, rank: int, process: RankProcess, debugging: bool) -> None:
+    def _set_debugging(self, process: RankProcess, debugging: bool) -> None:
+        """A rank has entered or left a debugger. All time limits are suspended while any rank is in one."""
         before = self.ranks.debugging()
         process.debugging = debugging
-        now = self.ranks.debugging()
-        if now == before:
+        after = self.ranks.debugging()
+        if after == before:
             return
-        self._observers.debugging(now)
-        if not now:
+        self._observers.debugging(after)
+        if not after:
             self._clock.release(self.now)
         elif not self._ending:
             self._clock.hold(self.now)
-        if bool(now) != bool(before):
-            self.ranks.send({"pause": bool(now)})
+        if bool(after) != bool(before):
+            self.ranks.send({"pause": bool(after)})
 
-    def _on_end(self, rank: int, process: RankProcess, message: Message) -> None:
-        self._on_debugging(rank, process, False)
+    def _on_end(self, process: RankProcess, message: Message) -> None:
+        """A rank has ended."""
+        self._set_debugging(process, False)
         process.status = int(message["end"])
-        self._observers.rank_ended(rank, process.status)
-        # What a rank makes of our own signal is not a failure.
+        self._observers.rank_ended(process.rank, process.status)
+        # However a rank ends after the launcher's own signal, that is not a failure.
         if self._ending:
             return
-        failed = self._rank_failed(rank, process, status=process.status, memory=message.get("memory"))
+        failure = self._rank_failed(process, status=process.status, memory=message.get("memory"))
         if process.status != 0 and not process.leaving:
-            self._leave(process, failed)
-        elif process.status == 0 and message["deserted"] and self._deserter is None:
-            self._deserter = failed
-            self._deadlines["deserted"] = self._after(_DESERTION_LIMIT)
+            self._handle_exit(process, failure)
+        elif process.status == 0 and message["deserted"] and self._early_exit is None:
+            self._early_exit = failure
+            self._deadlines["early exit"] = self._job_time(_EARLY_EXIT_LIMIT)
         else:
-            self._look_for_ended_ranks()
+            self._check_for_missed_ranks()
 
-    def _look_for_ended_ranks(self) -> None:
-        """A rank that ended with 0 before it came to `collectives.init` has failed if others wait for it there."""
+    def _check_for_missed_ranks(self) -> None:
+        """Fails a rank that ended with 0 before it called `collectives.init`, if others wait for it there."""
         waiting = tuple(self.ranks.joining())
-        for rank, process in self.ranks.items():
+        for process in self.ranks.values():
             if process.status == 0 and not process.joined and waiting:
-                self.fail(self._rank_failed(rank, process, status=0, missed_by=waiting))
+                self.fail(self._rank_failed(process, status=0, missed_by=waiting))
                 return
 
-    def _leave(self, process: RankProcess, how: RankFailed) -> None:
-        """A rank ends with another exit code than 0."""
-        if how.status != STOPPED:
-            self.fail(how)
+    def _handle_exit(self, process: RankProcess, failure: RankFailed) -> None:
+        """A rank ends with another code than 0: a failure, unless it is STOPPED."""
+        if failure.status != STOPPED:
+            self.fail(failure)
             return
         process.saved = True
         if not self._ending:
-            self._deadlines.setdefault("stopping", self._after(self.job.grace))
+            self._deadlines.setdefault("stopping", self._job_time(self.job.grace))
 
-    def _rank_failed(self, rank: int, process: RankProcess, **how: Any) -> RankFailed:
-        return RankFailed(at=self.now, rank=rank, pid=process.pid, host=process.host, asked=process.asked, **how)
+    def _rank_failed(self, process: RankProcess, **details: Any) -> RankFailed:
+        return RankFailed(
+            at=self.now,
+            rank=process.rank,
+            pid=process.pid,
+            host=process.host,
+            asked=process.asked,
+            **details,
+        )
 
-    def _agent_lost(self, rank: int, process: RankProcess, pid: int) -> AgentLost:
-        return AgentLost(at=self.now, rank=rank, pid=pid, host=process.host, started=process.started)
+    def _agent_lost(self, process: RankProcess, pid: int) -> AgentLost:
+        return AgentLost(at=self.now, rank=process.rank, pid=pid, host=process.host, started=process.started)

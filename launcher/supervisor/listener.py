@@ -1,4 +1,4 @@
-"""Listener of a job: accepts agents that prove to know its secret, and closes the connections of all others."""
+"""Listener of a job: accepts agents that prove that they know its secret, and closes all other connections."""
 
 from __future__ import annotations
 
@@ -11,61 +11,63 @@ from collections.abc import Iterator, Sequence
 from launcher.errors import UsageError
 from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, proof
 
-# An agent answers within milliseconds; a silent peer is dropped after so many seconds.
+# Time that a peer has to authenticate itself (s). An agent takes milliseconds.
 _LIMIT = 10.0
-# All agents of a large job call at once.
+# Connections that wait to be accepted. All agents of a large job connect at the same moment.
 _BACKLOG = 1024
-# Unauthenticated peers beyond the job's own agents. One more drops the oldest, and the more of them there are, the
-# longer agents of a busy host have to answer in a flood of connections.
-_SPARE = 64
-# No file for one more connection: the caller waits, and would keep the launcher busy meanwhile (s).
-_FULL, _REST = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.01
+# Number of unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
+# number gives agents on a busy host more time to answer if strangers open many connections.
+_STRANGERS = 64
+# Errors of `accept` if no file descriptor or memory is free. The connection stays in the queue, so `poll` returns at
+# once: the launcher sleeps for this long (s), so that it does not use a whole core meanwhile.
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE = 0.01
 
 
 class Listener:
-    """Listens on a free port: on the loopback, or on all networks if the job has ranks on other hosts.
+    """Listens on a free port: of the loopback interface, or of all interfaces if the job has ranks on other hosts.
 
-    remote_hosts: names of other hosts from which agents will call; agents: how many will
+    remote_hosts: names of other hosts from which agents will connect; agents: number of agents
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
-    secret: of this job, for its agents alone
+    secret: of this job, known only to its agents
 
     Raises: UsageError if this machine has no 127.0.0.1.
     """
 
     def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
         self.secret = nonce()
-        self._room = agents + _SPARE
+        self._max_unauthenticated = agents + _STRANGERS
         if remote_hosts:
             from launcher import network
 
-            self._listener = _everywhere()
-            addresses = [f"[{each}]" if ":" in each else each for each in network.addresses(remote_hosts)]
+            self._listener = _listen_on_all_interfaces()
+            addresses = [f"[{host}]" if ":" in host else host for host in network.addresses(remote_hosts)]
         else:
-            self._listener = _here()
+            self._listener = _listen_on_loopback()
             addresses = ["127.0.0.1"]
         self._listener.setblocking(False)
         port = self._listener.getsockname()[1]
-        self.address = ",".join(f"{each}:{port}" for each in addresses)
+        self.address = ",".join(f"{host}:{port}" for host in addresses)
         self._unauthenticated: dict[int, _UnauthenticatedPeer] = {}
 
     def filenos(self) -> Iterator[int]:
-        """What to wait for."""
+        """The file descriptors to wait for."""
         yield self._listener.fileno()
         yield from self._unauthenticated
 
     @property
     def deadline(self) -> float:
-        """When `drop_silent` has something to do."""
-        return min((peer.until for peer in self._unauthenticated.values()), default=float("inf"))
+        """The time of the next call of `drop_silent` (monotonic, s)."""
+        return min((peer.deadline for peer in self._unauthenticated.values()), default=float("inf"))
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
-        """Handles an event on `fileno`; returns an agent that has authenticated itself, and its first message."""
+        """Handles an event on `fileno`. Returns: an agent that has just authenticated itself, and its first message"""
         if fileno == self._listener.fileno():
             self._accept()
             return None
         peer = self._unauthenticated.get(fileno)
         if peer is None:
-            return None  # it has just been dropped
+            return None  # It has just been dropped.
         try:
             messages = peer.channel.receive()
         except ProtocolError:
@@ -73,20 +75,20 @@ class Listener:
         for message in messages or []:
             peer.received |= message
         if messages is not None and "answer" not in peer.received:
-            return None  # not done yet
+            return None  # The handshake is not complete yet.
         del self._unauthenticated[fileno]
         if messages is None or not is_proof(peer.received["answer"], self.secret, "agent", peer.challenge):
             peer.channel.close()
             return None
-        self._room -= 1
+        self._max_unauthenticated -= 1
         peer.channel.trusted = True
         peer.channel.send({"answer": proof(self.secret, "launcher", str(peer.received.get("challenge")))})
         return peer.channel, peer.received
 
     def drop_silent(self, now: float) -> None:
-        """Closes the connections of peers that have sent nothing for too long."""
+        """Closes the connections of peers that have not authenticated themselves in time. now: monotonic, s"""
         for fileno, peer in list(self._unauthenticated.items()):
-            if peer.until <= now:
+            if peer.deadline <= now:
                 self._drop(fileno)
 
     def close(self) -> None:
@@ -97,10 +99,10 @@ class Listener:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in _FULL:
-                time.sleep(_REST)
-            return  # else the caller has gone again
-        if len(self._unauthenticated) >= self._room:
+            if error.errno in _NO_RESOURCES:
+                time.sleep(_PAUSE)
+            return  # Otherwise the peer has already closed the connection.
+        if len(self._unauthenticated) >= self._max_unauthenticated:
             self._drop(next(iter(self._unauthenticated)))
         peer = _UnauthenticatedPeer(Channel(sock, trusted=False))
         self._unauthenticated[sock.fileno()] = peer
@@ -110,27 +112,27 @@ class Listener:
         self._unauthenticated.pop(fileno).channel.close()
 
 
-def _here() -> socket.socket:
+def _listen_on_loopback() -> socket.socket:
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect(("127.0.0.1", 1))  # sends nothing, but fails where no way leads there
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("127.0.0.1", 1))  # Sends nothing, but fails if there is no route.
         return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise UsageError(f"127.0.0.1 cannot be used ({why}): is the interface lo up? (ip link set lo up)") from None
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"127.0.0.1 cannot be used ({reason}): is the interface lo up? (ip link set lo up)") from None
 
 
-def _everywhere() -> socket.socket:
+def _listen_on_all_interfaces() -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 class _UnauthenticatedPeer:
-    """A connection that has not yet proved to be one of the job's agents."""
+    """A connection whose other side has not yet proved that it is one of the job's agents."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.challenge = nonce()
-        self.until = time.monotonic() + _LIMIT
+        self.deadline = time.monotonic() + _LIMIT
         self.received: Message = {}

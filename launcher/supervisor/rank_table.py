@@ -13,35 +13,36 @@ from launcher.protocol import Channel, Message
 
 
 class RankProcess:
-    """The state of one rank. hello: the first message of its agent"""
+    """One rank, as its agent and its reports describe it. hello: the agent's first message"""
 
     def __init__(self, channel: Channel, hello: Message) -> None:
         self.channel = channel
+        self.rank = int(hello["rank"])
         self.pid = int(hello["pid"])
         self.agent = int(hello["agent"])
-        self.started = int(hello["started"])  # by the engine: the agent, or an agent supervisor above it
+        self.started = int(hello["started"])  # Pid of the process that the engine started: agent or agent supervisor.
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
-        self.joining: float | None = None  # time limit (s) of `collectives.init`, while it waits there for the others
-        self.joined = False  # it has been there
-        self.leaving = False  # it has reported why it ends
-        self.saved = False  # it stops as it was asked to, whatever becomes of its exit handlers
-        self.step: int | None = None  # after which it stops as it was asked to
-        self.resizable: int | None = (
-            None  # to how many ranks its loop can be resized at most; 0: to any number; None: it is in none
-        )
-        self.resizing = False  # it has left its loop, and its state to the ranks of the next start
-        self.status: int | None = None  # exit code, or minus the signal that killed it
-        self.asked = False  # its agent got a signal to end that is not the launcher's
+        # While the rank waits in `collectives.init` for the others: for how long it does at most (s).
+        self.joining: float | None = None
+        self.joined = False  # It has left `collectives.init`.
+        self.leaving = False  # It has reported why it ends.
+        self.saved = False  # It stops as it was asked to, even if its exit handlers fail.
+        self.step: int | None = None  # The step after which it stops as it was asked to.
+        # The most ranks that the loop which it is in can be resized to; 0: any number; None: it is in no such loop.
+        self.resizable: int | None = None
+        self.resizing = False  # It has left that loop, and saved its state for the ranks of the next start.
+        self.status: int | None = None  # Exit code, or minus the signal that killed it.
+        self.asked = False  # Its agent got a signal to end that did not come from the launcher.
         self.debugging = False
-        self.lost = False  # its agent has closed the connection before the rank had ended
-        self.silent = False  # it did so though nothing had asked it to
-        self.closed = False  # the connection
+        self.lost = False  # Its agent closed the connection before the rank had ended.
+        self.disconnected = False  # The same, and the launcher had not killed it.
+        self.closed = False  # The connection is closed.
 
     @property
     def over(self) -> bool:
-        """The rank has ended, or cannot be reached any more."""
+        """The rank has ended, or its agent has."""
         return self.lost or self.status is not None
 
 
@@ -64,12 +65,12 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def saved(self) -> bool:
-        """All have stopped as they were asked to: nothing that happens from now on costs the job anything."""
+        """All ranks have stopped as they were asked to. A failure after that loses nothing."""
         return self.complete and all(process.saved for process in self.values())
 
     @property
     def max_ranks(self) -> float | None:
-        """The largest number of ranks that the job can be resized to. None: not all ranks are in a loop for that"""
+        """The most ranks that the job can be resized to. None: not all ranks are in a loop in which it can be"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
@@ -82,7 +83,7 @@ class RankTable(dict[int, RankProcess]):
         return frozenset(rank for rank, process in self.items() if process.debugging and not process.over)
 
     def joining(self) -> dict[int, float]:
-        """The ranks that wait in `collectives.init`, and for how long they do at most (s)."""
+        """The ranks that wait in `collectives.init`, each with the longest time that it does so (s)."""
         return {
             rank: process.joining
             for rank, process in sorted(self.items())
@@ -90,9 +91,10 @@ class RankTable(dict[int, RankProcess]):
         }
 
     def joining_timeout(self) -> str:
-        """The sentence for a time limit of `collectives.init` that has passed."""
+        """The sentence for the user if ranks have waited in `collectives.init` for too long."""
         waiting = self.joining()
-        names, limit = name_ranks(list(waiting)), min(waiting.values(), default=0.0)
+        names = name_ranks(list(waiting))
+        limit = min(waiting.values(), default=0.0)
         late = [rank for rank in range(self.n) if rank not in waiting and not (rank in self and self[rank].joined)]
         if not late:
             large = f": {LARGE_PACKETS}" if self.several_hosts() else ""
@@ -100,22 +102,23 @@ class RankTable(dict[int, RankProcess]):
         return f"{name_ranks(late)} did not come to collectives.init() within {limit:g} s, where {names} waited"
 
     def stop(self) -> Stop | None:
-        """How they stopped, if they did so as they were asked to."""
+        """How the ranks stopped, if they did so as they were asked to."""
         steps = [process.step for process in self.values() if process.step is not None]
-        return stop_of({rank: STOPPED if each.saved else each.status for rank, each in self.items()}, steps)
+        ends = {rank: STOPPED if process.saved else process.status for rank, process in self.items()}
+        return stop_of(ends, steps)
 
     def several_hosts(self) -> bool:
-        """They are not all on one host."""
+        """The ranks are on more than one host."""
         return len({process.host for process in self.values()}) > 1
 
     def send(self, message: Message, to: Callable[[RankProcess], bool] = lambda process: not process.over) -> None:
-        """Sends a message to the agents of those for whom `to` is true."""
+        """Sends a message to the agents of those ranks for which `to` is true."""
         for process in self.values():
             if not process.closed and to(process):
                 process.channel.send(message)
 
     def close(self) -> None:
-        """Closes all connections; agents that still run end with their ranks."""
+        """Closes all connections. Agents that still run kill their ranks then, and end."""
         for process in self.values():
             process.channel.close()
         self.clear()

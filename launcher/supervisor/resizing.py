@@ -1,6 +1,6 @@
-"""Resizing a running job: who asks for another number of ranks, and how far the job has come.
+"""Resizing a running job: receives and answers requests, and keeps the state of the one in progress.
 
-1. `ddp-launch --resize N --job PID` connects. If the job cannot be resized, it is refused, and the job goes on.
+1. `ddp-launch --resize N --job PID` connects. If the job cannot be resized, it gets the reason, and the job continues.
 2. The agents set a byte that their ranks check after each step. No signal is sent: it would kill a rank that has just
    left its loop. All ranks agree on a step, copy their state to memory or save it on disk, and exit with 75.
 3. The job starts again with N ranks, which load that state. When all of them have begun their loop, it is resized.
@@ -24,16 +24,17 @@ from launcher.network import Host
 from launcher.resize import address, peer
 from launcher.supervisor.environment import StateMemory
 
-# A request follows its connection at once (s).
+# How long to wait for the request on a new connection (s): the client sends it at once.
 _LIMIT = 0.5
-_LONGEST = 16  # bytes of a request
+# Bytes of the longest request.
+_MAX_REQUEST = 16
 
 
 def with_ranks(job: Job, n: int, hosts: tuple[Host, ...] | None = None) -> Job:
-    """The job with `n` ranks. It shows only ranks that it has; rank 0 gets the standard input of one that it has not.
+    """The job with `n` ranks, without options for ranks that it no longer has.
 
-    hosts: on which; None: as before
-    Raises: UsageError if there cannot be such a job
+    hosts: to start ranks on; None: as before
+    Raises: UsageError if such a job is invalid.
     """
     shown = None if job.ranks is None else tuple(rank for rank in job.ranks if rank < n) or None
     debug_rank = job.debug_rank if job.debug_rank < n else 0
@@ -43,14 +44,14 @@ def with_ranks(job: Job, n: int, hosts: tuple[Host, ...] | None = None) -> Job:
 class Resizing:
     """The requests to resize one job. One request is handled at a time.
 
-    memory: in which ranks leave their state
-    listener: a socket that becomes readable when someone asks; None: nobody can
-    target: the job with the number of ranks that was asked for; None: there is no request
+    memory: in which ranks store their state for the next start
+    listener: a socket that becomes readable when a client connects; None if no client can
+    target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
-    step: after which the ranks leave their loop
-    since: when the first of them left (s, the job's clock); None: none has, or other ranks have loaded their state
-    failure: why the target's ranks failed, so that the job is started as it was; "": they have not
-    postponed: the signal that ends the job when ranks have loaded the state; 0: none
+    step: the step after which the ranks left their loop
+    since: when the first of them left it (s, job clock); None if none has left, or the next ranks have loaded the state
+    failure: why the target's ranks failed, and the job was started as before; "" if they have not failed
+    postponed: number of the signal that ends the job when ranks have loaded the state; 0: none
     """
 
     def __init__(self, memory: StateMemory) -> None:
@@ -67,23 +68,22 @@ class Resizing:
             self.listener.bind(address(os.getpid()))
             self.listener.listen()
             self.listener.setblocking(False)
-        except OSError:  # the name is taken, by another job of this process
+        except OSError:  # Another job of this process has the address.
             self.listener.close()
             self.listener = None
 
     def receive(self) -> int | None:
-        """Accepts a connection. Returns: the number of ranks that is asked for; None: there is nothing to do
-
-        For a number, the caller sets `target` or calls `answer`.
+        """Accepts a connection. Returns: the requested number of ranks, for which the caller must set `target` or call
+        `answer`; None if there is nothing to do
         """
         assert self.listener is not None
         try:
             client, _ = self.listener.accept()
-        except OSError:  # who asked has ended, or there is no free file descriptor
+        except OSError:  # The client has ended, or no file descriptor is free.
             return None
         client.settimeout(_LIMIT)
         try:
-            number = int(client.recv(_LONGEST)) if peer(client)[1] == os.geteuid() else None
+            number = int(client.recv(_MAX_REQUEST)) if peer(client)[1] == os.geteuid() else None
         except (OSError, ValueError):
             number = None
         if number is None:
@@ -96,7 +96,7 @@ class Resizing:
         return number
 
     def go_back(self, why: str) -> Job:
-        """The ranks of the target have failed. Returns: the job to start instead, which is the one before"""
+        """Notes that the ranks of the target have failed. Returns: the job to start instead, as it was before"""
         assert self.target is not None
         assert self.before is not None
         self.failure = (
@@ -105,18 +105,18 @@ class Resizing:
         return self.before
 
     def finish(self, now: float) -> str:
-        """All ranks have loaded the state: answers who asked. Returns: the answer. now: s, the job's clock"""
+        """All ranks have loaded the state: answers the client. Returns: the answer. now: s, job clock"""
         assert self.target is not None
         assert self.before is not None
         assert self.since is not None
-        stood = f"training stood still for {duration(now - self.since)}"
-        resized = f"resized from {self.before.size} to {_ranks(self.target)} after step {self.step}; {stood}"
+        pause = f"training stood still for {duration(now - self.since)}"
+        resized = f"resized from {self.before.size} to {_ranks(self.target)} after step {self.step}; {pause}"
         text = self.failure or resized
         self.answer(text, done=not self.failure)
         return text
 
     def answer(self, text: str, done: bool = False) -> None:
-        """Answers who asked, and ends the request. done: the job has as many ranks as were asked for"""
+        """Answers the client, and ends its request. done: the job has the requested number of ranks"""
         if self._client is not None:
             _answer(self._client, done, text)
         self._client = self.since = self.target = self.before = None
@@ -134,7 +134,7 @@ def _ranks(job: Job) -> str:
 
 
 def _answer(client: socket.socket, done: bool, text: str) -> None:
-    with suppress(OSError):  # it did not wait
+    with suppress(OSError):  # The client has ended.
         client.sendall(json.dumps([done, text]).encode())
-        client.shutdown(socket.SHUT_RDWR)  # processes that were forked meanwhile have it open, too
+        client.shutdown(socket.SHUT_RDWR)  # Processes that were forked meanwhile keep the connection open, too.
     client.close()

@@ -1,4 +1,4 @@
-"""Signals to the launcher: they arrive in its event loop as bytes on a pipe."""
+"""Signals to the launcher arrive in its event loop, as bytes on a pipe."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 from launcher.diagnosis.failures import signal_name
 
-#: What ends a job, and is passed on to its ranks.
+#: Signals that end the job, and are forwarded to its ranks.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: What the user means for the ranks alone.
+#: Signals that are only forwarded to the ranks.
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-#: Ctrl-Z, after which the job stands still as the launcher does.
+#: Ctrl-Z, which suspends the ranks and the launcher.
 SUSPENDING = signal.SIGTSTP
-# Back in the foreground, or in another window: time to look again.
+# The launcher is in the foreground again, or its terminal has another size: the event loop checks both.
 _WAKING = (signal.SIGCONT, signal.SIGWINCH)
 
 
 def name_of(number: int) -> str:
-    """What the user calls a signal that ends a job."""
+    """The name of a signal that ends the job, in messages to the user."""
     return "Ctrl-C" if number == signal.SIGINT else signal_name(number, hint=False)
 
 
-def stand_still() -> float:
-    """Stops this process until SIGCONT; returns for how long that was (s)."""
-    before = time.monotonic()
+def stop_until_continued() -> float:
+    """Stops this process until SIGCONT. Returns: for how long it was stopped (s)"""
+    start = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
-    return time.monotonic() - before
+    return time.monotonic() - start
 
 
 class SignalPipe:
-    """While entered, each signal's number arrives as a byte on the descriptor that `with` gives.
+    """A context manager that gives a file descriptor, on which the number of each signal arrives as a byte.
 
-    A job that is started outside the main thread gets none: Python delivers signals only there.
+    Outside the main thread no signal arrives: Python handles signals only there.
     """
 
     def __enter__(self) -> int:
@@ -46,7 +46,7 @@ class SignalPipe:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             for number in (*ENDING, *FORWARDED, SUSPENDING, *_WAKING):
-                # What is ignored (nohup, a shell's background job) stays ignored.
+                # Signals that are ignored stay so (nohup, a shell's background job).
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, lambda number, frame: None)
         return self._read

@@ -1,4 +1,4 @@
-"""Forwards the launcher's standard input: to one rank, or, if it is the program that all run, to each of them."""
+"""Forwards the launcher's standard input to one rank; or to every rank, if it is the program that they all run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable
 from launcher.protocol import to_text
 from launcher.supervisor.rank_table import RankTable
 
+# The most that is read at once (bytes).
 _CHUNK = 1 << 15
 
 
 class StdinForwarder:
-    """What the launcher reads, for one rank. It is read only while that rank has taken what it was sent before.
+    """Reads the standard input and sends it to one rank. It reads on only when the rank has taken all that was sent.
 
-    fd: where it comes from; rank: whose it is; typed: called with what a terminal echoed
-    program: all that was read from `fd` already, which each rank gets; None: nothing was
+    rank: the rank that gets it; fd: file descriptor to read from
+    typed: called with what was typed in a terminal, which has shown it
+    program: the whole standard input, already read, which every rank gets; None: it has not been read
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class StdinForwarder:
         self._acknowledged = True
 
     def rank_started(self, rank: int, ranks: RankTable) -> None:
-        """A rank has started, perhaps the one that reads standard input: nothing is on its way to it yet."""
+        """A rank has started: sends it the program, if there is one. If it is `rank`, nothing has been sent to it."""
         if self._program is not None:
             ranks[rank].channel.send({"stdin": to_text(self._program)})
         elif rank == self.rank:
@@ -41,25 +43,25 @@ class StdinForwarder:
                 ranks[rank].channel.send({"stdin": ""})
 
     def acknowledged(self, rank: int, ranks: RankTable) -> None:
-        """The rank has taken what it was sent."""
+        """The rank has taken all that was sent."""
         self._acknowledged = True
         if self._program is not None:
             ranks[rank].channel.send({"stdin": ""})
 
     def readable_fd(self, ranks: RankTable) -> int | None:
-        """The file descriptor to wait for, None while nothing could be done with what comes."""
+        """The file descriptor to wait for; None while nothing should be read."""
         ready = self._fd is not None and self._acknowledged and self.rank in ranks and in_foreground(self._fd)
         return self._fd if ready else None
 
     def read(self, ranks: RankTable) -> None:
-        """Forwards what was read, or that the input has ended."""
+        """Reads from the file descriptor and sends it to the rank; "" means that the input has ended."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _CHUNK)
         except OSError:
-            data = b""  # the terminal has gone
+            data = b""  # The terminal is closed.
         self._acknowledged = False
-        if _echoes(self._fd):
+        if _is_echoing(self._fd):
             self._typed(data)
         ranks[self.rank].channel.send({"stdin": to_text(data)})
         if not data:
@@ -67,20 +69,20 @@ class StdinForwarder:
 
 
 def in_foreground(fd: int) -> bool:
-    """False for the terminal of a job in the background: reading it, or changing its modes, would stop us."""
+    """False for a terminal if this process is in the background: reading from it, or changing it, would stop us."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
-        return True  # a terminal, but not the one that controls us
+        return True  # It is not our controlling terminal.
 
 
-def _echoes(fd: int) -> bool:
+def _is_echoing(fd: int) -> bool:
     """True for a terminal that shows what is typed."""
     if not os.isatty(fd):
         return False
-    import termios  # here, because few jobs want it
+    import termios  # Imported late: few jobs need it.
 
     try:
         return bool(termios.tcgetattr(fd)[3] & termios.ECHO)
     except termios.error:
-        return False  # it has gone
+        return False  # It is closed.

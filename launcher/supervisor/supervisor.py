@@ -1,4 +1,4 @@
-"""Supervises a job from its first start to its end: the reports for the user, and restarts."""
+"""Supervises a job from its first start to its end: observers, restarts, and the report on what went wrong."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True) -> int:
-    """Runs a job to its end and returns its exit code.
+    """Runs a job to its end.
 
-    0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
-    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C; 143
-    after SIGTERM, unless all ranks have saved their state.
-    observers: see every event; explain: prints, too, why a rank failed or that time is over
-    Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
+    observers: see every event; explain: print why a rank failed, or that `job.timeout` has passed
+    Returns: the exit code. 0 if every rank ended with 0; 75 if ranks were asked to stop, and have saved their state;
+    124 after `job.timeout`; 130 after Ctrl-C; 143 after SIGTERM, unless all ranks have saved their state. Otherwise the
+    code of the first rank that failed: 128 + N if signal N killed it, 1 if it raised.
+    Raises: UsageError if there is no MPI to start more than one rank, or fewer files may be opened than the job needs.
     """
     fill_standard_streams()
     if not stat_of(os.getpid()).state:
-        raise UsageError("there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc")
+        raise UsageError("/proc is empty, and ranks are watched with it: mount -t proc proc /proc")
     job = engines.resolve_size(job, os.environ)
     if job.trace is not None:
-        from launcher import tracing  # here, because few jobs want it
+        from launcher import tracing  # Imported late: few jobs need it.
 
         job = replace(job, trace=tracing.prepare(job.trace))
     program = None
@@ -65,15 +65,15 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 
 
 def _print(text: str) -> None:
-    """Prints a line when the console is closed."""
+    """Prints a line after the console has been closed."""
     try:
         print(f"ddp-launch: {one_line(text)}", file=sys.stderr)
     except OSError:
-        pass  # stderr is closed
+        pass  # stderr is closed.
 
 
 class _Supervisor:
-    """All attempts of one job."""
+    """Runs all attempts of one job. program: the script that is read from the standard input, if it is"""
 
     def __init__(
         self,
@@ -104,38 +104,42 @@ class _Supervisor:
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
     def _optional_observers(self) -> list[Observer]:
-        """Figures; and metrics, log files, events and the hang detector, imported by the jobs that want them alone."""
-        job, console = self.job, self.console
+        """The status, and what the job asks for: metrics, log files, events, the hang detector. Imports only these."""
+        job = self.job
+        console = self.console
         status = Status(job)
-        found: list[Observer] = [status]
+        observers: list[Observer] = [status]
         if job.metrics_port is not None:
             from launcher.console.metrics_server import MetricsServer
 
-            found.append(MetricsServer(job.metrics_port, status))
+            observers.append(MetricsServer(job.metrics_port, status))
         logs: Logs | None = None
         if job.log_dir is not None:
             from launcher.console.logs import Logs
 
-            found.append(logs := Logs(job.log_dir, console, sys.argv))
+            logs = Logs(job.log_dir, console, sys.argv)
+            observers.append(logs)
         if job.events is not None:
             from launcher.console.events import Events
 
-            found.append(Events(job, console, sys.argv))
-        hang, heartbeat = (math.inf if each is None else each for each in (job.hang_timeout, job.heartbeat_timeout))
+            observers.append(Events(job, console, sys.argv))
+        hang = math.inf if job.hang_timeout is None else job.hang_timeout
+        heartbeat = math.inf if job.heartbeat_timeout is None else job.heartbeat_timeout
         if min(hang, heartbeat) < math.inf:
             from launcher.diagnosis.hang_detector import HangDetector
 
-            folder = lambda: None if logs is None else logs.folder  # noqa: E731  # a restart has another
-            found.append(HangDetector(job.size, hang, heartbeat, console, folder, lambda: self.attempt))
-        return found
+            # A function, because each start has another log folder.
+            folder = lambda: None if logs is None else logs.folder  # noqa: E731
+            observers.append(HangDetector(job.size, hang, heartbeat, console, folder, lambda: self.attempt))
+        return observers
 
     def run(self) -> int:
-        """Starts the job as often as it takes; returns the exit code."""
+        """Runs the job, with its restarts. Returns: the exit code"""
         try:
             code, text = self._run()
             self.observers.job_ended(code, text)
             return code
-        except UsageError as error:  # what a start needs was not there, or is there no more
+        except UsageError as error:  # The job could not be started, or not be restarted.
             self.observers.job_ended(2, str(error))
             raise
         finally:
@@ -171,87 +175,91 @@ class _Supervisor:
                         attempt.drain()
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
             finally:
-                # Ranks on other hosts cannot reach the memory of this process.
+                # Ranks on several hosts save their state only on disk: other hosts cannot reach the state memory.
                 on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
                 attempt.close()
             number += 1
             if resized is not None:
                 failed_in_a_row = 0
-                self._take(resized)
+                self._set_job(resized)
                 continue
             assert lost is not None
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             restarts += 1
-            left = smaller(self.job, lost)
-            # A host that was lost is hardly back at once.
-            delay = restart_delay(failed_in_a_row + (left is None))
-            in_a_while = f" in {delay:g} s" if delay else ""
-            where = describe_hosts(lost, left)
+            smaller_job = without_hosts(self.job, lost)
+            # A restart that needs the lost hosts waits a little longer: they are hardly back at once.
+            delay = restart_delay(failed_in_a_row + (smaller_job is None))
+            text = f"restart {restarts} of {self.job.max_restarts}"
+            if delay:
+                text += f" in {delay:g} s"
+            text += describe_hosts(lost, smaller_job)
             if on_disk:
-                where += ", from the newest checkpoint on disk"
-            self.console.say(f"restart {restarts} of {self.job.max_restarts}{in_a_while}{where}")
-            self._take(left or self.job)
+                text += ", from the newest checkpoint on disk"
+            self.console.say(text)
+            self._set_job(smaller_job or self.job)
             attempt.wait(delay)
-            if attempt.stopped or attempt.failures:
+            if attempt.end_signal or attempt.failures:
                 return self._report()
 
     def _after_resize(self) -> Job | None:
-        """The job to start next, if a resize has ended the attempt; None if something else has.
+        """The job to start next if the attempt ended in order to be resized; None if it ended for another reason.
 
-        With the ranks that were asked for; with those before, where the former have failed before they trained.
+        That is the job with the requested number of ranks; or the job as before, if its new ranks failed before they
+        trained.
         """
-        resizing, attempt = self.resizing, self.attempt
+        resizing = self.resizing
+        attempt = self.attempt
         if resizing.target is None:
             return None
-        killed = attempt.stopped and resizing.postponed  # the user did not wait
+        killed = attempt.end_signal and resizing.postponed  # The user sent a second signal.
         if attempt.resized and not killed:
-            resizing.postponed = resizing.postponed or attempt.stopped
+            resizing.postponed = resizing.postponed or attempt.end_signal
             resizing.before = self.job
             return resizing.target
         sentence = self._explain_failures().sentence if attempt.failures else "it ended before"
         timed_out = any(isinstance(failure, TimeLimit) for failure in attempt.failures)
-        if resizing.before is None or resizing.failure or attempt.stopped or timed_out or not attempt.failures:
+        if resizing.before is None or resizing.failure or attempt.end_signal or timed_out or not attempt.failures:
             resizing.answer(resizing.failure or f"the job could not be resized: {sentence}")
-            attempt.stopped = attempt.stopped or resizing.postponed
+            attempt.end_signal = attempt.end_signal or resizing.postponed
             resizing.postponed = 0
             return None
         self._report_failures()
         return resizing.go_back(sentence)
 
     def _lost_hosts(self, number: int, restarts: int) -> list[Host] | None:
-        """The hosts that were lost, before a restart; None if there is none. restarts: so far"""
+        """The hosts that were lost, if the job is to be restarted; None if it is not. restarts: number so far"""
         attempt = self.attempt
-        if attempt.stopped or not attempt.failures or restarts >= self.job.max_restarts:
+        if attempt.end_signal or not attempt.failures or restarts >= self.job.max_restarts:
             return None
         for failure in attempt.failures:
             if isinstance(failure, TimeLimit) or (
                 number == 0 and isinstance(failure, NotStarted) and failure.code == 2
             ):
-                return None  # wrong use would be wrong the next time, too
-        return lost_hosts(self.job.hosts, self.job.size, attempt.gone())
+                return None  # Wrong use, which a restart would not change.
+        return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
-    def _take(self, again: Job) -> None:
-        """Makes this the job to start next: with fewer ranks others may be shown, or have the standard input."""
-        self.job = again
-        self.stdin.rank = again.debug_rank
-        self.console.choose(again.ranks, _asking(again))
-        self.tail.hidden = _hidden(again)
+    def _set_job(self, job: Job) -> None:
+        """Sets the job to start next. Of other ranks than before, the console may show others."""
+        self.job = job
+        self.stdin.rank = job.debug_rank
+        self.console.choose(job.ranks, _asking(job))
+        self.tail.hidden = _hidden(job)
 
     def _report(self) -> tuple[int, str]:
-        """Prints what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
+        """Prints what went wrong, if anything did. Returns: the exit code, and the sentence that explains it"""
         attempt = self.attempt
         if attempt.stop is not None:
             self.console.say(str(attempt.stop))
-        if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
+        if attempt.end_signal == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
         code, sentence = self._report_failures() if attempt.failures else (0, "")
         # No 75 after Ctrl-C: a loop in a shell script would start the job again.
-        if attempt.stop is not None and not attempt.stop.late and attempt.stopped != signal.SIGINT:
+        if attempt.stop is not None and not attempt.stop.late and attempt.end_signal != signal.SIGINT:
             return STOPPED, str(attempt.stop)
-        if attempt.stopped:
-            if not sentence and not self.console.has_last_word and attempt.stopped != signal.SIGPIPE:
-                self.console.say(f"ended by {name_of(attempt.stopped)}")
-            return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
+        if attempt.end_signal:
+            if not sentence and not self.console.has_last_word and attempt.end_signal != signal.SIGPIPE:
+                self.console.say(f"ended by {name_of(attempt.end_signal)}")
+            return 128 + attempt.end_signal, sentence or f"ended by {signal_name(attempt.end_signal, hint=False)}"
         return code, sentence
 
     def _explain_failures(self) -> failure_report.Report:
@@ -261,13 +269,13 @@ class _Supervisor:
         return failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
 
     def _report_failures(self) -> tuple[int, str]:
-        """Prints the report on what went wrong; returns the exit code, and the sentence that explains it."""
+        """Prints the report on what went wrong. Returns: the exit code, and the sentence that explains it"""
         first = root_cause(self.attempt.failures, self.attempt.engine_output)
-        found = self._explain_failures()
+        report = self._explain_failures()
         if self._explain or not isinstance(first, RankFailed | TimeLimit):
-            for text, quoted in found.blocks:
+            for text, quoted in report.blocks:
                 self.console.say(text, quoted)
-        return found.code, found.sentence
+        return report.code, report.sentence
 
 
 def _hidden(job: Job) -> frozenset[int]:
@@ -276,46 +284,47 @@ def _hidden(job: Job) -> frozenset[int]:
 
 
 def _asking(job: Job) -> list[int]:
-    """Ranks whose prompts a user may answer."""
+    """Ranks whose prompts the user can answer: the console shows their unfinished lines at once."""
     return [job.debug_rank] if os.isatty(0) else []
 
 
-_LONGEST = 60.0  # s
-# A job that ran for so long (s) before it failed is not failing again and again.
-_SETTLED = 600.0
+# The longest wait before a restart (s).
+_MAX_DELAY = 60.0
+# After an attempt that ran this long (s), failures are counted anew.
+_LONG_RUN = 600.0
 
 
 def restart_delay(in_a_row: int) -> float:
-    """Seconds to wait before a restart. in_a_row: failures without a long run between them, this one included
+    """Seconds to wait before a restart: 0, 1, 2, 4, ... 60. Most failures do not come back, so the first is immediate.
 
-    The first restart comes at once, since most failures are of the kind that does not come back; then 1, 2, 4, ... 60.
+    in_a_row: failures without a long run between them, this one included
 
     >>> [restart_delay(number) for number in (1, 2, 3, 4, 9)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
     """
-    return 0.0 if in_a_row == 1 else min(2.0 ** min(in_a_row - 2, 6), _LONGEST)
+    return 0.0 if in_a_row == 1 else min(2.0 ** min(in_a_row - 2, 6), _MAX_DELAY)
 
 
 def count_in_a_row(before: int, ran: float) -> int:
-    """How many failures came one after the other, after one more. before: so far; ran: s that the attempt ran"""
-    return 1 if ran >= _SETTLED else before + 1
+    """The number of failures in a row, after one more. before: the number so far; ran: length of the attempt (s)"""
+    return 1 if ran >= _LONG_RUN else before + 1
 
 
-def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Host]:
-    """The hosts of which no rank is left, of a job of `n`. gone: ranks that cannot be reached
+def lost_hosts(hosts: Sequence[Host], n: int, unreachable: Collection[int]) -> list[Host]:
+    """The hosts whose ranks are all unreachable, of a job of `n` ranks. unreachable: ranks
 
-    None if that is true of all hosts, which says nothing about any of them.
+    If that is true of all hosts, the cause is most likely none of them: then the list is empty.
 
-    >>> lost_hosts([Host("a", 2), Host("b", 2)], 4, gone={2, 3})
+    >>> lost_hosts([Host("a", 2), Host("b", 2)], 4, unreachable={2, 3})
     [Host(name='b', slots=2)]
     """
     used = [(host, ranks) for host, ranks in ranks_by_host(hosts, n) if ranks]
-    lost = [host for host, ranks in used if all(rank in gone for rank in ranks)]
+    lost = [host for host, ranks in used if all(rank in unreachable for rank in ranks)]
     return [] if len(lost) == len(used) else lost
 
 
-def describe_hosts(lost: Sequence[Host], left: Job | None) -> str:
-    """Where a restart takes place, "" where nothing was lost. left: the job without the hosts that were lost
+def describe_hosts(lost: Sequence[Host], smaller_job: Job | None) -> str:
+    """A clause about the hosts of a restart; "" if none was lost. smaller_job: the job without the lost hosts
 
     >>> describe_hosts([Host("a"), Host("b")], None)
     ', on all hosts: without a, b too few ranks are left'
@@ -323,18 +332,17 @@ def describe_hosts(lost: Sequence[Host], left: Job | None) -> str:
     if not lost:
         return ""
     names = ", ".join(host.name for host in lost)
-    if left is None:
+    if smaller_job is None:
         return f", on all hosts: without {names} too few ranks are left"
-    return f", without {names}: {left.size} rank{'s' * (left.size != 1)}"
+    return f", without {names}: {smaller_job.size} rank{'s' * (smaller_job.size != 1)}"
 
 
-def smaller(job: Job, lost: Collection[Host]) -> Job | None:
-    """The job on the hosts that are left; None if these take fewer than `job.min_ranks` ranks, or all are needed."""
+def without_hosts(job: Job, lost: Collection[Host]) -> Job | None:
+    """The job without the lost hosts. None if the others have room for fewer than `job.min_ranks`, or that is None."""
     if not lost:
         return job
-    left = tuple(host for host in job.hosts if host not in lost)
-    slots = sum(host.slots for host in left)
-    n = min(job.size, slots)
+    hosts = tuple(host for host in job.hosts if host not in lost)
+    n = min(job.size, sum(host.slots for host in hosts))
     if job.min_ranks is None or n < job.min_ranks:
         return None
-    return with_ranks(job, n, left)
+    return with_ranks(job, n, hosts)

@@ -77,7 +77,7 @@ def test_another_jobs_agent_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_agent_that_strangers_drive_out_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_door() as (listener, agents), ExitStack() as stack:
-        listener._room = 2  # as if there were hundreds of strangers
+        listener._max_unauthenticated = 2  # as if there were hundreds of strangers
         host, _, port = listener.address.rpartition(":")
         calls = []
 

@@ -15,7 +15,7 @@ import pytest
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.job import Job
 from launcher.network import Host
-from launcher.supervisor.supervisor import describe_hosts, lost_hosts, restart_delay, smaller
+from launcher.supervisor.supervisor import describe_hosts, lost_hosts, restart_delay, without_hosts
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH, wait_for
 
@@ -52,11 +52,11 @@ def test_where_a_restart_takes_place_is_said() -> None:
 
 def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
     job = Job(script=SCRIPT, hosts=(A, B, C), min_ranks=3, ranks=(0, 4), debug_rank=4)
-    left = smaller(job, [B])
+    left = without_hosts(job, [B])
     assert left is not None
     assert (left.hosts, left.size, left.ranks, left.debug_rank) == ((A, C), 3, (0,), 0)
-    assert smaller(job, []) is job
-    assert smaller(job, [A, C]) is None
+    assert without_hosts(job, []) is job
+    assert without_hosts(job, [A, C]) is None
 
 
 FAILS = """

@@ -65,7 +65,7 @@ def small_shm(options: str) -> list[str]:
         (
             ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
             2,
-            "there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc",
+            "/proc is empty, and ranks are watched with it: mount -t proc proc /proc",
         ),
     ],
 )
