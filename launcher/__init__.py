@@ -1,12 +1,12 @@
-"""Starts the ranks of a job, watches over them and explains how they failed.
+"""Starts the ranks of a job, watches them, and explains failures.
 
 From the shell: `ddp-launch -n 4 train.py`. From Python: `launcher.launch(launcher.Job(script="train.py", n=4))`.
-This file imports nothing until asked: every agent imports it, and must stay small.
+Every agent imports this file and should need little memory, so public names are imported when they are first used.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "RankError", "UsageError", "launch", "run"]
 
-_HOMES = {
+# The module of each public name.
+_MODULES = {
     "Job": "launcher.job",
     "RankError": "launcher.function",
     "UsageError": "launcher.job",
@@ -28,8 +29,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

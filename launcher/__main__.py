@@ -7,8 +7,8 @@ import sys
 
 
 def main() -> int:
-    """The command; returns its exit code."""
-    # Until ranks run there is nothing to tell them: Ctrl-C ends this process at once, and without a traceback.
+    """Runs the command. Returns: its exit code"""
+    # Until ranks run, Ctrl-C ends this process at once and without a traceback.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from launcher import cli

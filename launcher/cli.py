@@ -1,4 +1,4 @@
-"""`ddp-launch`: from the command line to a job, and from a job's end to an exit code."""
+"""`ddp-launch`: reads the command line, runs the job that it describes, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.options import GPU, parser, split
 
+# Seconds after which killing what is left is given up.
 _SWEEP_LIMIT = 1.0
-# Of each pair the command line's takes back what the job file has of the other.
-_RIVALS = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
+# Options that exclude each other. One on the command line replaces the other one of the job file.
+_ALTERNATIVES = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
 
 
 def read(argv: Sequence[str]) -> dict[str, Any]:
-    """The options on the command line, and `rest`: SCRIPT ARGS..., or the arguments of a module or a configured job.
+    """The options on the command line. `rest`: SCRIPT ARGS..., or the arguments of a module or of a job file's script.
 
     >>> read(["-n", "4", "train.py", "-n", "7"])
     {'n': 4, 'rest': ['train.py', '-n', '7']}
@@ -30,20 +31,21 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def job_of(options: Mapping[str, Any]) -> Job:
-    """The job of a command line that `read` has read, and of the job file in it.
+    """The job that the options on the command line describe, together with the job file. options: from `read`
 
-    Raises: UsageError, in one sentence.
+    Raises: UsageError, with a message of one sentence.
     """
-    fields, words = dict(options), list(options["rest"])
+    fields = dict(options)
+    words = list(options["rest"])
     configured: dict[str, Any] = {}
     args: tuple[str, ...] = ()
     if "config" in fields:
-        from launcher import config  # here, because reading TOML takes milliseconds
+        from launcher import config  # Imported late, because reading TOML takes milliseconds.
 
         configured, args = config.load(fields["config"])
     if words and not {"script", "module"} & (configured.keys() | fields.keys()):
         fields["script"], *words = words
-    fields = {key: value for key, value in configured.items() if _RIVALS.get(key) not in fields} | fields
+    fields = {key: value for key, value in configured.items() if _ALTERNATIVES.get(key) not in fields} | fields
     for name in ("config", "rest"):
         fields.pop(name, None)
     if path := fields.pop("hostfile", None):
@@ -63,46 +65,46 @@ def job_of(options: Mapping[str, Any]) -> Job:
 
 
 def parse(argv: Sequence[str]) -> Job:
-    """The job that a command line asks for. Raises: UsageError, in one sentence."""
+    """The job that a command line describes. Raises: UsageError, with a message of one sentence."""
     return job_of(read(argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command. Returns: its exit code"""
     try:
         options = read(sys.argv[1:] if argv is None else argv)
         if "help" in options or "version" in options:
             from collectives import __version__
 
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # The reader may end early, as `| head` does.
             return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)
         if {"resize", "job"} & options.keys():
             return _resize(options)
         job = job_of(options)
         _note_ranks_behind_script(job)
-        from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
+        from launcher.engines import resolve_size  # Imported late, so that wrong use is reported sooner.
 
         return _run(resolve_size(job, os.environ))
     except UsageError as error:
         from launcher.console.terminal import one_line
 
-        _print(f"ddp-launch: {one_line(str(error))}\n", sys.stderr)  # if it can be; the exit code says it, too
+        _print(f"ddp-launch: {one_line(str(error))}\n", sys.stderr)
         return 2
 
 
 def _resize(options: dict[str, Any]) -> int:
-    """Has a running job go on with another number of ranks; the exit code. Raises: UsageError"""
+    """Asks a running job to continue with another number of ranks. Returns: the exit code. Raises: UsageError"""
     if options.keys() != {"resize", "job", "rest"} or options["rest"]:
         raise UsageError("a running job gets another number of ranks by ddp-launch --resize N --job PID, and no more")
-    from launcher.resize import resize  # here, because no job needs it
+    from launcher.resize import resize  # Imported late: starting a job does not need it.
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this command, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this command without a traceback.
     done, text = resize(options["job"], options["resize"])
     return _print(f"ddp-launch: {text}\n", sys.stdout if done else sys.stderr) or int(not done)
 
 
 def _note_ranks_behind_script(job: Job) -> None:
-    """Says that a number of ranks behind the script is an argument of it: other launchers read it anywhere."""
+    """Warns of a `-n N` after the script, which becomes an argument of the script. Other launchers accept it there."""
     for option, number in zip(job.args, job.args[1:], strict=False):
         if option in ("-n", "-np") and number.isdigit() and job.n is None and not job.hosts:
             target = job.script or f"-m {job.module}"
@@ -114,14 +116,15 @@ def _note_ranks_behind_script(job: Job) -> None:
 
 
 def _print(text: str, stream: TextIO | None) -> int:
-    """Prints a text; returns the exit code. stream: None if it is closed, where print would take stdout instead"""
+    """Prints a text. Returns: the exit code. stream: None if it is closed; `print` itself would use stdout then"""
     try:
         if stream is not None:
             print(text, end="", file=stream, flush=True)
         return 0
     except OSError as error:
         if stream is sys.stdout:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try once more at its end, and complain
+            # Otherwise Python would flush stdout at its exit, and report the same error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             _print(f"ddp-launch: the output cannot be written: {error.strerror}\n", sys.stderr)
         return 1
 
@@ -130,14 +133,14 @@ def _run(job: Job) -> int:
     from launcher.linux import become_subreaper, childless, children_of, parents, sweep
     from launcher.supervisor.supervisor import launch
 
-    began = time.time()
-    # A parent that ignores it hands that down, and no child could be waited for.
+    started_at = time.time()
+    # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # If the reaper is killed, its orphans come to this process; children from before its exec are not of this job.
-    before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
+    # If the reaper is killed, its orphans come to this process. Children that it had before its exec are spared.
+    spare = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
     try:
         return launch(job)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
-        sweep(_SWEEP_LIMIT, before, began)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The job is over, and this process ends in a moment.
+        sweep(_SWEEP_LIMIT, spare, started_at)

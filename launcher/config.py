@@ -25,15 +25,16 @@ from launcher.arguments import nearest
 from launcher.errors import UsageError
 from launcher.options import parser
 
-#: Keys whose relative paths count from the folder of the job file.
+#: Keys whose relative paths are relative to the folder of the job file.
 PATHS = ("script", "hostfile", "log_dir", "events", "trace")
+# Options of the command line that a job file cannot have.
 _NO_OPTIONS = ("config", "version", "help", "resize", "job")
 
 
 def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options of the job file at `path`, as the command line has them, and `script`; and the script's arguments.
+    """The options of the job file at `path` by name, `script` among them; and the script's arguments.
 
-    Raises: UsageError, with the file and what is wrong in it.
+    Raises: UsageError, with the name of the file and what is wrong in it.
     """
     document = read_toml(path, "the job file")
     try:
@@ -42,20 +43,20 @@ def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         for name, table in zip(("launch", "args"), tables, strict=True):
             if not isinstance(table, dict):
                 raise UsageError(f"{name} should be a table: [{name}]")
-        more = launch.pop("args", [])
-        if not isinstance(more, list) or not all(isinstance(each, str) and "\0" not in each for each in more):
-            raise UsageError(f"args should be a list of strings, not {more!r}")
-        options = {each.dest: each for each in reversed(parser().actions) if each.dest not in _NO_OPTIONS}
-        _check_keys(launch, ("script", "args", *options), "key in [launch]:")
-        found = {key: _value(key, options.get(key), value) for key, value in launch.items()}
-        paths = {key: os.path.join(os.path.dirname(path), found[key]) for key in PATHS if found.get(key)}
-        return found | paths, (*words(args), *more)
+        last_args = launch.pop("args", [])
+        if not isinstance(last_args, list) or not all(isinstance(arg, str) and "\0" not in arg for arg in last_args):
+            raise UsageError(f"args should be a list of strings, not {last_args!r}")
+        actions = {action.dest: action for action in reversed(parser().actions) if action.dest not in _NO_OPTIONS}
+        _check_keys(launch, ("script", "args", *actions), "key in [launch]:")
+        options = {key: _value(key, actions.get(key), value) for key, value in launch.items()}
+        paths = {key: os.path.join(os.path.dirname(path), options[key]) for key in PATHS if options.get(key)}
+        return options | paths, (*words(args), *last_args)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 def _value(key: str, option: argparse.Action | None, value: object) -> Any:
-    """The value of a key: what the word, or the words with commas between them, stand for on the command line."""
+    """The value of a key, parsed as on the command line; a list counts as words with commas between them."""
     if option is not None and option.nargs == 0:
         if not isinstance(value, bool):
             raise UsageError(f"{key} should be true or false, not {value!r}")
@@ -76,22 +77,22 @@ def _check_keys(table: dict[str, Any], names: Iterable[str], what: str) -> None:
 
 
 def words(args: dict[str, Any]) -> tuple[str, ...]:
-    """The command-line arguments that an [args] table stands for.
+    """The command-line arguments of an [args] table.
 
     >>> words({"lr": 0.1, "layers": [64, 10], "fast": True, "slow": False})
     ('--lr', '0.1', '--layers', '64', '10', '--fast')
-    Raises: UsageError for a value that is no string, number, boolean or list of these.
+    Raises: UsageError for a value that is not a string, number, boolean or list of these.
     """
-    found: list[str] = []
+    arguments: list[str] = []
     for key, value in args.items():
-        values = value if isinstance(value, list) else [value]
-        if any(isinstance(one, dict | list) for one in values):
+        items = value if isinstance(value, list) else [value]
+        if any(isinstance(item, dict | list) for item in items):
             raise UsageError(f"{key} in [args] should be a string, a number, a boolean or a list of these")
         if value is not False:
-            found += [f"--{key}", *(word(one) for one in values if value is not True)]
-        if any("\0" in word for word in found):
+            arguments += [f"--{key}", *(word(item) for item in items if value is not True)]
+        if any("\0" in argument for argument in arguments):
             raise UsageError(f"{key!r} in [args] has a zero byte, which no argument of a program can have")
-    return tuple(found)
+    return tuple(arguments)
 
 
 def word(value: object) -> str:
@@ -100,12 +101,12 @@ def word(value: object) -> str:
 
 
 def read_toml(path: str, what: str) -> dict[str, Any]:
-    """The content of the TOML file at `path`; what: names it for the user. Raises: UsageError if it cannot be read."""
+    """The content of the TOML file at `path`. what: its name in messages. Raises: UsageError if it cannot be read"""
     tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with open(path, "rb") as file:
             return dict(tomllib.load(file))
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # too many digits, or too deep, are no errors of TOML's own
+    except (ValueError, RecursionError) as error:  # Also for numbers that are too long, and tables nested too deeply.
         raise UsageError(f"{path} is not valid TOML: {error}") from None

@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 GRACE = 5.0
 #: Seconds within which every rank must have started.
 START_LIMIT = 60.0
-#: Seconds without any progress after which a job counts as hanging: a little less than a collective waits by itself, so
-#: that the job ends with a table of all ranks, and not with what one of them saw.
+#: Seconds without any progress after which a job counts as hanging. A little less than the time limit of a collective,
+#: so that the job ends with a table of all ranks, and not with the error of one of them.
 HANG_TIMEOUT = 540.0
-#: Seconds without a heartbeat of a rank, which comes every second, after which its host or the way to it is down.
+#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. It sends one every second.
 HEARTBEAT_TIMEOUT = 30.0
-#: The script that is read from the standard input.
+#: Given in place of a script: the script is read from the standard input.
 STDIN = "-"
-#: What `collectives.init(backend=...)` takes.
+#: Values of `collectives.init(backend=...)`.
 BACKENDS = ("auto", "single", "mpi", "nccl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A script, a module or a program, to be run by several ranks.
+    """A script, a module or a program that several ranks run. Exactly one of `script` and `module` is given.
 
-    script: path of what `python SCRIPT` takes: a Python file, a folder or zip file with a `__main__.py`, a compiled
-    file; `-`: each rank runs what the launcher reads from its standard input; or
-    module: name of a module, as in `python -m`; exactly one of the two
-    no_python: `script` is a program of any kind, by its path or found on PATH
-    args: what the script finds in `sys.argv[1:]`
-    n: number of ranks; None: as many as the hosts have slots, or as an allocation of Slurm has tasks, else 1
-    hosts: machines to start ranks on, each with the number of ranks that it takes; none: this one, or those of Slurm
-    engine: who starts the ranks, "auto": the one that is there, or a name of `launcher.engines`
-    backend: what `collectives.init()` chooses on every rank, one of `BACKENDS`
+    script: path of whatever `python SCRIPT` takes: a Python file, a compiled file, a folder or zip file with a
+    `__main__.py`; `-`: each rank runs the script that the launcher reads from its standard input
+    module: name of a module, as for `python -m`
+    no_python: `script` is a program of any kind: its path, or its name on PATH
+    args: the script's `sys.argv[1:]`
+    n: number of ranks; None: the sum of the hosts' slots, or the number of tasks of a Slurm allocation, else 1
+    hosts: machines to start ranks on, each with its number of slots; none: this one, or those of the allocation
+    engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first that can
+    backend: the backend of `collectives.init()` on every rank, one of `BACKENDS`
     bind: each rank is bound to its share of the cores
     share_gpu: several ranks may be given the same GPU
     grace: seconds between asking the ranks to end and killing them
@@ -46,18 +46,18 @@ class Job:
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
     heartbeat_timeout: seconds without a heartbeat of a rank after which it is lost; None: never
-    max_restarts: how often a job that failed starts again
-    min_ranks: a restart goes on with the hosts that are left while they take this many ranks; None: it needs all. The
-    hosts are those above, or those of Slurm
-    log_dir: folder for a folder of log files, one a rank; None: none
-    ranks: whose lines the console shows; None: everybody's
-    events: file for what happens, one JSON object a line; None: none
-    trace: folder for a trace of what all ranks did, made if it is not there; None: none
-    metrics_port: host and port at which figures are served for Prometheus, ("127.0.0.1", 9400); None: nowhere
-    debug_rank: the rank that has the standard input, and the terminal in a debugger
-    prefix: lines bear their rank in front, if there is more than one; False if only rank 0 speaks, in lines and a bar
+    max_restarts: how often a job that failed is started again
+    min_ranks: a restart leaves out hosts that are lost, if the others have slots for this many ranks; None: a restart
+    needs all hosts
+    log_dir: each run makes a folder here, with a log file per rank; None: no log files
+    ranks: the ranks whose lines the console shows; None: all
+    events: file for the job's events, one JSON object per line; None: no such file
+    trace: folder for a trace of all ranks, which is made if it does not exist; None: no trace
+    metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: none
+    debug_rank: the rank that gets the standard input, and can be debugged in the terminal
+    prefix: lines begin with their rank if there are several ranks; False: whole lines and one bar are shown unchanged
 
-    Raises: UsageError if no such job can exist.
+    Raises: UsageError if options are invalid, or do not fit together.
     """
 
     script: str | None = None
@@ -102,7 +102,7 @@ class Job:
 
     @property
     def target(self) -> tuple[str, ...]:
-        """What an agent is given: see `launcher.agent.rank.run`."""
+        """The arguments of an agent: see `launcher.agent.rank.run`."""
         if self.script is not None:
             return (*["--no-python"] * self.no_python, self.script, *self.args)
         assert self.module is not None
@@ -151,7 +151,7 @@ class Job:
             raise UsageError(f"the number of restarts must be zero or more, not {self.max_restarts}")
 
     def _check_ranks(self) -> None:
-        # Without hosts and a number, an allocation may still have the last word: checked again once it is known.
+        # Without hosts and a number, an allocation may set the number; then this is checked again.
         size = self.size if self.n is not None or self.hosts else float("inf")
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         if self.min_ranks is not None and not 1 <= self.min_ranks <= size:
@@ -167,14 +167,14 @@ class Job:
 
 
 def _foreign(path: str) -> str:
-    """What a file is, if its first line says that it is nothing for Python; else ""."""
+    """What kind of file it is, if its first line shows that Python cannot run it; else ""."""
     with open(path, "rb") as file:
         line = file.readline(200)
         if line.startswith(b"\x7fELF"):
             return "a compiled program"
         if line.startswith(b"#!") and b"python" not in line:
             try:
-                compile(line + file.read(), path, "exec", dont_inherit=True)  # some start a Python from a shell's line
+                compile(line + file.read(), path, "exec", dont_inherit=True)  # Some scripts are valid for both.
             except (SyntaxError, ValueError):
                 return f"a script for {line[2:].strip().decode(errors='replace')}"
     return ""

@@ -55,16 +55,16 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
 
 
 def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
-    """Parses hosts, adding the slots of those with the same name. entries: each text, and where it stands"""
+    """Parses hosts, adding the slots of those with the same name. entries: each text, and its place for messages"""
     slots: dict[str, int] = {}
-    for text, where in entries:
+    for text, place in entries:
         match = _HOST.fullmatch(text)
         if match is None:
-            raise UsageError(f"{where}: {text!r} is not understood: host, host:4 or host slots=4")
+            raise UsageError(f"{place}: {text!r} is not understood: host, host:4 or host slots=4")
         name = match[1]
         number = int(match[2] or 1)
         if number < 1:
-            raise UsageError(f"{where}: {name} has no slot: leave it out")
+            raise UsageError(f"{place}: {name} has no slot: leave it out")
         slots[name] = slots.get(name, 0) + number
     return tuple(Host(name, number) for name, number in slots.items())
 

@@ -1,4 +1,4 @@
-"""The command line of `ddp-launch`. A job file has the same options, read by the same functions (`launcher.config`)."""
+"""The options of `ddp-launch`. A job file has the same ones, parsed by the same functions (`launcher.config`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.job import BACKENDS, GRACE, HANG_TIMEOUT, HEARTBEAT_TIMEOUT, START
 if TYPE_CHECKING:
     from launcher.network import Host
 
-#: The number of ranks that stands for one on each visible GPU.
+#: Value of `-n` for one rank on each visible GPU.
 GPU = "gpu"
 
 _USAGE = """\
@@ -29,13 +29,13 @@ The command line wins over the job file. In parentheses: the default.
 Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
 2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
 """
-# What other launchers call options that have quite another name here.
+# Options of other launchers, and their names here. The first ones give the number of ranks.
 _COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
 _ELSEWHERE = {**dict.fromkeys(_COUNTS, "-n N"), "--nnodes": "--hosts"}
 
 
 def _hosts(text: str) -> tuple[Host, ...]:
-    from launcher.network import parse_hosts  # here, because most jobs name none
+    from launcher.network import parse_hosts  # Imported late: most jobs name no hosts.
 
     return parse_hosts(text)
 
@@ -44,7 +44,7 @@ _COUNT = value(f"a whole number of ranks, or {GPU}", lambda text: GPU if text ==
 _WHOLE = value("a whole number", int)
 _SECONDS = value("a number of seconds", float)
 _LIMIT = value("a number of seconds, or off", lambda text: None if text == "off" else float(text) or None)
-# Nothing outside this machine reaches the loopback.
+# The default host is the loopback address, which other machines cannot reach.
 _ADDRESS = value(
     "a port, or HOST:PORT", lambda text: (text.rpartition(":")[0] or "127.0.0.1", int(text.split(":")[-1]))
 )
@@ -57,15 +57,15 @@ def _engine(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def parser() -> ArgumentParser:
-    """The options of `ddp-launch`; those of a job have the name of a field of `Job`, or `hostfile`."""
-    made = ArgumentParser("ddp-launch", usage=_USAGE, description=_WHAT, epilog=_MORE)
+    """The parser of `ddp-launch`. Options of a job are named after the fields of `Job`, except `hostfile`."""
+    result = ArgumentParser("ddp-launch", usage=_USAGE, description=_WHAT, epilog=_MORE)
 
     def options(heading: str) -> Callable[..., None]:
-        group = made.add_argument_group(heading)
+        group = result.add_argument_group(heading)
 
-        def add(*names: str, help: str, metavar: str = "", type: Callable[[str], Any] = str, **more: Any) -> None:
-            kind: dict[str, Any] = {"metavar": metavar, "type": type} if metavar else {"action": "store_true"}
-            group.add_argument(*names, help=help, **(kind | more))
+        def add(*names: str, help: str, metavar: str = "", type: Callable[[str], Any] = str, **settings: Any) -> None:
+            value: dict[str, Any] = {"metavar": metavar, "type": type} if metavar else {"action": "store_true"}
+            group.add_argument(*names, help=help, **(value | settings))
 
         return add
 
@@ -99,7 +99,6 @@ def parser() -> ArgumentParser:
     add = options("What you see")
     add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3")
     add("--debug-rank", metavar="K", type=_WHOLE, help="the rank that has stdin and answers breakpoint() (0)")
-
     add("--metrics-port", metavar="PORT", type=_ADDRESS, help="serve figures for Prometheus, at PORT or HOST:PORT")
 
     add = options("What is kept")
@@ -115,31 +114,34 @@ def parser() -> ArgumentParser:
     add = options("To look, and run nothing")
     add("--version", help="print the version")
     add("--help", "-h", help="print this help")
-    return made
+    return result
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options and their values, and the words after them, which are the script's.
+    """Splits a command line into the options with their values, and the script with its arguments.
 
     >>> split(["-n", "4", "train.py", "-n", "7"])
     (['-n', '4'], ['train.py', '-n', '7'])
-    Raises: UsageError for an unknown option; after --config it is the first argument of the configured script.
+    Raises: UsageError for an unknown option. After --config, such a word is the first argument of the script.
     """
-    words, at, configured = list(argv), 0, False
-    while words[at:] and words[at].startswith("-") and words[at] not in ("-", "--"):
-        short, value = words[at][:2], words[at][2:]
+    words = list(argv)
+    index = 0
+    configured = False
+    while words[index:] and words[index].startswith("-") and words[index] not in ("-", "--"):
+        short = words[index][:2]
+        value = words[index][2:]
         if (short == "-n" and value.isdigit()) or (short == "-m" and value.replace(".", "_").isidentifier()):
-            words[at : at + 1] = short, value  # -n4 and -mpkg, as other launchers and Python take them
-        name, equals, _ = words[at].partition("=")
+            words[index : index + 1] = short, value  # -n4 and -mpkg, as other launchers and Python accept them.
+        name, equals, _ = words[index].partition("=")
         action = parser().action(name)
         if action is None:
             if configured:
                 break
             if name in _ELSEWHERE:
-                raise UsageError(f"unknown option {words[at]} (did you mean {_ELSEWHERE[name]}?)")
-            raise parser().unknown(words[at:])
-        at += 1 if equals or action.nargs == 0 else 2
-        if name == "-m":  # as with `python -m`, the rest is the module's
-            return words[:at], words[at:]
+                raise UsageError(f"unknown option {words[index]} (did you mean {_ELSEWHERE[name]}?)")
+            raise parser().unknown(words[index:])
+        index += 1 if equals or action.nargs == 0 else 2
+        if name == "-m":  # As with `python -m`, the rest belongs to the module.
+            return words[:index], words[index:]
         configured |= name == "--config"
-    return words[:at], words[at + (words[at : at + 1] == ["--"]) :]
+    return words[:index], words[index + (words[index : index + 1] == ["--"]) :]

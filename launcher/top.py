@@ -1,4 +1,4 @@
-"""`ddp-top`: shows the ranks of a running ddp-launch, a line each, and again every second."""
+"""`ddp-top`: shows a running ddp-launch, one line per rank, once a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.console.status import running_jobs
 from launcher.console.terminal import one_line
 from launcher.linux import format_bytes
 
-# Seconds between two pictures.
+# Interval at which the table is shown again (s).
 _INTERVAL = 1.0
 _DESCRIPTION = """\
 Shows a running ddp-launch, a line a rank: steps and samples a second, loss, exposed communication, for which rank the
@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 
 
-def picture(job: dict[str, Any]) -> str:
+def describe_job(job: dict[str, Any]) -> str:
     """The job's command, and a table of its ranks."""
     rows = [_COLUMNS, *([_cell(name, rank.get(name)) for name in _COLUMNS] for rank in job["ranks"])]
     return "\n".join([f"ddp-launch {job['pid']}: {one_line(job['target'])}", *align_columns(rows)])
@@ -41,7 +41,7 @@ def _cell(name: str, figure: Any) -> str:
 
 
 def _why_no_job(pid: str | None) -> str:
-    """Says why no one job matches the argument."""
+    """The sentence for the user if not exactly one job matches. pid: the argument"""
     running = ", ".join(str(job["pid"]) for job in running_jobs())
     if not running:
         return "no ddp-launch of yours is running"
@@ -51,8 +51,8 @@ def _why_no_job(pid: str | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    """Runs the command. Returns: its exit code"""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
     parser = argparse.ArgumentParser("ddp-top", description=_DESCRIPTION)
     parser.add_argument("pid", nargs="?", help="of ddp-launch; not needed if one alone is running")
     pid = parser.parse_args(argv).pid
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     terminal = sys.stdout.isatty()
     while jobs:
-        print("\x1b[H\x1b[J" * terminal + picture(jobs[0]), flush=True)
+        print("\x1b[H\x1b[J" * terminal + describe_job(jobs[0]), flush=True)
         if not terminal:
             return 0
         time.sleep(_INTERVAL)

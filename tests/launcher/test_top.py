@@ -33,7 +33,7 @@ RANKS = [
 
 
 def test_a_line_a_rank() -> None:
-    head, columns, *rows = top.picture({"pid": 39, "target": "a.py\x1b", "ranks": RANKS}).split("\n")
+    head, columns, *rows = top.describe_job({"pid": 39, "target": "a.py\x1b", "ranks": RANKS}).split("\n")
     assert head == "ddp-launch 39: a.py\\x1b"
     assert columns.split() == [*top._COLUMNS]
     first, second = (row.split(maxsplit=len(top._COLUMNS) + 1) for row in rows)
@@ -41,7 +41,7 @@ def test_a_line_a_rank() -> None:
     assert " ".join(first).endswith("3 MiB - - 40 - - - a.py:1 in f")
     assert second[:8] == ["1", "-", "-", "-", "nan", "-", "-", "2"]
     assert " ".join(second).endswith("KiB - 4.7 GiB - - - - - no\\x1b[2Jnews")
-    assert top.picture({"pid": 39, "target": "a.py", "ranks": []}).count("\n") == 1
+    assert top.describe_job({"pid": 39, "target": "a.py", "ranks": []}).count("\n") == 1
 
 
 @pytest.mark.parametrize("args", [["4194305"], [str(os.getpid())], ["1"], ["x"], []])
