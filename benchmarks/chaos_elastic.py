@@ -83,14 +83,14 @@ def notes_of(work: Path) -> list[Note]:
 
 def starts_of(notes: Sequence[Note]) -> dict[int, dict[int, float]]:
     """By start of the job, when each step of it had ended on all ranks."""
-    found: dict[int, dict[int, list[float]]] = {}
+    times: dict[int, dict[int, list[float]]] = {}
     sizes = {note["start"]: note["size"] for note in notes}
     for note in notes:
         if "step" in note:
-            found.setdefault(note["start"], {}).setdefault(note["step"], []).append(note["time"])
+            times.setdefault(note["start"], {}).setdefault(note["step"], []).append(note["time"])
     return {
         start: {step: max(times) for step, times in steps.items() if len(times) == sizes[start]}
-        for start, steps in sorted(found.items())
+        for start, steps in sorted(times.items())
     }
 
 
@@ -149,11 +149,11 @@ def cause(event: Event, job: subprocess.Popen[bytes], work: Path) -> dict[str, A
 def samples_of(notes: Sequence[Note]) -> dict[int, list[int]]:
     """By step, the samples that its last start had."""
     last = {note["step"]: note["start"] for note in sorted(notes, key=lambda note: note["start"]) if "step" in note}
-    found: dict[int, list[int]] = {}
+    samples: dict[int, list[int]] = {}
     for note in notes:
         if "step" in note and note["start"] == last[note["step"]]:
-            found.setdefault(note["step"], []).extend(note["ids"])
-    return {step: sorted(ids) for step, ids in found.items()}
+            samples.setdefault(note["step"], []).extend(note["ids"])
+    return {step: sorted(ids) for step, ids in samples.items()}
 
 
 def run(folder: Path, digits: Path, events: Sequence[Event]) -> tuple[list[dict[str, Any]], str, dict[str, str]]:
@@ -173,7 +173,7 @@ def run(folder: Path, digits: Path, events: Sequence[Event]) -> tuple[list[dict[
     for row in rows:
         in_a_row = in_a_row + 1 if row["kind"] == "kill" else 0
         row["pause"] = restart_delay(in_a_row) if in_a_row else 0.0
-    digests = {each.name: json.loads((each / "result-0.json").read_text())["sha256"] for each in (alone, work)}
+    digests = {folder.name: json.loads((folder / "result-0.json").read_text())["sha256"] for folder in (alone, work)}
     wrong = "" if samples_of(notes_of(alone)) == samples_of(notes_of(work)) else "steps had other samples"
     return rows, wrong or ("" if len({*digests.values()}) == 1 else f"other weights: {digests}"), digests
 

@@ -93,12 +93,12 @@ def _case(kind: str, undisturbed: Undisturbed, chance: random.Random) -> Case:
 
 def move(chance: random.Random) -> Case:
     """A job on two ranks, then on one, then on four: strikes end the first two."""
-    found = []
+    strikes = []
     for number, ranks in enumerate((2, 1)):
         during = chance.choice(("step", "save", "asked"))
         event = chance.randrange(4, 25) if during == "save" else chance.randrange(1, 7)
-        found.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
-    return Case(MOVE, (2, 1, 4), strikes=tuple(found))
+        strikes.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
+    return Case(MOVE, (2, 1, 4), strikes=tuple(strikes))
 
 
 # -- what must come of it
@@ -106,21 +106,21 @@ def move(chance: random.Random) -> Case:
 
 def that_count(notes: Iterable[Note]) -> dict[int, list[Note]]:
     """By step, what all ranks noted in the last start that made it: later starts went on from before that step."""
-    found: dict[int, list[Note]] = {}
+    kept: dict[int, list[Note]] = {}
     for note in notes:
         if "step" in note:
-            step = found.setdefault(note["step"], [])
+            step = kept.setdefault(note["step"], [])
             if step and step[0]["start"] < note["start"]:
                 step.clear()
             if not step or step[0]["start"] == note["start"]:
                 step.append(note)
-    return found
+    return kept
 
 
 def repeated(notes: Iterable[Note]) -> int:
     """How many steps were made that do not count."""
-    made = {(note["start"], note["step"]) for note in notes if "step" in note}
-    return len(made) - len({step for _, step in made})
+    start_steps = {(note["start"], note["step"]) for note in notes if "step" in note}
+    return len(start_steps) - len({step for _, step in start_steps})
 
 
 def recovery(notes: Sequence[Note]) -> float | None:
@@ -145,7 +145,9 @@ def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, lis
     for step, notes in sorted(steps.items()):
         if len(notes) != notes[0]["size"]:
             return f"step {step} was noted by {len(notes)} of {notes[0]['size']} ranks"
-        ids, expected = (sorted(each for note in some for each in note["ids"]) for some in (notes, undisturbed[step]))
+        ids, expected = (
+            sorted(sample for note in some for sample in note["ids"]) for some in (notes, undisturbed[step])
+        )
         if ids != expected:
             return f"step {step} had samples {ids}, expected {expected}"
         epochs.setdefault(notes[0]["epoch"], Counter()).update(ids)
@@ -225,13 +227,13 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "same",
     )
     rows = [ROW.format(*titles)]
-    for kind, each in results.items():
-        if each:
-            sums = (sum(one[key] for one in each) for key in ("struck", "restarts", "starts", "repeated"))
-            difference, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
-            seconds = [one["recovery"] for one in each if one["recovery"] is not None]
+    for kind, jobs in results.items():
+        if jobs:
+            sums = (sum(job[key] for job in jobs) for key in ("struck", "restarts", "starts", "repeated"))
+            difference, same = max(job["loss"] for job in jobs), sum(not job["wrong"] for job in jobs)
+            seconds = [job["recovery"] for job in jobs if job["recovery"] is not None]
             median = f"{statistics.median(seconds):.2f}" if seconds else "-"
-            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(each)}"))
+            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(jobs)}"))
     return "\n".join(rows)
 
 

@@ -114,11 +114,11 @@ def make_net() -> nn.Module:
 
 def digest(net: nn.Module) -> str:
     """SHA-256 of all parameters and buffers, names and bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):
-        found.update(name.encode())
-        found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+    return digest.hexdigest()
 
 
 def main() -> None:
@@ -145,8 +145,8 @@ def main() -> None:
         notes.write(json.dumps({"start": start, "size": comm.size, **what}) + "\n")
 
     memory: str = args.memory_every
-    strikes = [Strike(*each) for each in json.loads(args.strikes)]
-    own = [each for each in strikes if (each.start, each.rank) == (start, comm.rank)]
+    strikes = [Strike(*strike) for strike in json.loads(args.strikes)]
+    own = [strike for strike in strikes if (strike.start, strike.rank) == (start, comm.rank)]
     struck = Struck(args.checkpoints, own, note)
     ddp.manual_seed(1)
     with np.load(args.digits) as read:

@@ -66,7 +66,7 @@ def writers(mb: float, folder: Path) -> dict[str, Prepare]:
 
         return collectives.run_threads(save, size=ranks, timeout=600)
 
-    found: dict[str, Callable[[], object]] = {"dd": dd, "ours": lambda: ours(1), "ours, 2": lambda: ours(2)}
+    writes: dict[str, Callable[[], object]] = {"dd": dd, "ours": lambda: ours(1), "ours, 2": lambda: ours(2)}
     if harness.has_torch():
         import torch
 
@@ -78,13 +78,13 @@ def writers(mb: float, folder: Path) -> dict[str, Prepare]:
                 file.flush()
                 os.fsync(file.fileno())
 
-        found["torch.save"] = torch_save
+        writes["torch.save"] = torch_save
 
     def prepared(write: Callable[[], object]) -> Callable[[], object]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         return write
 
-    return {name: lambda write=write: prepared(write) for name, write in found.items()}
+    return {name: lambda write=write: prepared(write) for name, write in writes.items()}
 
 
 def flushed(prepare: Prepare) -> float:
@@ -96,7 +96,7 @@ def flushed(prepare: Prepare) -> float:
 
 def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
     """Seconds that a save adds, by kind; one number a round."""
-    linear = [each for _ in range(layers(mb)) for each in (nn.Linear(1024, 1024), nn.ReLU())]
+    linear = [layer for _ in range(layers(mb)) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
     model = nn.Sequential(*linear)
     optimizer = ddp.optim.AdamW(model.parameters(), lr=1e-5)
     x = ddp.tensor(np.random.default_rng(0).standard_normal((64, 1024), np.float32))
@@ -107,20 +107,22 @@ def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
         optimizer.step()
 
     def checkpointer(name: str, background: bool) -> Checkpointer:
-        made = Checkpointer(folder / name, model=model, optimizer=optimizer, keep=1, async_save=background, comm=comm)
-        save(made)  # makes room for the copy
-        made.wait()
-        return made
+        checkpointer = Checkpointer(
+            folder / name, model=model, optimizer=optimizer, keep=1, async_save=background, comm=comm
+        )
+        save(checkpointer)  # makes room for the copy
+        checkpointer.wait()
+        return checkpointer
 
     def save(ckpt: Checkpointer) -> None:
         ckpt.step += 1
         ckpt.save()
 
     comm = collectives.init("single")
-    each = harness.seconds(step, 3)
+    seconds = harness.seconds(step, 3)
     savers = {"sync": checkpointer("sync", False), "async": checkpointer("async", True)}
-    count = max(3, round(2 * harness.seconds(lambda: save(savers["sync"])) / each))  # a save is over before they are
-    print(f"steps of {1e3 * each:.0f} ms, {count} of them")
+    count = max(3, round(2 * harness.seconds(lambda: save(savers["sync"])) / seconds))  # a save is over before they are
+    print(f"steps of {1e3 * seconds:.0f} ms, {count} of them")
 
     def stretch(name: str) -> float:
         def run() -> None:
@@ -135,14 +137,14 @@ def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
             ckpt.wait()
         return taken
 
-    found: Rounds = {"sync": [], "async": []}
+    times: Rounds = {"sync": [], "async": []}
     for _ in range(rounds):
         before, sync, background, after = map(stretch, ("", "sync", "async", ""))
-        found["sync"].append(sync - (before + after) / 2)
-        found["async"].append(background - (before + after) / 2)
+        times["sync"].append(sync - (before + after) / 2)
+        times["async"].append(background - (before + after) / 2)
     for ckpt in savers.values():
         ckpt.close()
-    return found
+    return times
 
 
 def main() -> None:
@@ -150,21 +152,23 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=500, help="of state (default: 500)")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: that of temporary files)")
     args = parser.parse_args()
-    found: dict[str, Rounds] = {}
+    results: dict[str, Rounds] = {}
     goals = []
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=args.folder) as name:
         if "write" in args.only:
-            calls = {who: lambda each=each: flushed(each) for who, each in writers(args.mb, Path(name)).items()}
-            rows = found["write"] = harness.take_turns(calls, args.rounds, warmup=1)
+            calls = {
+                who: lambda prepare=prepare: flushed(prepare) for who, prepare in writers(args.mb, Path(name)).items()
+            }
+            rows = results["write"] = harness.take_turns(calls, args.rounds, warmup=1)
             for who in ("ours", "ours, 2"):
                 goals.append(harness.at_least(f"speed of {who} / dd's", 0.8, harness.over(rows["dd"], rows[who])))
         if "hold-up" in args.only:
             with threadpoolctl.threadpool_limits(max(1, (os.cpu_count() or 2) - 1)):
-                rows = found["hold-up"] = hold_up(args.mb, Path(name), args.rounds)
+                rows = results["hold-up"] = hold_up(args.mb, Path(name), args.rounds)
             goals.append(harness.at_most("hold-up, async / sync", 0.1, harness.over(rows["async"], rows["sync"])))
-    for matter, rows in found.items():
+    for matter, rows in results.items():
         harness.show(f"{matter}, s", rows)
-    harness.write(args.json, "checkpoint", goals, mb=args.mb, **found)
+    harness.write(args.json, "checkpoint", goals, mb=args.mb, **results)
 
 
 if __name__ == "__main__":

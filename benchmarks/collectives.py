@@ -84,11 +84,11 @@ def bench(name: str, nbytes: int, options: list[str], start: Sequence[str] = (sy
         if done.returncode != 0:
             raise SystemExit(f"ddp-bench {name} ended with {done.returncode}: {done.stdout}")
         rows = json.loads(file.read_text())["rows"]
-    found: Rounds = {}
+    us: Rounds = {}
     for row in sorted(rows, key=lambda row: row["place"]):
         key = NAMES[row["by"]] + (", out" if name == "all_reduce" and row["place"] == "out" else "")
-        found[key] = [1e6 * seconds for seconds in row["rounds"]]  # "out" comes after "in"
-    return found
+        us[key] = [1e6 * seconds for seconds in row["rounds"]]  # "out" comes after "in"
+    return us
 
 
 @contextlib.contextmanager
@@ -111,10 +111,10 @@ def main() -> None:
     rows, reached = [], []
     with computing(args.busy):
         for name, nbytes in [row for row in ROWS if row[0] in args.only]:
-            found = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"])
-            rows.append({"collective": name, "bytes": nbytes, "us": found})
-            reached += goals(name, nbytes, found, args.busy)
-            medians = "".join(f"{key:>16} {each:9.1f}" for key, each in harness.medians(found).items())
+            us = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"])
+            rows.append({"collective": name, "bytes": nbytes, "us": us})
+            reached += goals(name, nbytes, us, args.busy)
+            medians = "".join(f"{key:>16} {value:9.1f}" for key, value in harness.medians(us).items())
             print(f"{name:<15}{format_bytes(nbytes):>8}{medians}  us", flush=True)
     harness.write(args.json, "collectives", reached, n=args.n, busy=args.busy, rows=rows)
 

@@ -28,32 +28,32 @@ def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Rank
     for name in names:
         ours.ask("build", name=name, task=task, options={} if name == NONE else {"comm_hook": name})
         ours.ask("train", name=name, steps=5)  # PowerSGD begins after ten
-    found: dict[str, Rounds] = {name: {"step": [], "cpu": [], "sent": []} for name in names}
+    results: dict[str, Rounds] = {name: {"step": [], "cpu": [], "sent": []} for name in names}
     for number in range(rounds):
         for name in harness.alternating(names, number):
             answer = ours.slowest("train", name=name, steps=steps)
-            for key, values in found[name].items():
+            for key, values in results[name].items():
                 values.append(answer.get(key, 0.0))
     for name in names:
         ours.finish(name, reduced=True)
-    return {"label": TASKS[task][0], "hooks": found}
+    return {"label": TASKS[task][0], "hooks": results}
 
 
 def goals(tasks: dict[str, Any]) -> Iterator[Goal]:
     """What is promised."""
-    for task, found in tasks.items():
-        for hook in found["hooks"] if task in WORTHWHILE else ():
+    for task, results in tasks.items():
+        for hook in results["hooks"] if task in WORTHWHILE else ():
             if hook != NONE and not hook.startswith("topk"):
-                gain = over(found["hooks"][NONE]["step"], found["hooks"][hook]["step"])
+                gain = over(results["hooks"][NONE]["step"], results["hooks"][hook]["step"])
                 yield Goal(what=f"{task}: speed-up of {hook}", wanted="> 1", measured=gain, met=gain > 1)
 
 
-def show(found: dict[str, Any]) -> None:
+def show(results: dict[str, Any]) -> None:
     """Prints a task's table: medians of the rounds."""
-    print(f"\n{found['label']}")
+    print(f"\n{results['label']}")
     print(f"{'hook':<12}{'step, ms':>10}{'speed-up':>10}{'cpu, ms':>10}{'MB sent':>10}")
-    none = found["hooks"][NONE]["step"]
-    for hook, rows in found["hooks"].items():
+    none = results["hooks"][NONE]["step"]
+    for hook, rows in results["hooks"].items():
         median = harness.medians(rows)
         times = f"{1e3 * median['step']:>10.1f}{over(none, rows['step']):>10.2f}{1e3 * median['cpu']:>10.1f}"
         print(f"{hook:<12}{times}{median['sent'] / 1e6:>10.3f}")

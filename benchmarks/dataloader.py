@@ -52,7 +52,7 @@ class Samples:
 def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str, Callable[[], Any]]:
     """Implementation → what makes its loader."""
     import torch
-    import torch.utils.data as theirs
+    import torch.utils.data as torch_data
 
     import ddp
     from ddp import data as ours
@@ -61,12 +61,12 @@ def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str
     own: Any = (other := dataset)
     if matter == "tensors":
         own = ours.TensorDataset(ddp.from_numpy(dataset.x), ddp.from_numpy(dataset.y))
-        other = theirs.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
-    found: dict[str, Callable[[], Any]] = {"ours": partial(ours.DataLoader, own, **options)}
+        other = torch_data.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
+    makers: dict[str, Callable[[], Any]] = {"ours": partial(ours.DataLoader, own, **options)}
     for way in WAYS if matter == "start" else WAYS[:1]:
         context = {"multiprocessing_context": way if workers else None}
-        found[f"PyTorch, {way}"] = partial(theirs.DataLoader, other, **options, **context)
-    return found
+        makers[f"PyTorch, {way}"] = partial(torch_data.DataLoader, other, **options, **context)
+    return makers
 
 
 def rate(make: Callable[[], Any]) -> float:
@@ -114,8 +114,8 @@ def measured(matters: Sequence[str], rounds: int) -> Iterator[tuple[str, Rounds]
         for size, (floats, batch, length) in SIZES.items():
             dataset = Samples(floats, length)
             for workers in WORKERS[1:] if matter == "start" else WORKERS:
-                made = loaders(matter, dataset, batch, workers)
-                calls = {name: partial(timed, make) for name, make in made.items()}
+                makers = loaders(matter, dataset, batch, workers)
+                calls = {name: partial(timed, make) for name, make in makers.items()}
                 yield f"{matter}, {size}, {workers} workers", harness.take_turns(calls, rounds, warmup=1)
         if matter == "start":
             for workers in WORKERS[1:]:
@@ -125,17 +125,17 @@ def measured(matters: Sequence[str], rounds: int) -> Iterator[tuple[str, Rounds]
 
 def main() -> None:
     args = harness.parser(__doc__, rounds=9, only=MATTERS).parse_args()
-    found: dict[str, Rounds] = {}
+    results: dict[str, Rounds] = {}
     goals: list[Goal] = []
     for row, rounds in measured(args.only, args.rounds):
-        found[row] = rounds
+        results[row] = rounds
         starts = row.startswith("start")
         harness.show(f"{row}, {'ms' if starts else 'samples/s'}", rounds, 1e3 if starts else 1, 1)
         for name, values in rounds.items():
             if name != "ours":
                 what, ratio = f"{row}: ours / {name}", harness.over(rounds["ours"], values)
                 goals.append(harness.at_most(what, START, ratio) if starts else harness.at_least(what, RATE, ratio))
-    harness.write(args.json, "dataloader", goals, rounds=found)
+    harness.write(args.json, "dataloader", goals, rounds=results)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def show_goals(goals: Sequence[Goal]) -> None:
     """Prints the goals, and how many are met."""
     print(f"\n{'goal':<52} {'wanted':>9} {'measured':>9} {'at limit':>9}")
     for goal in goals:
-        numbers = "".join(f" {'' if each is None else f'{each:.3f}':>9}" for each in (goal.measured, goal.possible))
+        numbers = "".join(
+            f" {'' if number is None else f'{number:.3f}':>9}" for number in (goal.measured, goal.possible)
+        )
         print(f"{goal.what:<52} {goal.wanted:>9}{numbers}  {WORDS[goal.met]}")
     print(f"{sum(goal.met is True for goal in goals)} of {len(goals)} goals are met")
 
@@ -71,15 +73,15 @@ def parser(
 
     rounds: default of --rounds, 0: there is no such option; only: names that --only chooses from, default: all of them
     """
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", type=Path, help="file for the results (default: none)")
+    result = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--json", type=Path, help="file for the results (default: none)")
     if rounds:
-        made.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each row (default: {rounds})")
+        result.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each row (default: {rounds})")
     if only := list(only):
         chosen = list(default) or only
         text = f"of {','.join(only)} (default: {','.join(default) or 'all'})"
-        made.add_argument("--only", type=listed(only), default=chosen, metavar="A,B", help=text.replace("%", "%%"))
-    return made
+        result.add_argument("--only", type=listed(only), default=chosen, metavar="A,B", help=text.replace("%", "%%"))
+    return result
 
 
 def listed(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -113,20 +115,20 @@ def write(path: Path | None, benchmark: str, goals: Sequence[Goal] = (), **resul
 
 def machine() -> str:
     """Its processor, as the system names it, its cores, and how busy it is."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = match[1] if match else platform.machine()
     return f"{name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}"
 
 
 def versions() -> dict[str, str]:
     """Of Python and of those packages that are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in (*PACKAGES, *CUPYS):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             pass  # it has no row either
-    return found
+    return installed
 
 
 def python_path(*folders: str | Path) -> str:
@@ -151,13 +153,13 @@ def take_turns(
     calls: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 2, keep: Rounds | None = None
 ) -> Rounds:
     """What each call returned, one number a round; the first `warmup` rounds do not count. The order alternates."""
-    found: Rounds = {name: [] for name in calls} if keep is None else keep
+    results: Rounds = {name: [] for name in calls} if keep is None else keep
     for number in range(warmup + rounds):
         for name in alternating(list(calls), number):
             value = calls[name]()
             if number >= warmup:
-                found.setdefault(name, []).append(value)
-    return found
+                results.setdefault(name, []).append(value)
+    return results
 
 
 def alternating(items: Sequence[Any], number: int) -> Iterable[Any]:
@@ -187,4 +189,4 @@ def show(title: str, rounds: Rounds, scale: float = 1, digits: int = 3) -> None:
     print(f"\n{title:<34} {'median':>12} {'min':>12} {'max':>12}")
     for name, values in rounds.items():
         numbers = (statistics.median(values), min(values), max(values))
-        print(f"{name:<34}" + "".join(f" {scale * each:12.{digits}f}" for each in numbers), flush=True)
+        print(f"{name:<34}" + "".join(f" {scale * value:12.{digits}f}" for value in numbers), flush=True)

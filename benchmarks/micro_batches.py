@@ -24,16 +24,16 @@ RANKS = 2
 
 def measure(task: str, rounds: int, steps: int, pool: RankPool) -> dict[int, Rounds]:
     """By V, the seconds of a step of both forms: the slowest rank's."""
-    found: dict[int, Rounds] = {}
+    times: dict[int, Rounds] = {}
     for count in GOALS:
         forms: dict[str, dict[str, Any]] = {"accumulated": {}, "tree": {"micro_batches": count}}
         for name, options in forms.items():
             pool.ask("build", name=name, task=task, options=options, parts=count // RANKS)
         turns = {name: lambda name=name: pool.slowest("train", name=name, steps=steps)["step"] for name in forms}
-        found[count] = harness.take_turns(turns, rounds)
+        times[count] = harness.take_turns(turns, rounds)
         for name in forms:
             pool.finish(name, reduced=True)
-    return found
+    return times
 
 
 def main() -> None:

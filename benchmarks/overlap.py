@@ -54,28 +54,28 @@ def first_bucket(ready: Sequence[float], plan: Sequence[Sequence[int]]) -> float
     return max(ready[index] for index in plan[0])
 
 
-def measure(task: str, rounds: int, steps: int, ours: RankPool, theirs: RankPool | None) -> dict[str, Any]:
+def measure(task: str, rounds: int, steps: int, ours: RankPool, torch: RankPool | None) -> dict[str, Any]:
     """All implementations' turns. Each number is the slowest rank's."""
     sizes = ours.ask("build", name=BARE, task=task, options=None)[0]
     plans: dict[str, list[list[int]]] = {}
     for name, options in OURS.items():
         ours.ask("build", name=name, task=task, options=options)
         plan = ours.ask("plan", name=name)[0]
-        if name not in ("default", "off") and plan in [plans[each] for each in plans if each != "default"]:
+        if name not in ("default", "off") and plan in [plans[other] for other in plans if other != "default"]:
             ours.ask("drop", name=name)
         else:
             plans[name] = plan
     turns = [(ours, BARE), *((ours, name) for name in plans)]
-    if theirs is not None:
+    if torch is not None:
         for name in (BARE, *THEIRS):
-            theirs.ask("build", name=name, task=task, options=THEIRS.get(name))
-            turns.append((theirs, name))
+            torch.ask("build", name=name, task=task, options=THEIRS.get(name))
+            turns.append((torch, name))
     lengths = {name: [sum(sizes[index] for index in bucket) for bucket in plan] for name, plan in plans.items()}
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "label": TASKS[task][0],
-        "buckets": {name: [4 * length for length in each] for name, each in lengths.items()},
+        "buckets": {name: [4 * length for length in buckets] for name, buckets in lengths.items()},
         "ours": {name: {} for name in (BARE, *plans)},
-        "theirs": {name: {} for name in (BARE, *THEIRS)} if theirs is not None else {},
+        "theirs": {name: {} for name in (BARE, *THEIRS)} if torch is not None else {},
         "gloo": {},
     }
 
@@ -88,26 +88,26 @@ def measure(task: str, rounds: int, steps: int, ours: RankPool, theirs: RankPool
         for pool, name in harness.alternating(turns, number):
             answers = pool.ask("train", name=name, steps=steps)
             keys = [key for key in ("step", "gradients", "forward", "update", "cpu", "sent") if key in answers[0]]
-            side = found["ours" if pool is ours else "theirs"]
-            note(side[name], {key: max(each[key] for each in answers) for key in keys})
+            side = results["ours" if pool is ours else "theirs"]
+            note(side[name], {key: max(answer[key] for answer in answers) for key in keys})
             if pool is ours and name == BARE:
-                ready = [max(each) for each in zip(*(each["ready"] for each in answers), strict=True)]
-                for each, plan in plans.items():
-                    parts[each]["first"] = first_bucket(ready, plan)
+                ready = [max(times) for times in zip(*(answer["ready"] for answer in answers), strict=True)]
+                for planned, plan in plans.items():
+                    parts[planned]["first"] = first_bucket(ready, plan)
             elif pool is ours:
                 alone = ours.slowest("reduce", lengths=lengths[name], times=steps)
                 last = ours.slowest("reduce", lengths=lengths[name][-1:], times=steps)
                 parts[name] |= {"alone": alone["seconds"], "alone cpu": alone["cpu"], "last": last["seconds"]}
-        if theirs is not None:  # our default buckets, reduced by gloo
-            alone = theirs.slowest("reduce", lengths=lengths["default"], times=steps)
-            note(found["gloo"], {"alone": alone["seconds"], "alone cpu": alone["cpu"]})
-        bare = found["ours"][BARE]
+        if torch is not None:  # our default buckets, reduced by gloo
+            alone = torch.slowest("reduce", lengths=lengths["default"], times=steps)
+            note(results["gloo"], {"alone": alone["seconds"], "alone cpu": alone["cpu"]})
+        bare = results["ours"][BARE]
         for name, part in parts.items():
             least = limit(bare["gradients"][-1], bare["forward"][-1], part["first"], part["alone"], part["last"])
-            note(found["ours"][name], {**part, "limit": least})
+            note(results["ours"][name], {**part, "limit": least})
     for pool, name in turns:
         pool.finish(name, reduced=name != BARE)
-    return found
+    return results
 
 
 def best(side: dict[str, Rounds], without: Sequence[str]) -> str:
@@ -115,25 +115,25 @@ def best(side: dict[str, Rounds], without: Sequence[str]) -> str:
     return min((name for name in side if name not in without), key=lambda name: statistics.median(side[name]["step"]))
 
 
-def goals(task: str, found: dict[str, Any]) -> Iterator[Goal]:
+def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
     """What is promised of this task."""
-    ours, theirs = found["ours"], found["theirs"]
-    mine, off = ours["default"], ours["off"]["step"]
-    at_limit = [a + b for a, b in zip(mine["limit"], mine["update"], strict=True)]
+    ours, torch = results["ours"], results["theirs"]
+    default, off = ours["default"], ours["off"]["step"]
+    at_limit = [a + b for a, b in zip(default["limit"], default["update"], strict=True)]
 
     def against(what: str, wanted: float, others: list[float] | None) -> Goal:
-        measured = over(mine["step"], others) if others is not None else None
+        measured = over(default["step"], others) if others is not None else None
         return at_most(f"{task}: {what}", wanted, measured, over(at_limit, others) if others is not None else None)
 
     wanted = TO_THE_LIMIT.get(task, 1.1)
-    yield at_most(f"{task}: step / the limit", wanted, over(mine["gradients"], mine["limit"]), 1.0)
-    name = best(theirs, [BARE]) if theirs else None
-    yield against("step / PyTorch's at its defaults", 0.75, theirs["default"]["step"] if theirs else None)
-    yield against(f"step / PyTorch's best ({name})", 0.98, theirs[name]["step"] if name else None)
+    yield at_most(f"{task}: step / the limit", wanted, over(default["gradients"], default["limit"]), 1.0)
+    name = best(torch, [BARE]) if torch else None
+    yield against("step / PyTorch's at its defaults", 0.75, torch["default"]["step"] if torch else None)
+    yield against(f"step / PyTorch's best ({name})", 0.98, torch[name]["step"] if name else None)
     mine_best = best(ours, [BARE, "off", "default"])
-    yield at_most(f"{task}: defaults / our best ({mine_best})", 1.03, over(mine["step"], ours[mine_best]["step"]))
+    yield at_most(f"{task}: defaults / our best ({mine_best})", 1.03, over(default["step"], ours[mine_best]["step"]))
     saved, most = (
-        statistics.median(1 - a / b for a, b in zip(each, off, strict=True)) for each in (mine["step"], at_limit)
+        statistics.median(1 - a / b for a, b in zip(times, off, strict=True)) for times in (default["step"], at_limit)
     )
     yield at_least(f"{task}: time that overlap saves", 0.25, saved, most)
 
@@ -141,25 +141,25 @@ def goals(task: str, found: dict[str, Any]) -> Iterator[Goal]:
 COLUMNS = ("step", "gradients", "limit", "/ limit", "first", "alone", "last", "cpu", "alone cpu", "buckets", "MB sent")
 
 
-def show(found: dict[str, Any]) -> None:
+def show(results: dict[str, Any]) -> None:
     """Prints a task's table, in ms: medians of the rounds."""
-    ours, theirs = found["ours"], found["theirs"]
-    print(f"\n{found['label']}; medians in ms")
-    print(f"{'':<18}" + "".join(f"{each:>10}" for each in COLUMNS))
-    for side, rows in (("ours", ours), ("PyTorch", theirs)):
+    ours, torch = results["ours"], results["theirs"]
+    print(f"\n{results['label']}; medians in ms")
+    print(f"{'':<18}" + "".join(f"{column:>10}" for column in COLUMNS))
+    for side, rows in (("ours", ours), ("PyTorch", torch)):
         for name, row in rows.items():
-            cells = {key: f"{1e3 * each:.1f}" for key, each in harness.medians(row).items()}
+            cells = {key: f"{1e3 * value:.1f}" for key, value in harness.medians(row).items()}
             if "limit" in row:
                 cells["/ limit"] = f"{over(row['gradients'], row['limit']):.2f}"
-                cells["buckets"] = str(len(found["buckets"][name]))
+                cells["buckets"] = str(len(results["buckets"][name]))
             if "sent" in row and name != BARE:
                 cells["MB sent"] = f"{statistics.median(row['sent']) / 1e6:.2f}"
             print(f"{side + ', ' + name:<18}" + "".join(f"{cells.get(key, ''):>10}" for key in COLUMNS).rstrip())
     bare = harness.medians(ours[BARE])
     print(f"forward alone {1e3 * bare['forward']:.1f}, update alone {1e3 * bare['update']:.1f}", end="; ")
     print("cpu, alone cpu: what a step and what communication alone take of the rank's core")
-    mib = sum(found["buckets"]["default"]) / MIB
-    for side, row in (("ours", ours["default"]), ("gloo", found["gloo"])):
+    mib = sum(results["buckets"]["default"]) / MIB
+    for side, row in (("ours", ours["default"]), ("gloo", results["gloo"])):
         if row:
             wall, cpu = (1e3 * statistics.median(row[key]) / mib for key in ("alone", "alone cpu"))
             print(f"communication alone, {side}, per reduced MiB: {wall:.2f} ms, {cpu:.2f} ms of the rank's core")
@@ -177,9 +177,9 @@ def main() -> None:
         hosts = two_hosts.wanted(stack, args)
         pools = [stack.enter_context(RankPool(library, 2, hosts)) for library in libraries(args.alone)]
         for task in args.only:
-            found = tasks[task] = measure(task, args.rounds, args.steps, pools[0], pools[1] if pools[1:] else None)
-            show(found)
-            reached += goals(task, found)
+            results = tasks[task] = measure(task, args.rounds, args.steps, pools[0], pools[1] if pools[1:] else None)
+            show(results)
+            reached += goals(task, results)
     harness.write(args.json, "overlap", reached, **two_hosts.where(args), tasks=tasks)
 
 

@@ -136,15 +136,15 @@ def run(port: Port, checkouts: Path, library: str) -> Run:
                 error = f"{line}: {done.stderr.strip()[-2000:]}"
                 break
         taken = time.perf_counter() - began
-        noted = [[float(line) for line in each.read_text().split()] for each in sorted(out.iterdir())]
+        noted = [[float(line) for line in file.read_text().split()] for file in sorted(out.iterdir())]
         return Run(noted, taken, error)
 
 
-def difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """The largest |ours - theirs| / max(1, |theirs|); infinite where one has noted more than the other, or nan."""
-    if [len(each) for each in ours] != [len(each) for each in theirs]:
+def difference(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
+    """The largest |actual - expected| / max(1, |expected|); inf if one has more numbers, or nan."""
+    if [len(run) for run in actual] != [len(run) for run in expected]:
         return float("inf")
-    a, b = (np.array([number for each in noted for number in each]) for noted in (ours, theirs))
+    a, b = (np.array([number for run in noted for number in run]) for noted in (actual, expected))
     largest = float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b)), initial=0.0))
     return float("inf") if math.isnan(largest) else largest
 
@@ -157,14 +157,14 @@ def main() -> None:
     print(f"{'script':<24}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
     for port in [port for port in PORTS if port.name in args.only]:
         runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
-        theirs, ours = runs["torch"], runs["ddp"]
-        largest, count = difference(ours.noted, theirs.noted), sum(len(each) for each in theirs.noted)
-        print(f"{port.name:<24}{count:>9}{largest:>12.1e}{theirs.seconds:>11.1f}{ours.seconds:>8.1f}", flush=True)
-        failed = {library: each.error for library, each in runs.items() if each.error}
+        torch, ours = runs["torch"], runs["ddp"]
+        largest, count = difference(ours.noted, torch.noted), sum(len(run) for run in torch.noted)
+        print(f"{port.name:<24}{count:>9}{largest:>12.1e}{torch.seconds:>11.1f}{ours.seconds:>8.1f}", flush=True)
+        failed = {library: run.error for library, run in runs.items() if run.error}
         for library, error in failed.items():
             print(f"  {library}: {error}")
         row = {"script": port.name, "runs": list(port.runs), "seed": port.seed, "numbers": count, "difference": largest}
-        rows.append({**row, "seconds": {name: each.seconds for name, each in runs.items()}, "failed": [*failed]})
+        rows.append({**row, "seconds": {name: run.seconds for name, run in runs.items()}, "failed": [*failed]})
     harness.write(args.json, "ports", goal=GOAL, rows=rows)
     if any(row["failed"] or not row["difference"] <= GOAL for row in rows):
         sys.exit("a script did not end, or its losses differ by more than the goal")

@@ -28,8 +28,8 @@ STEPS = ("mlp-adamw", "gpt", "gpt2", "cnn")
 
 
 def load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return results
 
 
 def duration(seconds: float | None) -> str:
@@ -50,22 +50,22 @@ def rows() -> Iterator[str]:
     for matter, what in STARTUP.items():
         median = harness.medians(startup["rounds"][matter])
         yield row(what, median["ddp-launch"], median["torchrun"], median.get("mpiexec + mpi4py"))
-    by_size = {(each["collective"], each["bytes"]): harness.medians(each["us"]) for each in collectives["rows"]}
+    by_size = {(result["collective"], result["bytes"]): harness.medians(result["us"]) for result in collectives["rows"]}
     for name, nbytes, text in COLLECTIVES:
         us = by_size[name, nbytes]
         yield row(f"`{name}` of {text}, two ranks of a machine", *(us[key] / 1e6 for key in ("ours", "gloo", "raw")))
     task = overlap["tasks"]["mlp-512"]
-    theirs = {
+    torch = {
         buckets: statistics.median(turns["step"]) for buckets, turns in task["theirs"].items() if buckets != "bare"
     }
-    best = min(theirs, key=lambda buckets: theirs[buckets])
+    best = min(torch, key=lambda buckets: torch[buckets])
     text = (
-        f"step of two hosts, 1 Gbit/s: {task['label']}; PyTorch with its best buckets, {best}: {duration(theirs[best])}"
+        f"step of two hosts, 1 Gbit/s: {task['label']}; PyTorch with its best buckets, {best}: {duration(torch[best])}"
     )
-    yield row(text, statistics.median(task["ours"]["default"]["step"]), theirs["default"])
-    for found in (*(steps["rows"][name] for name in STEPS), *zoo["rows"]["0"].values()):
-        median = harness.medians(found["seconds"])
-        yield row(f"step on one core: {found['label']}", median["ddp"], median["torch"])
+    yield row(text, statistics.median(task["ours"]["default"]["step"]), torch["default"])
+    for result in (*(steps["rows"][name] for name in STEPS), *zoo["rows"]["0"].values()):
+        median = harness.medians(result["seconds"])
+        yield row(f"step on one core: {result['label']}", median["ddp"], median["torch"])
 
 
 def table() -> str:
@@ -89,10 +89,10 @@ def main() -> None:
     check = parser.parse_args().check
     text = README.read_text()
     before, rest = text.split(BEGIN)
-    made = before + BEGIN + table() + END + rest.split(END, 1)[1]
-    if check and made != text:
+    new = before + BEGIN + table() + END + rest.split(END, 1)[1]
+    if check and new != text:
         sys.exit("README.md has other results than benchmarks/results: run python -m benchmarks.report")
-    README.write_text(made)
+    README.write_text(new)
 
 
 if __name__ == "__main__":

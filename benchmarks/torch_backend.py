@@ -105,8 +105,8 @@ def step(row: str, group: Any, bucket: int = 25) -> Callable[[], object]:
             net.register_comm_hook(None, lambda _, bucket: complete(bucket.buffer()))
     else:
         mesh = DeviceMesh.from_group(group, "cpu")
-        for each in (*layers, net):
-            fully_shard(each, mesh=mesh)
+        for layer in (*layers, net):
+            fully_shard(layer, mesh=mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
 
     def run() -> None:

@@ -229,15 +229,15 @@ HEAD = f"{'step':<58} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak'
 FLOOR_HEAD = f"  {'floor':>9} {'/ floor':>7}"
 
 
-def describe(label: str, goal: float, found: dict[str, Any]) -> str:
-    """The line of the table for what `compare` found."""
-    ours, theirs = (1000 * each for each in harness.medians(found["seconds"]).values())
-    peak, other = (each / 1024 for each in found["peak_kib"].values())
-    times = f"{ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.2f}"
+def describe(label: str, goal: float, result: dict[str, Any]) -> str:
+    """The line of the table for a result of `compare`."""
+    ours, torch = (1000 * value for value in harness.medians(result["seconds"]).values())
+    peak, other = (value / 1024 for value in result["peak_kib"].values())
+    times = f"{ours:6.2f} ms {torch:6.2f} ms {result['ratio']:6.2f} {goal:5.2f}"
     line = f"{label:<58} {times}  {peak:5.1f} MiB {other:5.1f} MiB {peak / other:6.2f}"
-    if "floor_seconds" in found:
-        least = 1000 * found["floor_seconds"]
-        line += f"  {least:6.2f} ms {ours / least:7.2f}"
+    if "floor_seconds" in result:
+        floor = 1000 * result["floor_seconds"]
+        line += f"  {floor:6.2f} ms {ours / floor:7.2f}"
     return line
 
 
@@ -250,9 +250,9 @@ def main() -> None:
     rows = {}
     for key in args.only:
         label, goal, _ = STEPS[key]
-        found = compare(key, args.rounds)
-        rows[key] = {"label": label, "goal": goal, **found}
-        print(describe(label, goal, found), flush=True)
+        result = compare(key, args.rounds)
+        rows[key] = {"label": label, "goal": goal, **result}
+        print(describe(label, goal, result), flush=True)
     harness.write(args.json, "train_step", rows=rows)
 
 

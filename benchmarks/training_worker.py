@@ -192,14 +192,14 @@ class Worker:
 
         Returns: elements of each parameter
         """
-        made = self._trained[name] = Trained(self._ranks, task, options, parts)
-        made.steps(FIRST)
-        return made.sizes()
+        trained = self._trained[name] = Trained(self._ranks, task, options, parts)
+        trained.steps(FIRST)
+        return trained.sizes()
 
     def plan(self, name: str) -> list[list[int]]:
         """The buckets of an implementation of ours, as numbers of its parameters."""
-        made = self._trained[name]
-        return [[made.names.index(each) for each in bucket] for bucket in made.model.plan.buckets]
+        trained = self._trained[name]
+        return [[trained.names.index(parameter) for parameter in bucket] for bucket in trained.model.plan.buckets]
 
     def drop(self, name: str) -> None:
         """Forgets an implementation."""
@@ -207,14 +207,14 @@ class Worker:
 
     def train(self, name: str, steps: int) -> Found:
         """One step that is not timed, and `steps` that are."""
-        made = self._trained[name]
+        trained = self._trained[name]
         self._ranks.barrier()
-        made.steps(1)
+        trained.steps(1)
         self._ranks.barrier()
         before = sent()
-        found = made.steps(steps)
+        results = trained.steps(steps)
         after = sent()
-        return found if before is None or after is None else {**found, "sent": (after - before) / steps}
+        return results if before is None or after is None else {**results, "sent": (after - before) / steps}
 
     def reduce(self, lengths: list[int], times: int) -> Found:
         """Seconds that the buckets take one after the other, with nothing computed meanwhile."""
@@ -234,10 +234,10 @@ class Worker:
 
     def digest(self, name: str) -> str:
         """What is equal on all ranks if their parameters are."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for parameter in self._trained[name].parameters:
-            found.update(np.ascontiguousarray(parameter.detach().numpy()).tobytes())
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(parameter.detach().numpy()).tobytes())
+        return digest.hexdigest()
 
 
 def sent() -> int | None:

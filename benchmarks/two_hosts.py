@@ -96,9 +96,9 @@ def main() -> None:
         for nbytes in (25 * MIB, 100 * MIB):
             us = bench("all_reduce", nbytes, ["--place", "in"], start(names))
             limit = by_the_rate(nbytes, args.rate)
-            ms = {key: each / 1e3 for key, each in harness.medians(us).items()}
-            shares = {key: 1e3 * limit / each for key, each in ms.items()}
-            shown = ", ".join(f"{key} {each:.1f} ({shares[key]:.1%})" for key, each in ms.items())
+            ms = {key: value / 1e3 for key, value in harness.medians(us).items()}
+            shares = {key: 1e3 * limit / value for key, value in ms.items()}
+            shown = ", ".join(f"{key} {value:.1f} ({shares[key]:.1%})" for key, value in ms.items())
             print(f"all_reduce {format_bytes(nbytes)}: {1e3 * limit:.1f} ms by the rate; {shown}", flush=True)
             rows.append({"collective": "all_reduce", "bytes": nbytes, "limit_us": 1e6 * limit, "us": us})
             if nbytes == 25 * MIB:

@@ -159,7 +159,7 @@ class RankPool(WorkerPool):
         """The largest number of each kind that the ranks answer."""
         answers = self.ask(do, **what)
         numbers = [key for key, value in answers[0].items() if isinstance(value, int | float)]
-        return {key: max(each[key] for each in answers) for key in numbers}
+        return {key: max(answer[key] for answer in answers) for key in numbers}
 
     def finish(self, name: str, reduced: bool) -> None:
         """Checks that ranks have the same parameters if gradients were reduced, and drops the implementation."""
@@ -173,8 +173,8 @@ def rank_commands(library: str, size: int, hosts: list[str] | None, path: str) -
     """What starts the ranks: one command for a job, or one for each rank."""
     rank = ["-m", "benchmarks.training_worker", library, path]
     if library == "torch":
-        at = [[str(two_hosts.SCRIPT), host] for host in hosts] if hosts else [[]] * size
-        return [[*each, sys.executable, *rank, str(number), str(size)] for number, each in enumerate(at)]
+        prefixes = [[str(two_hosts.SCRIPT), host] for host in hosts] if hosts else [[]] * size
+        return [[*prefix, sys.executable, *rank, str(number), str(size)] for number, prefix in enumerate(prefixes)]
     if hosts is not None:
         return [[*two_hosts.start(hosts), *rank, "-1", str(size)]]
     launch = ["-m", "launcher", "-n", str(size)] if size > 1 else []

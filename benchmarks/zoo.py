@@ -139,8 +139,8 @@ class Worker(train_step.Worker):
 
 def disagreement(losses: dict[str, list[float]]) -> float:
     """The largest relative difference of the losses of the first steps."""
-    ours, theirs = losses.values()
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+    ddp_losses, torch_losses = losses.values()
+    return max(abs(a - b) / abs(b) for a, b in zip(ddp_losses, torch_losses, strict=True))
 
 
 def compare(key: str, rounds: int, module: str, floor: bool) -> dict[str, Any]:
@@ -154,10 +154,10 @@ def compare(key: str, rounds: int, module: str, floor: bool) -> dict[str, Any]:
         losses = {name: pool.ask("losses")[0] for name, pool in pools.items()}
         if not disagreement(losses) <= LOSSES_AGREE:
             sys.exit(f"{key}: the losses of the first steps differ, so that times mean nothing: {losses}")
-        found = {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}
+        result = {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}
         if floor:
-            found |= train_step.measure_floor(pools)
-        return found
+            result |= train_step.measure_floor(pools)
+        return result
 
 
 def main(doc: str, module: str, steps: Steps, cores: list[str], floor: bool = False) -> None:
@@ -173,9 +173,9 @@ def main(doc: str, module: str, steps: Steps, cores: list[str], floor: bool = Fa
         print(train_step.HEAD + (train_step.FLOOR_HEAD if floor else ""))
         for key in args.only:
             what, goal, _ = steps[key]
-            found = compare(key, args.rounds, module, floor)
-            rows.setdefault(chosen, {})[key] = {"label": what, "goal": goal, **found}
-            print(train_step.describe(what, goal, found), flush=True)
+            result = compare(key, args.rounds, module, floor)
+            rows.setdefault(chosen, {})[key] = {"label": what, "goal": goal, **result}
+            print(train_step.describe(what, goal, result), flush=True)
     harness.write(args.json, module, rows=rows)
 
 

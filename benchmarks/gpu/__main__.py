@@ -33,7 +33,7 @@ WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each
 TURN = 0.25  # s, about
 PATIENCE = 60.0  # s that a turn may take
 NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip install nvidia-cudnn-frontend==1.26.0"
-# Task, ours (the fastest counts), theirs; at_least: of their speed, at_most: of their time; the limit.
+# Task, implementations of ours (the fastest counts), baseline; at_least: of its speed, at_most: of its time; the limit.
 PROMISES = (
     ("gpt2", ("ddp", "ddp-graph"), "torch", at_least, 1.0),
     ("gpt2", ("ddp", "ddp-graph"), "torch-compile", at_least, 0.9),
@@ -49,22 +49,26 @@ NOISE = 3.0  # later ones may differ by as many times what two runs of PyTorch d
 
 def implementations(task: str) -> list[str]:
     """All that a promise about this task names, PyTorch's eager mode first: the others are compared with it."""
-    named = ["torch", *(name for each, ours, theirs, *_ in PROMISES if each == task for name in (*ours, theirs))]
-    return list(dict.fromkeys(named))
+    names = ["torch"]
+    for promised, ours, baseline, *_ in PROMISES:
+        if promised == task:
+            names += [*ours, baseline]
+    return list(dict.fromkeys(names))
 
 
 def goals(tasks: Mapping[str, Rounds]) -> Iterator[Goal]:
     """tasks: of each implementation the seconds of a step, one number a round."""
-    for task, ours, theirs, promise, limit in PROMISES:
+    for task, ours, baseline, promise, limit in PROMISES:
         if task in tasks:
-            rounds, measured = tasks[task], None
+            rounds = tasks[task]
+            measured = None
             able = [name for name in ours if rounds.get(name)]
-            if able and rounds.get(theirs):
+            if able and rounds.get(baseline):
                 best = min(able, key=lambda name: statistics.median(rounds[name]))
-                pair = rounds[best], rounds[theirs]
+                pair = rounds[best], rounds[baseline]
                 measured = over(*pair) if promise is at_most else over(*reversed(pair))
             what = "time" if promise is at_most else "speed"
-            yield promise(f"{task}: {what}, {' or '.join(ours)} over {theirs}", limit, measured)
+            yield promise(f"{task}: {what}, {' or '.join(ours)} over {baseline}", limit, measured)
 
 
 def differs(losses: Sequence[float], expected: Sequence[float], again: Sequence[float]) -> str | None:
@@ -74,20 +78,20 @@ def differs(losses: Sequence[float], expected: Sequence[float], again: Sequence[
     makes larger with every step
     """
     noise = 0.0
-    for step, (ours, theirs, other) in enumerate(zip(losses, expected, again, strict=True)):
-        noise = max(noise, abs(theirs - other))
-        allowed = max(TIGHT * max(1.0, abs(theirs)), NOISE * noise if step >= STEPS else 0.0)
-        if not abs(ours - theirs) <= allowed:
-            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}; {allowed:.4f} may differ"
+    for step, (ours, torch, repeated) in enumerate(zip(losses, expected, again, strict=True)):
+        noise = max(noise, abs(torch - repeated))
+        allowed = max(TIGHT * max(1.0, abs(torch)), NOISE * noise if step >= STEPS else 0.0)
+        if not abs(ours - torch) <= allowed:
+            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {torch:.4f}; {allowed:.4f} may differ"
     return None
 
 
 class Implementation(WorkerPool):
-    """One process of `benchmarks.gpu.worker`. found: its first losses and peak memory, once it has warmed up"""
+    """One process of `benchmarks.gpu.worker`. warm_up: its first losses and peak memory, once it has warmed up"""
 
     def __init__(self, task: str, library: str, device: str) -> None:
         self.library = library
-        self.found: dict[str, Any] = {}
+        self.warm_up: dict[str, Any] = {}
         command = [sys.executable, "-m", "benchmarks.gpu.worker"]
         commands = lambda path: [[*command, path, task, library, device]]  # noqa: E731
         super().__init__(commands, name=f"{task} {library}", patience=0.1)  # it may be in the middle of a step
@@ -101,35 +105,35 @@ class Implementation(WorkerPool):
 def compile_all(group: Sequence[Implementation], deadline: float) -> dict[str, str]:
     """Has all compile at the same time, and ends them. Returns: why some could not; they will try once more."""
     failed = {}
-    for each in group:
-        each.send("compile")
-    for each in group:
+    for worker in group:
+        worker.send("compile")
+    for worker in group:
         try:
-            each.receive(max(deadline - time.monotonic(), 0.01))
+            worker.receive(max(deadline - time.monotonic(), 0.01))
         except WorkerError as error:
-            failed[each.name] = str(error)
+            failed[worker.name] = str(error)
         finally:
-            each.close()
+            worker.close()
     return failed
 
 
 def take_turns(group: Sequence[Any], rounds: int, deadline: float) -> tuple[Rounds, dict[str, str]]:
     """Times of all implementations, in fewer rounds where time runs out; and of those that failed, why."""
     repeats: dict[str, int] = {}
-    times: Rounds = {each.library: [] for each in group}
+    times: Rounds = {worker.library: [] for worker in group}
     failed: dict[str, str] = {}
     for number in range(rounds):
         if number >= 3 and time.monotonic() > deadline:
             break
-        for each in [each for each in group if each.library not in failed]:
+        for worker in [worker for worker in group if worker.library not in failed]:
             try:
-                if each.library not in repeats:
-                    taken = each.answer(PATIENCE, "steps", count=3)
-                    repeats[each.library] = max(1, int(TURN / max(taken, 1e-6)))
-                times[each.library].append(each.answer(PATIENCE, "steps", count=repeats[each.library]))
+                if worker.library not in repeats:
+                    taken = worker.answer(PATIENCE, "steps", count=3)
+                    repeats[worker.library] = max(1, int(TURN / max(taken, 1e-6)))
+                times[worker.library].append(worker.answer(PATIENCE, "steps", count=repeats[worker.library]))
             except WorkerError as error:
-                failed[each.library] = str(error)
-                del times[each.library]
+                failed[worker.library] = str(error)
+                del times[worker.library]
     return times, failed
 
 
@@ -137,22 +141,22 @@ def compare(task: str, group: Sequence[Implementation], rounds: int, deadline: f
     """The losses and times of a task's implementations, those whose losses are right."""
     failed: dict[str, str] = {}
     reference = group[0]
-    for each in group:
+    for worker in group:
         try:
-            each.found = each.answer(WARMING, "warm_up")
-            if each is not reference and reference.found:
-                why = differs(each.found["losses"], reference.found["losses"], reference.found["again"])
-                failed |= {each.library: why} if why else {}
+            worker.warm_up = worker.answer(WARMING, "warm_up")
+            if worker is not reference and reference.warm_up:
+                why = differs(worker.warm_up["losses"], reference.warm_up["losses"], reference.warm_up["again"])
+                failed |= {worker.library: why} if why else {}
         except WorkerError as error:
-            failed[each.library] = str(error)
-    times, failed_later = take_turns([each for each in group if each.library not in failed], rounds, deadline)
+            failed[worker.library] = str(error)
+    times, failed_later = take_turns([worker for worker in group if worker.library not in failed], rounds, deadline)
     failed |= failed_later
     for name, why in failed.items():
         print(f"{task}: {name} is out: {why}", flush=True)
     harness.show(f"{task}, ms a step", times, 1e3)
-    found = {each.library: each.found for each in group if each.library in times}
+    warm_ups = {worker.library: worker.warm_up for worker in group if worker.library in times}
     items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
-    return {"items": items, "seconds": times, "found": found, "out": failed}
+    return {"items": items, "seconds": times, "found": warm_ups, "out": failed}
 
 
 def fits(name: str, device: str) -> bool:
@@ -179,30 +183,30 @@ def main() -> None:
     parser.set_defaults(json=Path("gpu.json"))
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit
-    found: dict[str, Any] = {**about(args.device), "tasks": {}}
-    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {found['versions']}", flush=True)
+    results: dict[str, Any] = {**about(args.device), "tasks": {}}
+    print(f"{results['gpu']}, cuDNN {results['cudnn']}, {results['versions']}", flush=True)
 
     def keep(promised: Sequence[Goal] = ()) -> None:  # what is found is found, whatever becomes of the rest
-        harness.write(args.json, "gpu", promised, **found)
+        harness.write(args.json, "gpu", promised, **results)
 
     named = {task: implementations(task) for task in TASKS if task in args.only}
-    for task in [task for task in named if args.device == "cuda" and TASKS[task].cudnn and found["cudnn"] is None]:
+    for task in [task for task in named if args.device == "cuda" and TASKS[task].cudnn and results["cudnn"] is None]:
         print(f"{task} is not measured: {NO_CUDNN}", flush=True)
-        found["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
+        results["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
     if args.device == "cuda":
         compiling = [Implementation(task, name, "cuda") for task in named for name in named[task]]
-        found["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
+        results["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
     for number, (task, names) in enumerate(named.items()):
         with ExitStack() as stack:
             able = [name for name in names if fits(name, args.device)]
             group = [stack.enter_context(Implementation(task, name, args.device)) for name in able]
             share = (deadline - time.monotonic()) / (len(named) - number + ("loader" in args.only))
-            found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
+            results["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
         keep()
-    promised = [*goals({task: each["seconds"] for task, each in found["tasks"].items()})]
+    promised = [*goals({task: row["seconds"] for task, row in results["tasks"].items()})]
     if "loader" in args.only:
         try:
-            rates = found["loader"] = h2d_overlap.measure(args.device)
+            rates = results["loader"] = h2d_overlap.measure(args.device)
             harness.show("from a worker to the GPU, GB/s", rates, 1e-9)
             ratio = over(rates["loader"], rates["copy"])
         except Exception as error:
@@ -210,8 +214,8 @@ def main() -> None:
             ratio = None
         promised.append(at_least("loader: speed over a bare copy from pinned memory", h2d_overlap.GOAL, ratio))
     keep(promised)
-    out = [name for task in found["tasks"].values() for name in task["out"]]
-    if out or ("loader" in args.only and "loader" not in found):
+    out = [name for task in results["tasks"].values() for name in task["out"]]
+    if out or ("loader" in args.only and "loader" not in results):
         sys.exit("benchmarks.gpu: not everything could be measured, for the reasons above")
 
 

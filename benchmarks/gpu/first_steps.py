@@ -125,7 +125,9 @@ def largest_error(case: Case, device: str, dtype: Any) -> float:
         g = np.random.default_rng(1).standard_normal(out.shape)
         out.backward(ddp.as_tensor(g).to(computed_on, computed_in))
         results.append([x.detach().cpu().double().numpy() for x in (out, *(x.grad for x in inputs))])
-    return max(np.abs(theirs - ours).max() / np.abs(theirs).max() for theirs, ours in zip(*results, strict=True))
+    return max(
+        np.abs(expected - actual).max() / np.abs(expected).max() for expected, actual in zip(*results, strict=True)
+    )
 
 
 def tiny(device: str, model: str, implementation: str) -> None:

@@ -48,7 +48,7 @@ def measure(device: str) -> harness.Rounds:
     bare = _bare_copies(nbytes, batches, device)
     calls = {"loader": lambda: harness.seconds(lambda: _pass(loader, device)), "copy": lambda: harness.seconds(bare)}
     times = harness.take_turns(calls, ROUNDS, warmup=1)  # the first starts workers
-    return {name: [nbytes * batches / each for each in found] for name, found in times.items()}
+    return {name: [nbytes * batches / seconds for seconds in rounds] for name, rounds in times.items()}
 
 
 def _pass(loader: Any, device: str) -> None:

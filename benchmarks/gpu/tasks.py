@@ -106,12 +106,12 @@ TASKS = {
 
 def weights(model: Any) -> dict[str, Any]:
     """A value for each parameter, by its name and shape alone: matrices small, biases 0, the scales of norms 1."""
-    found = {}
+    values = {}
     for name, p in model.named_parameters():
         if len(p.shape) > 1:
             random = np.random.default_rng(zlib.crc32(name.encode()))
             scale = 0.02 if len(p.shape) == 2 else float(np.prod(p.shape[1:])) ** -0.5
-            found[name] = (scale * random.standard_normal(tuple(p.shape))).astype(np.float32)
+            values[name] = (scale * random.standard_normal(tuple(p.shape))).astype(np.float32)
         else:
-            found[name] = np.full(tuple(p.shape), not name.endswith("bias"), np.float32)
-    return found
+            values[name] = np.full(tuple(p.shape), not name.endswith("bias"), np.float32)
+    return values

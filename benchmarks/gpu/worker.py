@@ -71,7 +71,7 @@ def train(library: Library, task: Task, backwards: bool = False) -> Step:
     model.load_state_dict({key: t.from_numpy(value) for key, value in weights(model).items()}, strict=False)
     model = model.to(device)
     order = slice(None, None, -1 if backwards else 1)
-    x, y = (t.from_numpy(np.ascontiguousarray(each[order])).to(device) for each in task.batch(task.size, 0))
+    x, y = (t.from_numpy(np.ascontiguousarray(array[order])).to(device) for array in task.batch(task.size, 0))
     if task.channels_last:
         model, x = model.to(memory_format=t.channels_last), x.to(memory_format=t.channels_last)
     if name == "ddp-parallel":
@@ -128,14 +128,14 @@ class Worker:
     def warm_up(self) -> dict[str, Any]:
         """Trains the first steps; their losses, peak memory, cuDNN. again: losses of PyTorch with the batch reversed"""
         self._library = library = Library(self._name, self._device)
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         if self._name == "torch":
-            found["again"] = first_losses(train(library, self._task, backwards=True))
+            results["again"] = first_losses(train(library, self._task, backwards=True))
         library.forget()
         self._step = train(library, self._task)
-        found["losses"] = first_losses(self._step)
+        results["losses"] = first_losses(self._step)
         self.steps(3)
-        return {**found, "peaks": library.peaks(), "cudnn": library.cudnn()}
+        return {**results, "peaks": library.peaks(), "cudnn": library.cudnn()}
 
     def steps(self, count: int) -> float:
         """Seconds of one of so many steps, from an idle device to an idle device."""

@@ -116,7 +116,7 @@ def measure(
 
 def ratio(other: Timing, ours: Timing) -> float:
     """How many times as long the other one takes: the median over rounds, as both of a round saw the same machine."""
-    return statistics.median(theirs / mine for theirs, mine in zip(other.rounds, ours.rounds, strict=True))
+    return statistics.median(a / b for a, b in zip(other.rounds, ours.rounds, strict=True))
 
 
 def _batch(entry: Entry, calls: int) -> float:

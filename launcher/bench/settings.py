@@ -73,10 +73,10 @@ class Settings:
 
     def sizes(self) -> list[int]:
         """The sizes, in bytes."""
-        found = [self.minbytes]
-        while found[-1] * self.stepfactor <= self.maxbytes:
-            found.append(found[-1] * self.stepfactor)
-        return found
+        sizes = [self.minbytes]
+        while sizes[-1] * self.stepfactor <= self.maxbytes:
+            sizes.append(sizes[-1] * self.stepfactor)
+        return sizes
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> Settings:
     fields = parser().parse(argv)
     if "maxbytes" not in fields and "minbytes" in fields:
         fields["maxbytes"] = max(fields["minbytes"], Settings.maxbytes)
-    asked = [name for each in fields.pop("collectives", ()) for name in each]
+    asked = [name for choice in fields.pop("collectives", ()) for name in choice]
     settings = Settings(**fields, collectives=tuple(dict.fromkeys(asked)))
     for baseline in settings.vs:
         _require(f"baseline {baseline}", BASELINES[baseline])
@@ -120,11 +120,11 @@ def parser() -> ArgumentParser:
     """The command line."""
     description = "Measures collectives for a range of sizes, on ranks of its own or on those of a launcher."
     epilog = "Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of a failed rank."
-    made = ArgumentParser(
+    result = ArgumentParser(
         "ddp-bench", usage="ddp-bench COLLECTIVE... [OPTIONS]", description=description, epilog=epilog
     )
     count, size = value("a positive whole number", positive), value("bytes, as 512, 64K, 128M or 1G", parse_size)
-    add = made.add_argument
+    add = result.add_argument
     collectives = names("collective", KINDS)
     add("collectives", nargs="*", type=collectives, metavar="COLLECTIVE", help=f"all, or some of {', '.join(KINDS)}")
     add("-n", "--ranks", type=count, metavar="N", help="number of ranks (2)")
@@ -145,4 +145,4 @@ def parser() -> ArgumentParser:
     add("--warmup", type=count, metavar="N", help="calls before that (5)")
     add("--json", metavar="FILE", help="settings, machine, versions and results")
     add("--plot", metavar="FILE.png", help="bandwidth against size")
-    return made
+    return result

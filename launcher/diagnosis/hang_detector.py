@@ -150,11 +150,11 @@ class HangDetector(Observer):
         self._report_lost(self._heartbeat_timeout)
         if self._over:
             return _NEVER
-        at = self._job_time
-        quiet = self._liveness.quiet(at)
+        now = self._job_time
+        quiet = self._liveness.quiet(now)
         if quiet >= self._hang_timeout:
             # The diagnosis is about the states of this moment: a sleeping rank wakes up to write its stacks.
-            self._hung = self._liveness.ranks(at)
+            self._hung = self._liveness.ranks(now)
             self._hung_for = quiet
             self._stacks_deadline = self._clock() + _STACKS_LIMIT
             self._console.say(f"nothing has moved for {duration(quiet)}")
@@ -164,14 +164,14 @@ class HangDetector(Observer):
         until_warning = self._hang_timeout / 2 - quiet
         if until_warning > 0:
             if self._warned_at is not None:
-                self._console.say(f"it moves again, after {duration(at - quiet - self._warned_at)}")
+                self._console.say(f"it moves again, after {duration(now - quiet - self._warned_at)}")
                 self._warned_at = None
             return min(until_warning, _CHECK_INTERVAL)
         if self._warned_at is None:
             from launcher.diagnosis.hang_diagnosis import diagnose_hang  # Imported late: few jobs seem to hang.
 
-            self._warned_at = at - quiet
-            text = diagnose_hang(self._liveness.ranks(at), self._attempt().stopped_engine()).text
+            self._warned_at = now - quiet
+            text = diagnose_hang(self._liveness.ranks(now), self._attempt().stopped_engine()).text
             self._console.say(
                 f"nothing has moved for {duration(quiet)}: {text}; ending the job in {duration(left)} (--hang-timeout)"
             )

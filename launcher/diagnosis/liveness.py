@@ -103,13 +103,13 @@ class RankState:
 class Liveness:
     """Follows a job of `n` ranks."""
 
-    def __init__(self, n: int, at: float = 0.0) -> None:
+    def __init__(self, n: int, now: float = 0.0) -> None:
         self._missing = n
         self._ranks: dict[int, RankState] = {}
-        self._progress_at = at  # Time of the last progress.
-        self._active_at = at  # Time of the last activity.
+        self._progress_at = now  # Time of the last progress.
+        self._active_at = now  # Time of the last activity.
 
-    def rank_started(self, rank: int, hello: Message, at: float) -> None:
+    def rank_started(self, rank: int, hello: Message, now: float) -> None:
         """A rank has started."""
         self._missing -= 1
         self._ranks[rank] = RankState(
@@ -117,69 +117,69 @@ class Liveness:
             pid=int(hello["pid"]),
             agent=int(hello["agent"]),
             host=str(hello.get("host", "")),
-            now=at,
-            heard_at=at,
-            active_at=at,
+            now=now,
+            heard_at=now,
+            active_at=now,
         )
-        self._progress_at = at
+        self._progress_at = now
 
-    def rank_ended(self, rank: int, at: float) -> None:
+    def rank_ended(self, rank: int, now: float) -> None:
         """A rank has ended."""
         if self._ranks.pop(rank, None) is not None:
-            self._progress_at = at
+            self._progress_at = now
 
-    def joining(self, rank: int, waits: bool, at: float) -> None:
+    def joining(self, rank: int, waits: bool, now: float) -> None:
         """A rank begins to wait in `collectives.init`, or no longer waits there."""
         if (state := self._ranks.get(rank)) is not None:
             state.joining = waits
             state.call = INIT if waits else None
             state.call_state = "started" if waits else None
-            state.call_at = at
-            self._progress_at = at
+            state.call_at = now
+            self._progress_at = now
 
-    def output(self, rank: int, at: float) -> None:
+    def output(self, rank: int, now: float) -> None:
         """A rank has written something."""
         if (state := self._ranks.get(rank)) is not None:
-            state.heard_at = at
+            state.heard_at = now
             if not state.waits:
-                self._progress_at = at
+                self._progress_at = now
 
-    def heartbeat(self, rank: int, beat: Message, at: float) -> None:
+    def heartbeat(self, rank: int, beat: Message, now: float) -> None:
         """A rank's agent has sent a heartbeat."""
         state = self._ranks.get(rank)
         if state is None:
             return
-        progress = _update(state, beat, at)
+        progress = _update(state, beat, now)
         if progress:
-            self._progress_at = at
+            self._progress_at = now
         cpu_seconds = state.cpu_seconds + float(beat.get("below") or 0.0)
         used = cpu_seconds - state.active_seconds
-        active = not state.waits and used > _IDLE_BURST + _IDLE_SHARE * (at - state.active_at)
+        active = not state.waits and used > _IDLE_BURST + _IDLE_SHARE * (now - state.active_at)
         if active:
-            self._active_at = at
+            self._active_at = now
         # `used` is negative after a child process has ended that nothing waited for: its CPU time is lost.
         if active or progress or used < 0.0:
-            state.active_at = at
+            state.active_at = now
             state.active_seconds = cpu_seconds
 
-    def quiet(self, at: float) -> float:
+    def quiet(self, now: float) -> float:
         """For how many seconds nothing has moved; 0.0 before all ranks have started."""
         states = self._ranks.values()
         if self._missing > 0 or not states:
             return 0.0
         if any(state.waits and not state.joining for state in states):
-            return at - self._progress_at
+            return now - self._progress_at
         if any(state.calls or state.waits for state in states):
-            return at - max(self._progress_at, self._active_at)
+            return now - max(self._progress_at, self._active_at)
         latest = max(state.heard_at for state in states)
-        return at - latest if at - latest > SILENCE else 0.0
+        return now - latest if now - latest > SILENCE else 0.0
 
-    def ranks(self, at: float) -> list[RankState]:
-        """The states of the running ranks, in their order. at: the time of these states"""
-        return [replace(state, now=at) for _, state in sorted(self._ranks.items())]
+    def ranks(self, now: float) -> list[RankState]:
+        """The states of the running ranks, in their order. now: the time of these states"""
+        return [replace(state, now=now) for _, state in sorted(self._ranks.items())]
 
 
-def _update(state: RankState, beat: Message, at: float) -> bool:
+def _update(state: RankState, beat: Message, now: float) -> bool:
     """Copies a heartbeat into the state of its rank. Returns: whether the rank has made progress since the last one."""
 
     def progress() -> tuple[Any, ...]:
@@ -188,18 +188,18 @@ def _update(state: RankState, beat: Message, at: float) -> bool:
     before = progress()
     cpu_seconds = float(beat.get("cpu") or 0.0)
     # After the launcher was held up, several heartbeats arrive at once: no rate can be computed from these.
-    if state.beat_at is not None and at - state.beat_at >= 0.2:
-        state.cpu = max(0.0, cpu_seconds - state.cpu_seconds) / (at - state.beat_at)
-    state.heard_at = state.beat_at = at
+    if state.beat_at is not None and now - state.beat_at >= 0.2:
+        state.cpu = max(0.0, cpu_seconds - state.cpu_seconds) / (now - state.beat_at)
+    state.heard_at = state.beat_at = now
     state.cpu_seconds = cpu_seconds
     state.state = str(beat.get("state") or "?")
     state.calls = int(beat.get("calls") or 0)
     state.step = beat.get("step")
     state.where = beat.get("where")
-    state.where_at = at - float(beat.get("where_age") or 0.0)
+    state.where_at = now - float(beat.get("where_age") or 0.0)
     if not state.joining:
         state.call = beat.get("call")
         state.call_state = beat.get("call_state")
         state.on = beat.get("call_on")
-        state.call_at = at - float(beat.get("call_age") or 0.0)
+        state.call_at = now - float(beat.get("call_age") or 0.0)
     return progress() != before

@@ -11,8 +11,8 @@ from benchmarks import models
 
 
 def resnet18(*, weights: Any = None, num_classes: int = 1000) -> Any:
-    made = models.resnet18(torch, classes=num_classes)
-    for m in made.modules():
+    model = models.resnet18(torch, classes=num_classes)
+    for m in model.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-    return made
+    return model
