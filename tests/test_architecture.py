@@ -504,9 +504,9 @@ def test_every_all_is_true() -> None:
 # --- the reading order of docs/architecture.md ---------------------------------------------------------------------
 
 READING_ORDER = (
-    "ddp/_engine/nodes.py",
-    "ddp/_engine/running.py",
-    "ddp/_engine/leaves.py",
+    "ddp/_engine/graph.py",
+    "ddp/_engine/backward_pass.py",
+    "ddp/_engine/grad_buffer.py",
     "ddp/ops/op.py",
     "ddp/ops/elementwise.py",
     "ddp/_tensor/base.py",

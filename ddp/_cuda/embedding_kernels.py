@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddp._cuda.raw_kernel import REAL, KernelSource
-from ddp._engine.leaves import AccumulateInto
+from ddp._engine.grad_buffer import AccumulateInto
 from ddp.ops import indexing
 from ddp.ops.arrays import Array
 from ddp.ops.op import Gradients, Needs, Saved

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp._cuda import gemm
 from ddp._cuda.raw_kernel import FLOATING, KernelSource, contiguous
-from ddp._engine.leaves import AccumulateInto
+from ddp._engine.grad_buffer import AccumulateInto
 from ddp.errors import DtypeError
 from ddp.ops.activation import gelu
 from ddp.ops.arrays import BFLOAT16, Array, total, where_or_zero

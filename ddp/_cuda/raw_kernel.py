@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._engine.leaves import AccumulateInto
+from ddp._engine.grad_buffer import AccumulateInto
 from ddp.ops.arrays import BFLOAT16, Array
 
 # Threads of a block, unless a launch says otherwise.

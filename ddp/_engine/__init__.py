@@ -1,16 +1,9 @@
 """Reverse mode: leaves and nodes make the graph, `backward` runs over it, grad mode says whether it is recorded."""
 
 from ddp._engine.anomaly import detect_anomaly, set_detect_anomaly
-from ddp._engine.leaves import GradBuffer, GradReadyHook, Leaf, RemovableHandle
-from ddp._engine.modes import (
-    enable_grad,
-    inference_mode,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-    no_grad,
-    set_grad_enabled,
-)
-from ddp._engine.nodes import (
+from ddp._engine.backward_pass import backward, leaves_of
+from ddp._engine.grad_buffer import GradBuffer, GradReadyHook, Leaf, RemovableHandle
+from ddp._engine.graph import (
     CollectiveNode,
     Edge,
     MultiOutputNode,
@@ -21,7 +14,14 @@ from ddp._engine.nodes import (
     Versions,
     output_nodes,
 )
-from ddp._engine.running import backward, leaves_of
+from ddp._engine.modes import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 
 __all__ = ["CollectiveNode", "Edge", "GradBuffer", "GradReadyHook", "Leaf", "MultiOutputNode", "Node", "Version"]
 __all__ += ["RemovableHandle", "ReusableNode", "SelectOutput", "Versions", "backward", "detect_anomaly", "enable_grad"]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ddp._engine.graph import Node
 from ddp._engine.modes import Assignment, Scope, state
-from ddp._engine.nodes import Node
 from ddp.errors import AnomalyError
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep

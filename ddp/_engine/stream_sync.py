@@ -14,9 +14,9 @@ from typing import Any
 
 from ddp import _device
 from ddp._engine.anomaly import forward_line
-from ddp._engine.leaves import Leaf
+from ddp._engine.grad_buffer import Leaf
+from ddp._engine.graph import Edge, Node, SelectOutput
 from ddp._engine.modes import state
-from ddp._engine.nodes import Edge, Node, SelectOutput
 
 
 class Switch:

@@ -82,7 +82,7 @@ def test_nan(name: str, dim: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
-def test_running_extremes_name_the_last_place_and_add_up_gradients(name: str) -> None:
+def test_backward_pass_extremes_name_the_last_place_and_add_up_gradients(name: str) -> None:
     values = [[1.0, 1.0, 3.0, 2.0, 3.0, 0.0, 0.0]]
     x, y = both(values)
     x.requires_grad_()

@@ -303,7 +303,7 @@ def test_the_gradient_is_that_of_the_whole_batch(size: int) -> None:
             assert_allclose(got[name], expected, rtol=0, atol=1e-14)
 
 
-def test_running_statistics_are_those_of_the_micro_batches_in_their_order() -> None:
+def test_backward_pass_statistics_are_those_of_the_micro_batches_in_their_order() -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ddp._engine import stream_sync
 from ddp._engine.anomaly import check_gradients
-from ddp._engine.leaves import Array, GradReadyHook, Leaf
+from ddp._engine.grad_buffer import Array, GradReadyHook, Leaf
+from ddp._engine.graph import CollectiveNode, Edge, Hook, MultiOutputNode, Node, OutputGradient
 from ddp._engine.modes import state
-from ddp._engine.nodes import CollectiveNode, Edge, Hook, MultiOutputNode, Node, OutputGradient
 from ddp.errors import GraphFreedError
 
 RunNode = Callable[[Node, Any, tuple[bool, ...]], Sequence[Any]]

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddp._engine.leaves import Array, Leaf
+from ddp._engine.grad_buffer import Array, Leaf
 from ddp.errors import VersionError
 
 
