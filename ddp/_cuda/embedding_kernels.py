@@ -167,12 +167,12 @@ def embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency
 
 
 def embedding_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Saved = (None,)
 ) -> Gradients:
     shape, index, padding, by_frequency = residual
     if by_frequency or not EMBEDDING.takes(g.dtype) or index.size >= 1 << 31:
         return indexing.embedding.backward(xp, g, needs, saved, residual)
-    dw = outs[0]
+    dw = grad_outs[0]
     accumulate = isinstance(dw, AccumulateInto)
     if accumulate:
         dw = dw.array

@@ -117,11 +117,11 @@ def _affine(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
 
 
 def _parameter_gradients(
-    xp: Any, g: Array, x: Array, needs: Sequence[bool], outs: Sequence[Array | None]
+    xp: Any, g: Array, x: Array, needs: Sequence[bool], grad_outs: Sequence[Array | None]
 ) -> tuple[Array | None, Array | None]:
-    """dw = g^T @ x and db = sum of g over rows, by one launch if both are needed. outs: memory for them, or None"""
-    grad_out = outs[0]
-    db = _unless_accumulating(outs[1])
+    """dw = g^T @ x and db = sum of g over rows, by one launch if both are needed."""
+    grad_out = grad_outs[0]
+    db = _unless_accumulating(grad_outs[1])
     if all(needs):
         accumulate = isinstance(grad_out, AccumulateInto)
         weight = grad_out.array if isinstance(grad_out, AccumulateInto) else grad_out
@@ -158,7 +158,7 @@ def linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
 
 
 def linear_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any, outs: Sequence[Array | None] = (None, None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     w, x = saved
     g = _gradient_rows(xp, g)
@@ -166,8 +166,8 @@ def linear_backward(
     if len(shape) != 2 and dx is not None:
         dx = dx.reshape(shape)
     if not needs[1]:
-        return dx, None, column_sums(xp, g, _unless_accumulating(outs[2])) if needs[2] else None
-    return dx, *_parameter_gradients(xp, g, _rows(x), needs[1:], outs[1:])
+        return dx, None, column_sums(xp, g, _unless_accumulating(grad_outs[2])) if needs[2] else None
+    return dx, *_parameter_gradients(xp, g, _rows(x), needs[1:], grad_outs[1:])
 
 
 class LayerResult(NamedTuple):
@@ -225,10 +225,10 @@ def linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, ke
 
 
 def linear_act_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     layer, shape = residual
-    return linear_backward(xp, _activation_backward(xp, _rows(g), layer), needs, saved, shape, outs)
+    return linear_backward(xp, _activation_backward(xp, _rows(g), layer), needs, saved, shape, grad_outs)
 
 
 def feed_forward(
@@ -240,20 +240,20 @@ def feed_forward(
 
 
 def feed_forward_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None,) * 5
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None,) * 5
 ) -> Gradients:
     w2, w1, x = saved
     hidden, shape = residual
     g = _gradient_rows(xp, g)
     dx = dw1 = db1 = dw2 = db2 = None
     if needs[3] or needs[4]:
-        dw2, db2 = _parameter_gradients(xp, g, hidden.out, needs[3:5], outs[3:5])
+        dw2, db2 = _parameter_gradients(xp, g, hidden.out, needs[3:5], grad_outs[3:5])
     if needs[0] or needs[1] or needs[2]:
-        dz, db1 = _input_gradient(xp, g, w2, hidden, _unless_accumulating(outs[2]), needs[2])
+        dz, db1 = _input_gradient(xp, g, w2, hidden, _unless_accumulating(grad_outs[2]), needs[2])
         if needs[0]:
             dx = product(xp, dz, w1).reshape(shape)
         if needs[1]:
-            dw1 = _product_into(xp, dz.T, _rows(x), outs[1])
+            dw1 = _product_into(xp, dz.T, _rows(x), grad_outs[1])
     return dx, dw1, db1, dw2, db2
 
 

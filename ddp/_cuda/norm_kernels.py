@@ -152,7 +152,7 @@ def layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, e
 
 
 def layer_norm_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Saved = (None, None, None)
 ) -> Gradients:
     w, x = saved
     axes, mean, rstd, grad_dtype = residual  # mean: None for RMS norm
@@ -171,8 +171,8 @@ def layer_norm_backward(
     if not (needs[1] or needs[2]):
         return dx, None, None
     param_shape = shape[len(shape) - axes :]
-    dw, grad_w = gradient_arguments(xp, needs[1], param_shape, grad_dtype, outs[1], dtype, compute)
-    db, grad_b = gradient_arguments(xp, needs[2], param_shape, grad_dtype, outs[2], dtype, compute)
+    dw, grad_w = gradient_arguments(xp, needs[1], param_shape, grad_dtype, grad_outs[1], dtype, compute)
+    db, grad_b = gradient_arguments(xp, needs[2], param_shape, grad_dtype, grad_outs[2], dtype, compute)
     chunks = max(1, min(_CHUNKS, rows // 8))
     dws, dbs = (xp.ndarray((chunks, n), compute) if need else None for need in needs[1:])
     ROW_NORM.launch(xp, "sum_columns", dtype, chunks * n, g, x, mean, rstd, dws, dbs, rows, n, chunks)
@@ -185,6 +185,6 @@ def rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple
 
 
 def rms_norm_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Saved = (None, None)
 ) -> Gradients:
-    return layer_norm_backward(xp, g, (*needs, False), saved, residual, (*outs, None))[:2]
+    return layer_norm_backward(xp, g, (*needs, False), saved, residual, (*grad_outs, None))[:2]

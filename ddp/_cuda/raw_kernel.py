@@ -195,7 +195,7 @@ def gradient_arguments(
 ) -> tuple[Array | None, tuple[Array | None, Array | None, bool]]:
     """The array for a gradient in `grad_dtype`, and the three arguments of a C++ `GradOut`.
 
-    grad_out: memory for the gradient or None, as ops get it in `outs`; a new array is made if that does not fit
+    grad_out: memory for the gradient or None, as ops get it in `grad_outs`; a new array is made if that does not fit
     dtype, compute: the dtypes of T and A
     """
     if not needed:

@@ -38,18 +38,24 @@ from ddp.ops import (
 # Ops by our own kernels or by NVIDIA's libraries.
 products.matmul.attach_device_form(products.matmul.forward, products.matmul.backward)
 products.einsum.attach_device_form(products.einsum.forward, products.einsum.backward)
-products.linear.attach_device_form(matmul_kernels.linear, matmul_kernels.linear_backward, into="adding")
-products.linear_act.attach_device_form(matmul_kernels.linear_act, matmul_kernels.linear_act_backward, into="adding")
+products.linear.attach_device_form(matmul_kernels.linear, matmul_kernels.linear_backward, grad_out="accumulate")
+products.linear_act.attach_device_form(
+    matmul_kernels.linear_act, matmul_kernels.linear_act_backward, grad_out="accumulate"
+)
 products.feed_forward.attach_device_form(
-    matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, into="adding"
+    matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, grad_out="accumulate"
 )
 convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.backward)
 convolution.conv_transpose2d.attach_device_form(cudnn_convolution.conv_transpose2d, cudnn_convolution.backward)
 attention.attention.attach_device_form(cudnn_attention.attention, cudnn_attention.attention_backward)
 activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
-normalization.layer_norm.attach_device_form(norm_kernels.layer_norm, norm_kernels.layer_norm_backward, into="adding")
-normalization.rms_norm.attach_device_form(norm_kernels.rms_norm, norm_kernels.rms_norm_backward, into="adding")
-indexing.embedding.attach_device_form(embedding_kernels.embedding, embedding_kernels.embedding_backward, into="adding")
+normalization.layer_norm.attach_device_form(
+    norm_kernels.layer_norm, norm_kernels.layer_norm_backward, grad_out="accumulate"
+)
+normalization.rms_norm.attach_device_form(norm_kernels.rms_norm, norm_kernels.rms_norm_backward, grad_out="accumulate")
+indexing.embedding.attach_device_form(
+    embedding_kernels.embedding, embedding_kernels.embedding_backward, grad_out="accumulate"
+)
 losses.cross_entropy.attach_device_form(
     cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward
 )

@@ -190,8 +190,8 @@ def _run(
         elif sinks is not None:
             needs = tuple([edge is not None and edge in pending for edge in edges])
             results = node.run(g, needs) if run_node is None else run_node(node, g, needs)
-        elif node.op.into and (sync is None or sync.on_home_stream):
-            results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
+        elif node.op.grad_out and (sync is None or sync.on_home_stream):
+            results = node.run(g, node.needs, _grad_outs(edges, node.op.grad_out == "accumulate"))
         else:
             results = node.run(g, node.needs)
         if sync is not None:
@@ -244,9 +244,11 @@ def _sum(a: Any, b: Any, edge: Edge) -> Any:
     return xp.add(a, b, out=xp.empty_like(a))
 
 
-def _targets(edges: Sequence[Edge | None], adding: bool) -> list[Array | None]:
-    """Where gradients may be written that go to a leaf once; `adding`: or be added to what is there."""
+def _grad_outs(edges: Sequence[Edge | None], accumulate: bool) -> list[Array | None]:
+    """The argument `grad_outs` of `Node.run`: arrays for leaves that get one gradient of this node."""
     return [
-        edge.grad_buffer.target(adding) if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
+        edge.grad_buffer.grad_out(accumulate)
+        if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1
+        else None
         for edge in edges
     ]

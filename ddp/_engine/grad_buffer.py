@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum, auto
 from typing import Any, Protocol, final
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -18,50 +19,72 @@ class AccumulateInto:
         self.array = array
 
 
+class GradState(Enum):
+    """What a gradient buffer holds."""
+
+    EMPTY = auto()
+    FULL = auto()  # a gradient
+    ZEROED = auto()  # the zeros of zero_grad(set_to_none=False)
+
+
+class GradMemory(Enum):
+    """Whose memory a gradient buffer uses."""
+
+    OWN = auto()  # the buffer's: it is written again in later steps
+    LENT = auto()  # the buffer's, but a caller may hold a tensor over it: dropped when the buffer is emptied
+    BOUND = auto()  # what `bind` gave
+    GRAPH = auto()  # what `replace` gave: a graph may have saved it, so that it is never written to
+
+
+EMPTY, FULL, ZEROED = GradState
+OWN, LENT, BOUND, GRAPH = GradMemory
+
+
 class GradBuffer:
-    """The memory of a leaf's gradient: empty, or holding an array.
+    """The memory of a leaf's gradient, and whether there is a gradient in it."""
 
-    A bound buffer uses the memory that `bind` gave it. An unbound one allocates its own at the first write and uses it
-    again in later steps, unless a caller may still hold it.
-    """
-
-    __slots__ = ("adding", "array", "bound", "dtype", "full", "in_graph", "lent", "shape", "withheld", "xp", "zeroed")
+    __slots__ = ("accumulating", "array", "dtype", "memory", "shape", "state", "withheld", "xp")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
         self.dtype = dtype
         self.xp = xp
-        self.array: Array | None = None  # the memory; None while never written and not bound
-        self.full = False  # holds a gradient now
-        self.adding = False  # an op was asked to add to it: see `target`
-        self.bound = False
-        self.lent = False  # a caller was given a tensor over this memory
-        self.in_graph = False  # a graph may have saved the array, so that it must not be written to: see `hold`
+        self.array: Array | None = None  # None until the first write, unless bound
+        self.state = EMPTY
+        self.memory = OWN
+        self.accumulating = False  # `grad_out` asked an op to add to the gradient
         self.withheld: str | None = None  # why `grad` raises: this rank has only a part of the gradient
-        self.zeroed = False  # holds the zeros of zero_grad(set_to_none=False)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is a gradient, or the zeros that zero_grad wrote."""
+        return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
-        if g is self.array:  # computed where it belongs: see `target`
-            assert not self.full or self.adding
-            self.full, self.adding, self.withheld, self.zeroed = True, False, None, False
-        elif self.full:
-            assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
-            if self.in_graph:
-                self.array, self.in_graph = self.xp.array(self.array), False
-            self.xp.add(self.array, g, out=self.array, casting="same_kind")
-            self.withheld, self.zeroed = None, False
-        else:
+        if g is self.array:  # computed where it belongs: see `grad_out`
+            assert self.state is EMPTY or self.accumulating
+            self.accumulating = False
+        elif self.state is EMPTY:
             self.set(g)
+            return
+        else:
+            assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
+            if self.memory is GRAPH:
+                self.array = self.xp.array(self.array)
+                self.memory = OWN
+            self.xp.add(self.array, g, out=self.array, casting="same_kind")
+        self.state = FULL
+        self.withheld = None
 
-    def target(self, adding: bool = False) -> Array | AccumulateInto | None:
+    def grad_out(self, accumulate: bool = False) -> Array | AccumulateInto | None:
         """The array that the next gradient may be computed in, so that accumulating it copies nothing.
 
-        If the buffer holds a gradient: None, or with `adding` an `AccumulateInto`.
+        If the buffer holds a gradient: None, or with `accumulate` an `AccumulateInto`.
         """
-        if self.full:
-            self.adding = adding and not self.in_graph
-            return AccumulateInto(self.array) if self.adding else None
+        if self.state is not EMPTY:
+            self.accumulating = accumulate and self.memory is not GRAPH
+            return AccumulateInto(self.array) if self.accumulating else None
         if self.array is None:
             self.array = self.xp.empty(self.shape, self.dtype)
         return self.array
@@ -69,36 +92,52 @@ class GradBuffer:
     def set(self, array: Array) -> None:
         """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""
         assert array.shape == self.shape, f"gradient of shape {array.shape} for a leaf of shape {self.shape}"
-        if self.array is None or self.in_graph:
-            self.array, self.in_graph = self.xp.empty(self.shape, self.dtype), False
+        if self.array is None or self.memory is GRAPH:
+            self.array = self.xp.empty(self.shape, self.dtype)
+            self.memory = OWN
         self.array[...] = array
-        self.full, self.withheld, self.zeroed = True, None, False
+        self.state = FULL
+        self.withheld = None
 
-    def hold(self, array: Array) -> None:
+    def replace(self, array: Array) -> None:
         """Holds `array` itself, a gradient with a graph, and unbinds. The next gradient is added to a copy."""
-        self.array, self.full, self.in_graph, self.lent = array, True, True, True
-        self.bound, self.withheld, self.zeroed = False, None, False
+        self.array = array
+        self.memory = GRAPH
+        self.state = FULL
+        self.withheld = None
+
+    def lend(self) -> None:
+        """Called when a caller gets a tensor over the memory."""
+        if self.memory is OWN:
+            self.memory = LENT
+
+    def take_back(self) -> None:
+        """Keeps the memory for later steps, even if a caller holds a tensor over it."""
+        if self.memory is LENT:
+            self.memory = OWN
 
     def clear(self) -> None:
-        """Empties the buffer; its memory stays for the next first write, unless a caller may hold it."""
-        self.full = False
-        if self.lent and not self.bound:
-            self.array, self.lent, self.in_graph = None, False, False
+        """Empties the buffer; its memory stays for the next first write, unless a caller or a graph may hold it."""
+        self.state = EMPTY
+        if self.memory is LENT or self.memory is GRAPH:
+            self.array = None
+            self.memory = OWN
 
     def bind(self, buffer: Array) -> None:
         """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
         assert buffer.shape == self.shape, f"buffer of shape {buffer.shape} for a leaf of shape {self.shape}"
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
-        if self.full:
+        if self.state is not EMPTY:
             buffer[...] = self.array
-        self.array, self.bound, self.lent, self.in_graph = buffer, True, False, False
+        self.array = buffer
+        self.memory = BOUND
 
     def unbind(self) -> None:
         """From now on the gradient lives in memory of its own; a live one is copied there."""
-        if self.bound:
+        if self.memory is BOUND:
             assert self.array is not None
-            self.array = self.array.copy() if self.full else None
-            self.bound = self.lent = False
+            self.array = None if self.state is EMPTY else self.array.copy()
+            self.memory = OWN
 
 
 class GradReadyHook(Protocol):

@@ -31,7 +31,7 @@ class Version:
 
 
 Versions = Sequence[tuple[Version, int, int]]
-Differentiable = Any  # an op: see `ddp.ops.op.Op`; a node reads its name, saves, into and backward
+Differentiable = Any  # an op: see `ddp.ops.op.Op`; a node reads its name, saves, grad_out and backward
 Hook = Callable[[Array], "Array | None"]
 
 
@@ -105,11 +105,11 @@ class Node:
                     f"place and is now at version {counter.count}; use the out-of-place form, or clone() it before"
                 )
 
-    def run(self, g: Any, needs: tuple[bool, ...], outs: Sequence[Any] | None = None) -> Sequence[Any]:
+    def run(self, g: Any, needs: tuple[bool, ...], grad_outs: Sequence[Any] | None = None) -> Sequence[Any]:
         """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
 
         needs: the node's, or fewer
-        outs: for ops that can write gradients into given arrays, those of the inputs' leaves
+        grad_outs: of an op with `grad_out`, one a leaf: see `GradBuffer.grad_out`
         """
         if self.metadata is not None and self.metadata.recompute is not None:
             self.metadata.recompute()
@@ -120,9 +120,9 @@ class Node:
         if needs is not self.needs and self.op.saves:  # None for what no wanted gradient reads, as if never saved
             plan = self.op.plan(needs)
             saved = tuple([None if position is None else x for position, x in zip(plan, saved, strict=True)])
-        if outs is None:
+        if grad_outs is None:
             return self.op.backward(self.xp, g, needs, saved, self.residual)
-        return self.op.backward(self.xp, g, needs, saved, self.residual, outs)
+        return self.op.backward(self.xp, g, needs, saved, self.residual, grad_outs)
 
     def free(self) -> None:
         """Drops all that the node keeps, so that memory falls while backward still runs."""
@@ -166,7 +166,7 @@ class SelectOutput:
     """The op of a node that hands the gradient of one result on to the `MultiOutputNode`."""
 
     saves: tuple[str, ...] = ()
-    into = False
+    grad_out = False
 
     def __init__(self, name: str) -> None:
         self.name = name

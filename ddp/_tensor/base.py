@@ -18,6 +18,7 @@ from ddp._device import CPU, device_of, on, to_device
 from ddp._device import device as Device
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, Versions, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
+from ddp._engine.grad_buffer import ZEROED
 from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.op import Op
@@ -115,7 +116,7 @@ class TensorBase:
         buffer = self.accumulate_grad.grad_buffer
         if buffer.withheld is not None:
             raise ParallelError(buffer.withheld)
-        buffer.lent = True
+        buffer.lend()
         if self.grad_view is None or self.grad_view.array is not buffer.array:
             self.grad_view = wrap(buffer.array, self._device)
         return self.grad_view
@@ -398,7 +399,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
     if x.grad is not None:
         x.grad.edge = None  # of a gradient that has a graph
         x.grad.zero_()
-        buffer.zeroed = True
+        buffer.state = ZEROED
 
 
 def copy_if_needed(array: Array, *readers: Any) -> Array:

@@ -150,7 +150,7 @@ def hold_grad(x: TensorBase, g: TensorBase) -> None:
     """Makes a copy of g, at its place in the graph, the `grad` of x."""
     x.grad_view = wrap(g.array.copy(), x.device)
     x.grad_view.edge = g.edge
-    x.leaf.grad_buffer.hold(x.grad_view.array)
+    x.leaf.grad_buffer.replace(x.grad_view.array)
 
 
 Like = tuple[Ints, Any]  # the shape and dtype that a gradient has

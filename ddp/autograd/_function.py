@@ -63,7 +63,7 @@ class _FunctionBackward:
     """The op of one Function, as the engine sees it."""
 
     saves: tuple[str, ...] = ()
-    into = False
+    grad_out = False
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function

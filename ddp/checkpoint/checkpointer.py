@@ -22,6 +22,7 @@ from collectives import ReduceOp, world
 from collectives.time_limit import resize_requested
 from ddp._device import CPU, to_device
 from ddp._engine import RemovableHandle
+from ddp._engine.grad_buffer import FULL
 from ddp.checkpoint import state_memory
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
@@ -518,7 +519,7 @@ class Checkpointer:
         groups = (group for optimizer in self._training.optimizers for group in optimizer.param_groups)
         leaves = (p.accumulate_grad for group in groups for p in group["params"])
         buffers = (leaf.grad_buffer for leaf in leaves if leaf is not None)
-        return not self._stepped and any(buffer.full and not buffer.zeroed for buffer in buffers)
+        return not self._stepped and any(buffer.state is FULL for buffer in buffers)
 
     def _exchange_requests(self) -> None:
         """Exchanges the ranks' requests, if no DataParallel does it; then it is collective."""

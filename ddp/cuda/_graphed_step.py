@@ -18,6 +18,7 @@ from ddp import _device
 from ddp._cuda import capture, copies, memory_pool, stream_order
 from ddp._device import device
 from ddp._engine import Leaf, modes
+from ddp._engine.grad_buffer import BOUND, EMPTY
 from ddp._tensor.base import TensorBase, wrap
 from ddp.cuda._step_state import StepState, arguments_key, modes_now, replace_tensors, tensors_of
 from ddp.cuda.graphs import CUDAGraph, graph
@@ -179,8 +180,8 @@ class GraphedStep:
         settings = self._state.settings()
         inputs = [_input_like(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.grad_buffer.lent = False  # the graph writes to this memory at every launch, whoever holds param.grad
-        start = [GradState(leaf) for leaf in self._leaves]
+            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, whoever holds param.grad
+        start = [GradSnapshot(leaf) for leaf in self._leaves]
         random_state = _device.thread_generator(_device.CPU).snapshot()
         cuda_graph = CUDAGraph()
         if self._pool is None:
@@ -217,40 +218,41 @@ class GraphedStep:
                 raise
             raise explained from error
         known = {grad.leaf for grad in start}
-        start += [GradState(leaf, empty=True) for leaf in self._leaves if leaf not in known]
-        end = [GradState(leaf) for leaf in self._leaves]
+        start += [GradSnapshot(leaf, empty=True) for leaf in self._leaves if leaf not in known]
+        end = [GradSnapshot(leaf) for leaf in self._leaves]
         self.captures += 1
         outputs = replace_tensors(outputs, [wrap(x.array, x.device) for x in results])
         return CapturedStep((key, state), self._xp, cuda_graph, inputs, outputs, start, end)
 
 
-class GradState:
+class GradSnapshot:
     """The state of a leaf's gradient buffer on the host. empty: records the buffer as empty"""
 
-    __slots__ = ("array", "full", "leaf", "withheld", "zeroed")
+    __slots__ = ("array", "leaf", "state", "withheld")
 
     def __init__(self, leaf: Leaf, empty: bool = False) -> None:
         buffer = leaf.grad_buffer
         self.leaf = leaf
         self.array = buffer.array
-        self.full = buffer.full and not empty
+        self.state = EMPTY if empty else buffer.state
         self.withheld = None if empty else buffer.withheld
-        self.zeroed = buffer.zeroed and not empty
 
     def restore(self) -> None:
         """Sets the buffer to this state."""
         buffer = self.leaf.grad_buffer
-        buffer.full = self.full
+        buffer.state = self.state
         buffer.array = self.array
         buffer.withheld = self.withheld
-        buffer.zeroed = self.zeroed
-        buffer.lent = False
+        buffer.take_back()
 
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
         # The memory of an empty buffer does not matter, unless it is bound to a bucket: a replay sets the graph's.
-        return buffer.full == self.full and (buffer.array is self.array or not (self.full or buffer.bound))
+        is_empty = self.state is EMPTY
+        if buffer.full is is_empty:
+            return False
+        return buffer.array is self.array or (is_empty and buffer.memory is not BOUND)
 
 
 class CapturedStep:
@@ -266,8 +268,8 @@ class CapturedStep:
         cuda_graph: CUDAGraph,
         inputs: list[Any],
         outputs: Any,
-        start: list[GradState],
-        end: list[GradState],
+        start: list[GradSnapshot],
+        end: list[GradSnapshot],
     ) -> None:
         self.key = key
         self._xp = xp
@@ -280,7 +282,7 @@ class CapturedStep:
 
     def is_valid(self) -> bool:
         """Whether the gradients are as at the capture, and every guarded value is the same."""
-        return all(map(GradState.matches, self._start)) and self._graph.captured.is_valid()
+        return all(map(GradSnapshot.matches, self._start)) and self._graph.captured.is_valid()
 
     def replay(self, tensors: Sequence[TensorBase]) -> Any:
         """Runs the step on these inputs. Returns: its outputs."""

@@ -223,19 +223,19 @@ def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequenc
 
 
 def _embedding_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Saved = (None,)
 ) -> Gradients:
     shape, index, padding, by_frequency = residual
     where, rows = index.reshape(-1), g.reshape(index.size, shape[1])
     if by_frequency:
         rows = rows / xp.bincount(where, minlength=shape[0])[where][:, None].astype(g.dtype)
-    dw = add_rows(xp, shape[0], where, rows, outs[0])
+    dw = add_rows(xp, shape[0], where, rows, grad_outs[0])
     if padding is not None:
         dw[padding] = 0
     return (dw,)
 
 
-embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), into=True)
+embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), grad_out=True)
 
 
 # Writing by index: x with values in some places. What is written over gets no gradient; the values do.

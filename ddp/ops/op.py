@@ -38,9 +38,10 @@ class Op:
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
     view: the result may share the first input's memory, and no number changes.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, recorded.
-    into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
-        to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
-        "adding": or an `AccumulateInto`, whose array holds a gradient to add it to; the array is returned then.
+    grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
+        the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
+        gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward
+        adds the gradient to its array, and returns the array.
     supports_bfloat16: the forward takes bfloat16; other ops compute it in float32 and round (`Upcast`).
     backward_supports_bfloat16: the backward takes it, too.
     reference: the op by its array formulas; this one, unless `ddp._native.register` has attached a native form.
@@ -49,7 +50,7 @@ class Op:
 
     __slots__ = (
         *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
-        *("derived", "into", "name", "reference", "saves", "supports_bfloat16", "view"),
+        *("derived", "grad_out", "name", "reference", "saves", "supports_bfloat16", "view"),
     )
 
     def __init__(
@@ -62,7 +63,7 @@ class Op:
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         view: bool = False,
         derived: bool = False,
-        into: bool | str = False,
+        grad_out: bool | str = False,
         supports_bfloat16: bool = False,
     ) -> None:
         assert name not in OPS, name
@@ -74,7 +75,7 @@ class Op:
         self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
         self.view = view
         self.derived = derived
-        self.into = into
+        self.grad_out = grad_out
         self.supports_bfloat16 = supports_bfloat16 or view
         self.backward_supports_bfloat16 = False
         self._upcast: Upcast | None = None
@@ -101,14 +102,14 @@ class Op:
         backward: Callable[..., Gradients],
         *,
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] | None = None,
-        into: bool | str | None = None,
+        grad_out: bool | str | None = None,
     ) -> None:
         """Gives CuPy arrays a pair of their own; called by `ddp._cuda.register` alone.
 
         Both take bfloat16 as it is, in any mix with the other dtypes that the op is given, compute in float32 and round
         once. A pair that cannot take some case hands it on to `op.upcast.forward`, and its residual to
         `op.upcast.backward`.
-        saves: as for the op, where this backward reads something else; into: as for the op, where they differ.
+        saves: as for the op, where this backward reads something else; grad_out: as for the op, where they differ.
         """
         form = self.device_form = copy.copy(self)
         form.forward, form.backward = forward, backward
@@ -119,8 +120,8 @@ class Op:
             form._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(self.inputs, saves)
             form.saves = tuple(dict.fromkeys(value for values in form._reads.values() for value in values))
             form._plans = {}
-        if into is not None:
-            form.into = into
+        if grad_out is not None:
+            form.grad_out = grad_out
 
     @property
     def upcast(self) -> Upcast:
@@ -153,13 +154,13 @@ class Upcast:
     NumPy and CuPy know bfloat16 as storage: their loops over it are slow, and their products do not take it.
     """
 
-    into = False
+    grad_out = False
 
     def __init__(self, op: Op) -> None:
         self.name, self.saves, self.plan = op.name, op.saves, op.plan
         self._forward = op.forward
         self._backward = op.backward
-        self._outs = ((None,) * len(op.inputs),) if op.into else ()
+        self._grad_outs = ((None,) * len(op.inputs),) if op.grad_out else ()
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
         out, residual = self._forward(xp, *[_widen(xp, x) for x in inputs], **parameters)
@@ -170,7 +171,7 @@ class Upcast:
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
         wide = [_widen(xp, each) for each in g] if isinstance(g, list) else _widen(xp, g)
-        results = self._backward(xp, wide, needs, [_widen(xp, x) for x in saved], inner, *self._outs)
+        results = self._backward(xp, wide, needs, [_widen(xp, x) for x in saved], inner, *self._grad_outs)
         if narrow is None:  # the forward moved data, and did not come by here
             return [_round(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.

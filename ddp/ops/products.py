@@ -71,7 +71,7 @@ def _matmul(xp: Any, x: Array, y: Array) -> ForwardResult:
 
 
 def _matmul_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any, outs: Sequence[Array | None] = (None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any, grad_outs: Sequence[Array | None] = (None, None)
 ) -> Gradients:
     y, x = saved
     x_shape, y_shape = shapes
@@ -81,7 +81,7 @@ def _matmul_backward(
         if needs[0]:
             dx = product(xp, rows, y.T).reshape(x_shape)
         if needs[1]:
-            dy = product(xp, rows_of(x).T, rows, outs[1])
+            dy = product(xp, rows_of(x).T, rows, grad_outs[1])
         return dx, dy
     if len(x_shape) == 1:
         g = g[..., None, :] if len(y_shape) > 1 else g[None]
@@ -98,7 +98,7 @@ def _matmul_backward(
     return dx, dy
 
 
-matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)}, into=True)
+matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)}, grad_out=True)
 
 
 # z = x @ w^T + b;  dx = g @ w, dw = g^T @ x, db = sum g, rows of all leading axes taken together
@@ -110,7 +110,7 @@ def _linear(xp: Any, x: Array, w: Array, b: Array | None) -> ForwardResult:
 
 
 def _linear_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any, outs: Sequence[Array | None] = (None, None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     w, x = saved
     g = rows_of(g)
@@ -120,9 +120,9 @@ def _linear_backward(
         if len(shape) != 2:
             dx = dx.reshape(shape)
     if needs[1]:
-        dw = product(xp, g.T, rows_of(x), outs[1])
+        dw = product(xp, g.T, rows_of(x), grad_outs[1])
     if needs[2]:
-        db = column_sums(xp, g, outs[2])
+        db = column_sums(xp, g, grad_outs[2])
     return dx, dw, db
 
 
@@ -132,7 +132,7 @@ linear = Op(
     _linear_backward,
     inputs=("x", "w", "b"),
     saves={"x": ("w",), "w": ("x",), "b": ()},
-    into=True,
+    grad_out=True,
 )
 
 
@@ -241,10 +241,10 @@ def _linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, k
 
 
 def _linear_act_backward(
-    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     kept, activation, shape = residual
-    return _linear_backward(xp, _act_backward(xp, g, kept, activation), needs, saved, shape, outs)
+    return _linear_backward(xp, _act_backward(xp, g, kept, activation), needs, saved, shape, grad_outs)
 
 
 linear_act = Op(
@@ -254,7 +254,7 @@ linear_act = Op(
     inputs=("x", "w", "b"),
     saves={"x": ("w",), "w": ("x",), "b": ()},
     derived=True,
-    into=True,
+    grad_out=True,
 )
 
 
@@ -273,17 +273,17 @@ def _feed_forward_backward(
     needs: Needs,
     saved: Saved,
     residual: Any,
-    outs: Sequence[Array | None] = (None, None, None, None, None),
+    grad_outs: Sequence[Array | None] = (None, None, None, None, None),
 ) -> Gradients:
     w2, w1, x = saved
     hidden, inner, shape = residual
     first = any(needs[:3])
-    wants, places = (first, *needs[3:]), (None, *outs[3:])
+    wants, places = (first, *needs[3:]), (None, *grad_outs[3:])
     dh, dw2, db2 = _linear_backward(xp, g, wants, (w2, hidden), shape, places)
     if not first:
         return None, None, None, dw2, db2
     assert dh is not None
-    return (*_linear_act_backward(xp, dh, needs[:3], (w1, x), inner, outs[:3]), dw2, db2)
+    return (*_linear_act_backward(xp, dh, needs[:3], (w1, x), inner, grad_outs[:3]), dw2, db2)
 
 
 feed_forward = Op(
@@ -293,7 +293,7 @@ feed_forward = Op(
     inputs=("x", "w1", "b1", "w2", "b2"),
     saves={"x": ("w2", "w1"), "w1": ("w2", "x"), "b1": ("w2",), "w2": (), "b2": ()},
     derived=True,
-    into=True,
+    grad_out=True,
 )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from collectives import Communicator
 from ddp._engine import Leaf
+from ddp._engine.grad_buffer import BOUND
 from ddp._layout import FlatBuckets, lay_out
 from ddp.parallel.bucket_plan import Plan
 
@@ -78,7 +79,7 @@ class BucketAssignment:
             grad_buffer = self._leaves[index].grad_buffer
             if index in excluded:
                 grad_buffer.unbind()
-            elif not grad_buffer.bound:
+            elif grad_buffer.memory is not BOUND:
                 grad_buffer.bind(self.buckets.memory.views[gradient])
 
     def include(self, index: int) -> None:

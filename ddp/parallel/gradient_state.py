@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp._engine import Leaf
+from ddp._engine.grad_buffer import EMPTY, FULL
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
@@ -96,7 +97,7 @@ class GradientState:
     def begin(self, reached: set[int]) -> None:
         """Called when a backward starts that will reach these parameters."""
         for index, leaf in enumerate(self._leaves):
-            if not leaf.grad_buffer.full or leaf.grad_buffer.zeroed:
+            if leaf.grad_buffer.state is not FULL:
                 self._reduced[index] = False
         self.excluded = {
             index
@@ -110,7 +111,7 @@ class GradientState:
 
     def any(self) -> bool:
         """Whether some parameter does, zeros that `zero_grad` wrote not counted."""
-        return any(self.has(index) and not leaf.grad_buffer.zeroed for index, leaf in enumerate(self._leaves))
+        return any(self.has(index) and leaf.grad_buffer.state is FULL for index, leaf in enumerate(self._leaves))
 
     def add_weight(self, reaches: bool, names: Sequence[str]) -> None:
         """Adds the weight of the backward that starts. reaches: whether it reaches a parameter
@@ -134,7 +135,5 @@ class GradientState:
     def end(self, index: int, by_any: bool) -> None:
         """Called when a backward has ended. by_any: whether any rank had a gradient; then the mean is there now"""
         if by_any or index not in self.excluded:
-            grad_buffer = self._leaves[index].grad_buffer
-            grad_buffer.full = by_any
-            grad_buffer.zeroed = False
+            self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY
             self._reduced[index] = by_any

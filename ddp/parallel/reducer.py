@@ -27,6 +27,7 @@ from collectives import Communicator, ReduceOp
 from collectives.flight.recorder import process_recorder
 from ddp._device import capturing
 from ddp._engine import Leaf
+from ddp._engine.grad_buffer import ZEROED
 from ddp._tensor.base import restore_tensors
 from ddp._tensor.core import Tensor
 from ddp._tensor.functions import cat
@@ -411,7 +412,7 @@ class Reducer:
             )
             raise ParallelError(f"micro_batches: {self.names[index]} {why}")
         for leaf in self.leaves:
-            if leaf.grad_buffer.zeroed:  # 0 + -0 is 0, where a first gradient of -0 stays -0
+            if leaf.grad_buffer.state is ZEROED:  # 0 + -0 is 0, where a first gradient of -0 stays -0
                 leaf.grad_buffer.clear()
         self._assignment.exclude(self.gradients.excluded)
         micro_batches.begin_backward()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp._engine.grad_buffer import FULL
 from ddp.amp import GradScaler
 from tests.gpu import on_both
 
@@ -78,7 +79,7 @@ def test_a_step_is_a_few_launches_and_waits_for_nothing(gpu: Any) -> None:
         for p in params:
             if step == 0:
                 p.grad = ddp.ones(p.shape[0], device="cuda")
-            p.leaf.grad_buffer.full = True
+            p.leaf.grad_buffer.state = FULL
         scaler.scale(loss)
         scaler.unscale_(optimizer)
         ddp.nn.utils.clip_grad_norm_(params, 1.0)

@@ -25,6 +25,7 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
 from ddp._device import CPU, to_device
+from ddp._engine.grad_buffer import EMPTY, FULL, ZEROED
 from ddp._layout import Place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
@@ -158,7 +159,7 @@ class Shard:
         """
         self._zero_grads()
         for piece in self.pieces:
-            self.leaves[piece.number].leaf.grad_buffer.full = self._is_full(piece.number)
+            self.leaves[piece.number].leaf.grad_buffer.state = FULL if self._is_full(piece.number) else EMPTY
         has_grads = any(map(self._is_full, self.params))
         if has_grads:
             self._move_params()
@@ -232,7 +233,7 @@ class Shard:
     def _zero_grads(self) -> None:
         """Sets the mean gradients to zero whose gradients in the bucket were set to zero by zero_grad."""
         for piece in self.pieces:
-            if self._is_full(piece.number) and self.params[piece.number].leaf.grad_buffer.zeroed:
+            if self.params[piece.number].leaf.grad_buffer.state is ZEROED:
                 piece.of(self.grad)[...] = 0
 
     def _is_full(self, number: int) -> bool:

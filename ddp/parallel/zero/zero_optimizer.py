@@ -11,6 +11,7 @@ from numpy import errstate
 
 from ddp._device import capturing, device_of, on, to_device
 from ddp._engine import enable_grad
+from ddp._engine.grad_buffer import FULL
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import from_foreign
@@ -235,7 +236,7 @@ class ZeroOptimizer(Optimizer):
         self._model.check_open()
         for p in self._shards.params:
             grad_buffer = p.leaf.grad_buffer
-            if grad_buffer.full and grad_buffer.withheld is None and not grad_buffer.zeroed:
+            if grad_buffer.state is FULL and grad_buffer.withheld is None:
                 raise ParallelError(
                     f"ZeroOptimizer.{call}: the gradient of {self._shards.names[id(p)]} has not been reduced: it was "
                     "added up inside no_sync(), assigned, or is older than this optimizer. A synchronized backward "
