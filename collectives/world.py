@@ -30,9 +30,10 @@ PAUSED_AT = 8
 PEER_FAILED_AT = 16
 #: Byte RESIZE_AT of that page is nonzero once the job is to go on with another number of ranks after a step.
 RESIZE_AT = 24
-#: Set by `ddp-launch` if it may start the job again: a token of the job, the launcher's pid, and the file descriptors
-#: there of the slots, two for each rank, that keep the ranks' state for the next start; "" if there are none. Each slot
-#: is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
+#: Set by `ddp-launch` if it may start the job again: a token of the job, and the file descriptors below /proc
+#: ("4711/fd/5") of the slots that keep the ranks' state for the next start; "" if there are none. First come two for
+#: each rank, held by the launcher, or by the rank's agent if that is on another host. Then come slots that agents of an
+#: earlier start hold there. Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
 #: Set by `ddp-launch`: the rank that gets its standard input, and a debugger at `breakpoint()`.
@@ -128,6 +129,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     resizable: this rank is in a loop that checks after each step whether the job is resized; to how many ranks at most,
     0: to any number. resizing: the step after which this rank leaves its loop, so that its state can be loaded by
     another number of ranks; sent before it does, and then exits with STOPPED
+    held: the first step of which all ranks have copied their state to memory
     debugging: whether a debugger's prompt is open; quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:

@@ -48,7 +48,7 @@ def job_of(options: Mapping[str, Any]) -> Job:
     fields = {key: value for key, value in configured.items() if _ALTERNATIVES.get(key) not in fields} | fields
     for name in ("config", "rest"):
         fields.pop(name, None)
-    if path := fields.pop("hostfile", None):
+    if path := fields.get("hostfile"):
         if "hosts" in fields:
             raise UsageError(f"give hosts or a hostfile, not both: {path}")
         from launcher.network import read_hostfile
@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _note_ranks_behind_script(job)
         from launcher.engines import resolve_size  # Imported late, so that wrong use is reported sooner.
 
-        return _run(resolve_size(job, os.environ))
+        resolve_size(job, os.environ)
+        return _run(job)
     except UsageError as error:
         from launcher.console.terminal import one_line
 

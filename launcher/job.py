@@ -37,6 +37,7 @@ class Job:
     args: the script's `sys.argv[1:]`
     n: number of ranks; None: the sum of the hosts' slots, or the number of tasks of a Slurm allocation, else 1
     hosts: machines to start ranks on, each with its number of slots; none: this one, or those of the allocation
+    hostfile: the file that names `hosts`; with `min_ranks` it is read again while the job runs; None: there is none
     engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first that can
     backend: the backend of `collectives.init()` on every rank, one of `BACKENDS`
     bind: each rank is bound to its share of the cores
@@ -47,8 +48,8 @@ class Job:
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
     heartbeat_timeout: seconds without a heartbeat of a rank after which it is lost; None: never
     max_restarts: how often a job that failed is started again
-    min_ranks: a restart leaves out hosts that are lost, if the others have slots for this many ranks; None: a restart
-    needs all hosts
+    min_ranks: a restart leaves out hosts that are lost, if the others have slots for this many ranks, and hosts that
+    are back are taken again: of those above, or of a Slurm allocation; None: a restart needs all hosts
     log_dir: each run makes a folder here, with a log file per rank; None: no log files
     ranks: the ranks whose lines the console shows; None: all
     events: file for the job's events, one JSON object per line; None: no such file
@@ -66,6 +67,7 @@ class Job:
     args: tuple[str, ...] = ()
     n: int | None = None
     hosts: tuple[Host, ...] = ()
+    hostfile: str | None = None
     engine: str = "auto"
     backend: str = "auto"
     bind: bool = False

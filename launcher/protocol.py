@@ -165,6 +165,10 @@ class Channel:
         return [_parse(line) for line in lines]
 
     def close(self) -> None:
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)  # processes that were forked meanwhile have it open, too
+        except OSError:
+            pass  # the other side has closed it
         self.socket.close()
 
 

@@ -51,8 +51,8 @@ class Checkpointer:
     keep: how many checkpoints are kept; None: all
     every: save after so many steps; every_seconds: after so many seconds; both may be given
     async_save: save in the background; training waits only before it changes what has not been copied yet
-    memory_every: under `ddp-launch --max-restarts` on one machine, the loop of `resume` copies the state to memory
-        after so many steps, and a restart continues from there; "auto": as often as takes 1 % of the time; None: never
+    memory_every: under `ddp-launch --max-restarts`, the loop of `resume` copies the state to memory after so many
+        steps, and a restart continues from there; "auto": as often as takes 1 % of the time; None: never
     comm: the ranks' communicator; None: `collectives.init()`
     resume: False: start over, in a folder without checkpoints
 
@@ -301,7 +301,8 @@ class Checkpointer:
 
     def _write(self, background: bool = False) -> None:
         """Saves the state, either now and without a copy, or a copy of it in the background."""
-        sources, state, own_state = capture(self._training, self._store.ranks)
+        captured = capture(self._training, self._store.ranks)
+        sources, state, own_state = captured.sources, captured.state, captured.own_state
         pieces = {source.name: source.piece for source in sources if source.piece is not None}
         if not background:
             arrays = {source.name: np.asarray(to_device(source.array, CPU), order="C") for source in sources}
@@ -350,8 +351,14 @@ class Checkpointer:
     # -- the state in memory
 
     def _open_memory(self) -> None:
-        self._memory = state_memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
-        self._in_memory = self._memory.newest()
+        """Opens the memory, and finds the state of an earlier start. Collective."""
+
+        def take() -> None:
+            self._memory = state_memory.take(os.fspath(self.folder), self._comm)
+
+        self._store.ranks.run(state_memory.FAILED, take)
+        assert self._memory is not None
+        self._in_memory = self._memory.newest(self._store.ranks)
 
     def _drop_memory(self) -> None:
         if self._memory is not None:
@@ -364,30 +371,32 @@ class Checkpointer:
         if self._memory is None:  # an earlier copy has failed on this rank alone
             raise CheckpointError("this rank does not copy its state to memory any more")
         began = time.monotonic()
-        self._memory.write(self._reached, *capture(self._training, self._store.ranks, alone=True))
+        node = (self._comm.local_rank, self._comm.local_size)
+        self._memory.write(self._reached, capture(self._training, self._store.ranks, node))
         self._memory.took(began)
+
+    def _hold_together(self) -> None:
+        """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
+        self._store.ranks.run(state_memory.FAILED, self._hold)
+        world.report(held=self._reached)
 
     def _held_by_all(self) -> bool:
         """Copies the state into memory; False, on all ranks, if one of them cannot. Collective."""
         if self._memory_every is not None and state_memory.offered():
-            self._use_memory(self._hold, together=True)
+            self._use_memory(self._hold_together, together=True)
         return self._memory is not None
 
     def _use_memory(self, work: Callable[[], None], together: bool) -> None:
         """Calls `work`. If it fails, logs a warning and does not use the memory again.
 
-        together: True: collective; if it fails on one rank, no rank uses the memory again
+        together: `work` is collective, and fails on all ranks or on none
         """
-        failed = "a restart goes on from disk, not from memory"
         try:
-            if together:
-                self._store.ranks.run(failed, work)
-            else:
-                work()
+            work()
         except (OSError, ArgumentError, CheckpointError) as error:
             self._drop_memory()
             if not together:
-                _log.warning("%s: rank %d: %s", failed, self._comm.rank, error)
+                _log.warning("%s: rank %d: %s", state_memory.FAILED, self._comm.rank, error)
             elif self._comm.rank == 0:
                 _log.warning("%s", error)
 
@@ -507,7 +516,10 @@ class Checkpointer:
             requests.clear(SAVE)
         # The first write to memory is collective, which is impossible during a save in the background.
         if self._hold_due and self._memory is not None and (self._room_known or self._saving is None):
-            self._use_memory(self._hold, together=not self._room_known)
+            if self._room_known:
+                self._use_memory(self._hold, together=False)
+            else:
+                self._use_memory(self._hold_together, together=True)
             self._room_known = True
             self._hold_due = False
             requests.clear(HOLD)

@@ -78,7 +78,10 @@ class SavedOptimizer:
         # By parameter: [start, stop, names of the states that have one value for each element, state].
         self._pieces: dict[int, list[list[JSON]]] = {}
         for number, *piece in itertools.chain(*pieces):
-            self._pieces.setdefault(number, []).append(piece)
+            known = self._pieces.setdefault(number, [])
+            # In memory, the ranks of each node have written what is equal on all ranks.
+            if piece[:2] not in (other[:2] for other in known):
+                known.append(piece)
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """Raises: StateDictError, with names, if the optimizer is of another class or has other parameters."""

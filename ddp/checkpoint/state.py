@@ -16,7 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -292,21 +292,42 @@ class _StateEncoder:
         return entries
 
 
-def capture(training: TrainedObjects, ranks: Agreement, alone: bool = False) -> tuple[list[ArraySource], JSON, JSON]:
-    """Collects the state as it is now. Nothing is copied. Collective, unless `alone`.
+class Captured(NamedTuple):
+    """What a rank writes of the state.
 
-    alone: True: without a call to other ranks; arrays that would be compared are saved per rank
-    Returns: the arrays that this rank writes; as JSON the state that is equal on all ranks, and the state of this rank
+    equal: its part of the arrays that are equal on all ranks; pieces: of sharded optimizers; per_rank: other arrays of
+    this rank; state, own_state: as JSON what is equal on all ranks, and what is this rank's
+    """
+
+    equal: list[ArraySource]
+    pieces: list[ArraySource]
+    per_rank: list[ArraySource]
+    state: JSON
+    own_state: JSON
+
+    @property
+    def sources(self) -> list[ArraySource]:
+        """All arrays."""
+        return self.equal + self.pieces + self.per_rank
+
+
+def capture(training: TrainedObjects, ranks: Agreement, node: tuple[int, int] | None = None) -> Captured:
+    """Collects the state as it is now. Nothing is copied. Collective, unless `node` is given.
+
+    node: this rank's number on its node, and their number: the ranks of each node write all that is equal on all ranks.
+    There is no call to other ranks; arrays that would be compared are saved per rank
 
     Raises: ArgumentError, naming the place, for a value that a checkpoint cannot hold, and CheckpointError on the other
     ranks.
     """
     encoder = _StateEncoder(training)
+    alone = node is not None
+    part, parts = node or (ranks.rank, ranks.size)
     states: list[JSON] = []
 
     def encode_all() -> dict[str, str]:
         try:
-            states.extend(encoder.encode(ranks.rank))
+            states.extend(encoder.encode(part))
         except RecursionError:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
         compared = () if alone or ranks.size == 1 else encoder.to_compare.sources
@@ -316,15 +337,15 @@ def capture(training: TrainedObjects, ranks: Agreement, alone: bool = False) -> 
     replicated = encoder.replicated.sources
     per_rank = encoder.per_rank.sources
     for source in encoder.to_compare.sources:
-        equal = not alone and len({checksums.get(source.name) for checksums in tables}) == 1
-        (replicated if equal else per_rank).append(source)
+        same = not alone and len({checksums.get(source.name) for checksums in tables}) == 1
+        (replicated if same else per_rank).append(source)
     for source in per_rank:
         source.name = rank_array_name(ranks.rank, source.name)
     replicated.sort(key=lambda source: source.name)  # the same order on all ranks
     sizes = {source.name: (source.array.size, source.array.itemsize) for source in replicated}
-    ranges = split_evenly(sizes, ranks.size)[ranks.rank]
-    sources = [_cut(source, *ranges[source.name]) for source in replicated if source.name in ranges]
-    return sources + encoder.pieces.sources + per_rank, *states
+    ranges = split_evenly(sizes, parts)[part]
+    equal = [_cut(source, *ranges[source.name]) for source in replicated if source.name in ranges]
+    return Captured(equal, encoder.pieces.sources, per_rank, *states)
 
 
 def _cut(source: ArraySource, start: int, stop: int) -> ArraySource:

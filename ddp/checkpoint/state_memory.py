@@ -1,13 +1,18 @@
 """Keeps the state of training in memory that outlives the ranks, so that a restart does not read the disk.
 
-`ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`). A rank
-writes the contents of a checkpoint into its two slots in turn, so that one of them is always complete. After a restart
-the ranks read the slots of all ranks. A slot consists of
+`ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`); on
+other hosts the rank's agent does. A rank writes the contents of a checkpoint into its two slots in turn, so that one of
+them is always complete. A slot consists of
 
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
-    header     format, job, Checkpointer, rank and number of ranks, start of the job, step, position of the text
-    arrays     from byte 4096 on, each at a multiple of 64
+    header     format, job, and the fields of `Stamp`
+    arrays     from byte 4096 on, each at a multiple of 64: first this rank's part of what is equal on all ranks
+    arrays     from byte `own_at` on: those of this rank alone
     text       JSON: the rest of the state, and the positions of the arrays
+
+The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
+nodes. After a restart the ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on
+its node. What lies on no slot there is broadcast by a rank that has it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -19,12 +24,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import mmap
 import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,18 +39,22 @@ import numpy as np
 
 from collectives import world
 from collectives.backends.shm.segment import available_memory
+from collectives.communicator import Communicator
 from collectives.start import joined
 from ddp._device import CPU, to_device
+from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, assemble_tensors, new_entry
 from ddp.checkpoint.saved import Saved
-from ddp.checkpoint.state import ArraySource
+from ddp.checkpoint.state import ArraySource, Captured, rank_array_name
 from ddp.errors import ArgumentError
-from ddp.serialization.structure import JSON
 
-_FORMAT = b"ddp-st01"
+#: What follows where the state cannot be held in memory, or not be read there.
+FAILED = "a restart goes on from disk, not from memory"
+_log = logging.getLogger("ddp.checkpoint")
+_FORMAT = b"ddp-st02"
 _WORD = struct.Struct("=Q")
 # The format, the job's token, and the fields of `Stamp`.
-_HEADER = struct.Struct("=8s32s16sQQQQQQ")
+_HEADER = struct.Struct("=8s32s16sQQQQQQQQQQ")
 # Where the first array starts, in bytes; and the alignment of each.
 _BEGIN = mmap.PAGESIZE
 _ALIGNED = 64
@@ -58,7 +68,9 @@ class Stamp(NamedTuple):
     """The header of a slot.
 
     owner: a hash that identifies the Checkpointer; start: which start of the job wrote it, from 0
-    text_at, text_bytes: position and length of the text
+    node, node_size: where the rank was, and how many ranks wrote a copy of what is equal on all ranks there
+    sharded: whether this rank holds a part of an optimizer's state that no other rank has
+    own_at: where the arrays begin that this rank alone has; text_at, text_bytes: position and length of the text
     """
 
     owner: bytes
@@ -66,8 +78,17 @@ class Stamp(NamedTuple):
     size: int
     start: int
     step: int
+    node: int
+    node_size: int
+    sharded: int
+    own_at: int
     text_at: int
     text_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The length of all that was written, in bytes."""
+        return self.text_at + self.text_bytes
 
 
 class Slot:
@@ -120,10 +141,6 @@ class Slot:
         memory[_WORD.size : _WORD.size + len(header)] = header
         _WORD.pack_into(memory, 0, _commit_word(header))
 
-    def text(self, stamp: Stamp) -> Any:
-        """The text, decoded from JSON."""
-        return json.loads(self.map()[stamp.text_at : stamp.text_at + stamp.text_bytes])
-
 
 def _commit_word(header: bytes) -> int:
     """The commit word of a complete slot with this header; never 0."""
@@ -141,32 +158,31 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 
 
 class StateMemory:
-    """One rank's access to the slots of all ranks of a job.
+    """One rank's access to the slots of a job.
 
     variable: the launcher's description of the slots (`collectives.world.STATE_MEMORY`)
     index: this rank's number in the job; start: which start of the job this is, from 0
-    owner: the folder of the Checkpointer; rank, size: of this rank in the communicator of the Checkpointer
+    owner: the folder of the Checkpointer; comm: its communicator
     due: when (monotonic, s) the state may be written again; writing takes at most a hundredth of the time
 
-    Raises: OSError if the slots cannot be opened, or belong to another job or user.
+    Raises: OSError if this rank's slots cannot be opened, or belong to another job or user.
     """
 
-    def __init__(self, variable: str, index: int, start: int, owner: str, rank: int, size: int) -> None:
-        self._token, pid, *fds = variable.split()
+    def __init__(self, variable: str, index: int, start: int, owner: str, comm: Communicator) -> None:
+        self._token, *words = variable.split()
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
         self._start = start
-        self._rank = rank
-        self._size = size
-        self._paths = [f"/proc/{pid}/fd/{fd}" for fd in fds]
+        self._comm = comm
+        self._paths = [f"/proc/{word}" for word in words]
         own = self._paths[2 * index : 2 * index + 2]
         if not own:
-            raise OSError(errno.ENXIO, f"there are {len(fds) // 2} pairs of slots, none for rank {index}")
+            raise OSError(errno.ENXIO, f"there are {len(words) // 2} pairs of slots, none for rank {index}")
         self._own = [self._open(path) for path in own]
         self._turn = 0
         self.due = 0.0
 
     def _open(self, path: str) -> Slot:
-        """Raises: OSError if it is no slot of this job: in another container, the pid is another process."""
+        """Raises: OSError if it is no slot of this job: on another host, the pid is another process or none."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         name = os.readlink(f"/proc/self/fd/{fd}")
         if name.startswith(f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}") and os.fstat(fd).st_uid == os.geteuid():
@@ -175,7 +191,7 @@ class StateMemory:
         raise OSError(errno.ENXIO, f"{path} is none of the job's memory, or another user's")
 
     def close(self) -> None:
-        """Closes the descriptors of this rank's slots. The launcher keeps their contents."""
+        """Closes the descriptors of this rank's slots. The launcher or the agent keeps their contents."""
         for slot in self._own:
             slot.close()
 
@@ -184,9 +200,9 @@ class StateMemory:
     def _reserve(self, needed: int) -> None:
         """Makes both slots of this rank at least `needed` bytes long.
 
-        Raises: OSError if all ranks together would take more than half of the memory that is available.
+        Raises: OSError if all ranks of this machine together would take more than half of the memory that is available.
         """
-        growth = sum(max(0, needed - slot.size) for slot in self._own) * self._size
+        growth = sum(max(0, needed - slot.size) for slot in self._own) * self._comm.local_size
         available = min([available_memory(), *control_group_memory()])
         if growth > available // 2:
             text = (
@@ -196,25 +212,41 @@ class StateMemory:
         for slot in self._own:
             slot.reserve(max(needed, slot.size))
 
-    def write(self, step: int, sources: Sequence[ArraySource], state: JSON, own_state: JSON) -> None:
+    def write(self, step: int, captured: Captured) -> None:
         """Writes this rank's part of the state at a step. The other slot keeps the state before it.
 
         Raises: OSError if there is too little memory; ArgumentError for a state that is not JSON, or an unknown dtype.
         """
+        comm = self._comm
+        sources = captured.sources
+        count = len(captured.equal)
         starts, text_at = lay_out_slot(sources)
         try:
-            tensors = {
-                source.name: new_entry(source.array, source.piece, self._rank, start)
+            entries = [
+                (source.name, new_entry(source.array, source.piece, comm.rank, start))
                 for source, start in zip(sources, starts, strict=True)
-            }
-            parts = [state if self._rank == 0 else None, own_state, tensors]
+            ]
+            state = captured.state if comm.local_rank == 0 else None
+            parts = [state, captured.own_state, entries[:count], entries[count:]]
             text = json.dumps(parts, separators=(",", ":")).encode()
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ArgumentError(f"the state cannot be held in memory: {error!r:.200}") from error
         slot = self._own[self._turn]
         if text_at + len(text) > slot.size:
             self._reserve(text_at + len(text) + _SPARE)
-        stamp = Stamp(self._owner, self._rank, self._size, self._start, step, text_at, len(text))
+        stamp = Stamp(
+            owner=self._owner,
+            rank=comm.rank,
+            size=comm.size,
+            start=self._start,
+            step=step,
+            node=comm.node,
+            node_size=comm.local_size,
+            sharded=bool(captured.pieces),
+            own_at=[*starts, text_at][count],
+            text_at=text_at,
+            text_bytes=len(text),
+        )
         slot.write(stamp, sources, starts, text)
         self._turn = 1 - self._turn
 
@@ -225,49 +257,132 @@ class StateMemory:
 
     # -- reading
 
-    def newest(self) -> SavedInMemory | None:
-        """The newest complete state of earlier starts, for which there is a slot of every rank; None if there is none.
+    def newest(self, ranks: Agreement) -> SavedInMemory | None:
+        """The newest complete state of earlier starts; None if there is none. Collective.
 
         Every state of a later start of the job is newer than those of the starts before.
+        Raises: CheckpointError on all ranks if one of them cannot read its slots, or has too little memory.
         """
-        # By (start, step, number of ranks): the slots of that state, by rank.
-        states: dict[tuple[int, int, int], dict[int, Slot]] = {}
+        slots: dict[Stamp, Slot] = {}
+        memories: dict[int, Any] = {}
+
+        def find() -> list[Stamp]:
+            slots.update(self._readable(stack))
+            return [*slots]
+
+        def map_slots(stamps: Sequence[Stamp]) -> None:
+            for stamp in stamps:
+                slot = slots.get(stamp)
+                memories[stamp.rank] = np.empty(stamp.end, np.uint8) if slot is None else slot.map()
+
         with ExitStack() as stack:
-            for path in self._paths:
-                slot = stack.enter_context(closing(self._open(path)))
-                stamp = slot.stamp()
-                if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
-                    states.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = slot
-            complete = [key for key, slots in states.items() if len(slots) == key[2]]
-            if not complete:
+            choice = choose_state(ranks.run(FAILED, find))
+            if choice is None:
+                if slots and self._comm.rank == 0:
+                    _log.warning("no state in memory is complete, as a part of it was lost: training goes on from disk")
                 return None
-            slots = states[max(complete)]
+            ranks.run(FAILED, lambda: map_slots(choice.stamps))
             # The next write must not replace this state.
-            self._turn = int(self._own[0].stamp() in [slot.stamp() for slot in slots.values()])
-            return SavedInMemory([slots[rank] for rank in sorted(slots)])
+            self._turn = int(self._own[0].stamp() in choice.stamps)
+        for stamp, root, begin, end in choice.moves:
+            self._comm.broadcast(np.frombuffer(memories[stamp.rank], np.uint8)[begin:end], root)
+        return SavedInMemory(choice.stamps, choice.copies[ranks.rank], memories)
+
+    def _readable(self, stack: ExitStack) -> Iterator[tuple[Stamp, Slot]]:
+        """The slots on this machine that hold a complete part of a state of an earlier start. stack: closes them"""
+        for path in self._paths:
+            try:
+                slot = stack.enter_context(closing(self._open(path)))
+            except OSError:  # it is on another host, or its holder has ended
+                continue
+            stamp = slot.stamp()
+            if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
+                yield stamp, slot
+
+
+class Choice(NamedTuple):
+    """A complete state in memory.
+
+    stamps: of its slots, one for each rank that wrote it, in order, without ranks that were lost
+    copies: for each rank that loads it, the slots from which it takes what is equal on all ranks
+    moves: (slot, rank, begin, end): the bytes of a slot that this rank broadcasts to the others
+    """
+
+    stamps: Sequence[Stamp]
+    copies: Sequence[Sequence[Stamp]]
+    moves: Sequence[tuple[Stamp, int, int, int]]
+
+
+def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
+    """Chooses the newest complete state; None if there is none. found: for each rank, the slots that it can read
+
+    A rank of whose slots none is found was lost with its host, or with the agent that held them. A state is complete
+    without it if there is a copy of what is equal on all ranks, and no rank holds a part of an optimizer alone.
+    """
+    everything = set().union(*found)
+    for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
+        of_start = [stamp for stamp in everything if (stamp.start, stamp.size) == (start, size)]
+        stamps = sorted((stamp for stamp in of_start if stamp.step == step), key=lambda stamp: stamp.rank)
+        if len(stamps) < len({stamp.rank for stamp in of_start}):
+            continue  # a rank that is not lost has not written this step
+        if len(stamps) < size and any(stamp.sharded for stamp in stamps):
+            continue
+        nodes: dict[int, list[Stamp]] = {}
+        for stamp in stamps:
+            nodes.setdefault(stamp.node, []).append(stamp)
+        complete = [copy for copy in nodes.values() if len(copy) == copy[0].node_size]
+        copies = [next((copy for copy in complete if set(copy) <= set(slots)), []) for slots in found]
+        first = next(filter(None, copies), None)
+        if first is None:
+            continue
+        # For each slot that some rank cannot read, the first rank that can.
+        readers = {
+            stamp: next(rank for rank, slots in enumerate(found) if stamp in slots)
+            for stamp in stamps
+            if any(stamp not in slots for slots in found)
+        }
+        moves = [(stamp, reader, stamp.own_at, stamp.end) for stamp, reader in readers.items()]
+        if [] in copies:
+            copies = [first] * len(found)
+            moves += [(stamp, readers[stamp], _BEGIN, stamp.own_at) for stamp in first if stamp in readers]
+        return Choice(stamps, copies, moves)
+    return None
 
 
 class SavedInMemory(Saved):
-    """A state in slots, one for each rank in order, with the interface of a checkpoint."""
+    """A state in slots, with the interface of a checkpoint.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        stamps = [stamp for slot in slots if (stamp := slot.stamp()) is not None]
-        texts = [slot.text(stamp) for slot, stamp in zip(slots, stamps, strict=True)]
-        self._maps = [slot.map() for slot in slots]
-        infos = [ShardInfo(slot.size, 0, "") for slot in slots]
-        tensors = assemble_tensors(
-            {name: TensorEntry.decode(entry) for name, entry in table.items()} for *_, table in texts
-        )
-        super().__init__("memory", Manifest(stamps[0].step, infos, tensors, texts[0][0], [own for _, own, _ in texts]))
+    stamps: of the slots; copy: those from which to take what is equal on all ranks; memories: of each slot, by rank
+
+    A rank that was lost gets the own state of the first rank of `copy`.
+    """
+
+    def __init__(self, stamps: Sequence[Stamp], copy: Sequence[Stamp], memories: dict[int, Any]) -> None:
+        self._memories = memories
+        texts = {
+            stamp.rank: json.loads(bytes(memoryview(memories[stamp.rank])[stamp.text_at : stamp.end]))
+            for stamp in stamps
+        }
+        tables = [texts[stamp.rank][2] for stamp in copy]
+        own_states = []
+        for rank in range(stamps[0].size):
+            origin = rank if rank in texts else copy[0].rank
+            _, own_state, _, entries = texts[origin]
+            own_states.append(own_state)
+            before, after = rank_array_name(origin, ""), rank_array_name(rank, "")
+            tables.append([(name.replace(before, after, 1), entry) for name, entry in entries])
+        tensors = assemble_tensors({name: TensorEntry.decode(entry) for name, entry in table} for table in tables)
+        infos = [ShardInfo(0, 0, "")] * stamps[0].size
+        super().__init__("memory", Manifest(stamps[0].step, infos, tensors, texts[copy[0].rank][0], own_states))
 
     def _open(self, rank: int) -> Any:
-        return nullcontext(_SlotReader(self._maps[rank]))
+        return nullcontext(_SlotReader(self._memories[rank]))
 
 
 class _SlotReader(NamedTuple):
     """Reads a slot with the interface of `checkpoint_files.ShardReader`."""
 
-    memory: mmap.mmap
+    memory: Any
 
     def verified(
         self, name: str, offset: int, nbytes: int, sha256: str, out: memoryview | None = None, progress: Any = None
@@ -292,9 +407,9 @@ def offered() -> bool:
     return bool(os.environ.get(world.STATE_MEMORY)) and world.supervised() and joined() is not None
 
 
-def take(owner: str, rank: int, size: int) -> StateMemory:
+def take(owner: str, comm: Communicator) -> StateMemory:
     """The launcher's memory, for the Checkpointer of the folder `owner`. Raises: OSError as `StateMemory` does."""
     world_comm = joined()
     assert world_comm is not None
     start = int(os.environ.get(world.ATTEMPT, "0"))
-    return StateMemory(os.environ[world.STATE_MEMORY], world_comm.rank, start, owner, rank, size)
+    return StateMemory(os.environ[world.STATE_MEMORY], world_comm.rank, start, owner, comm)

@@ -318,6 +318,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "stopped": int,
     "resizable": int,
     "resizing": int,
+    "held": int,
     "joining": (int, float, type(None)),
     "joined": bool,
     "left": bool,

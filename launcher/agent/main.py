@@ -21,7 +21,16 @@ import resource
 import signal
 from collections.abc import Sequence
 
-from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, world_from_env
+from collectives.world import (
+    AGENT,
+    DEBUG_RANK,
+    PAUSE_FD,
+    REPORT,
+    STATE_MEMORY,
+    STATE_MEMORY_NAME,
+    World,
+    world_from_env,
+)
 from launcher import errors
 from launcher.agent import rank
 from launcher.agent.rank import STACKS_NAME, STDIN, unquote_colons
@@ -58,6 +67,8 @@ def main(args: Sequence[str]) -> NoReturn:
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
+    # Ranks on other hosts than the launcher's cannot reach its memory.
+    slots = _make_slots(world.rank) if ancestors[1:] else []
     agent_ends, rank_ends = _pipes()
     # Memory that the rank and its agent share.
     stacks = os.memfd_create(STACKS_NAME)
@@ -113,6 +124,7 @@ def main(args: Sequence[str]) -> NoReturn:
         "engine": engine,
         "name": stat_of(engine).name,
         "host": os.uname().nodename,
+        "slots": slots,
     }
     Agent(pid, agent_ends, stacks, page, ancestors).run(address, secret, identity)
 
@@ -129,6 +141,15 @@ def _leave_group(pid: int) -> None:
         os.setpgid(pid, pid)
     except (PermissionError, ProcessLookupError):
         pass  # The rank has done it and runs another program already, or it has ended.
+
+
+def _make_slots(rank: int) -> list[int]:
+    """The file descriptors of memory for the state of the rank, which is told of it; none if the job holds no state."""
+    words = os.environ.get(STATE_MEMORY, "").split()
+    slots = [os.memfd_create(f"{STATE_MEMORY_NAME}-{words[0]}") for _ in range(2 if words else 0)]
+    words[2 * rank + 1 : 2 * rank + 3] = [f"{os.getpid()}/fd/{fd}" for fd in slots]
+    os.environ[STATE_MEMORY] = " ".join(words)
+    return slots
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:

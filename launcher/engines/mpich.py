@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import INTEL, OPENMPI, without_torchrun
@@ -22,6 +23,8 @@ _NO_FILE = {"HWLOC_XMLFILE": ""}
 @dataclass(frozen=True)
 class MpichEngine(MpiexecEngine):
     """Starts ranks by hydra. intel: it is Intel's; here: the address by which remote hosts reach this one"""
+
+    shell_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXEC"
 
     intel: bool = False
     here: str | None = None

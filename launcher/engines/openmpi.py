@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import OPENMPI, without_torchrun
@@ -25,6 +26,8 @@ _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 @dataclass(frozen=True)
 class OpenMpiEngine(MpiexecEngine):
     """Starts ranks by Open MPI's mpiexec."""
+
+    shell_variable: ClassVar[str] = "PRTE_MCA_plm_ssh_agent"
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:

@@ -41,11 +41,19 @@ from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
 from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
-from launcher.supervisor.environment import agent_command, agents_environment, free_port, host_of_rank_0, master_address
+from launcher.supervisor.environment import (
+    StateMemory,
+    agent_command,
+    agents_environment,
+    free_port,
+    host_of_rank_0,
+    master_address,
+)
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
 from launcher.supervisor.resizing import Resizing, with_ranks
+from launcher.supervisor.returning_hosts import ReturningHosts
 from launcher.supervisor.signal_pipe import ENDING, FORWARDED, SUSPENDING, name_of, stop_until_continued
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -79,7 +87,7 @@ class Attempt:
     console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: environment of the ranks
     clock: all time limits are on this clock; deadline: its time at which the whole job must have ended
-    resizing: requests for another number of ranks
+    resizing: requests for another number of ranks; hosts: asks hosts that the job does without whether they are back
 
     failures: what went wrong, in the order in which the launcher learned of it
     end_signal: number of the signal with which the user ended the job; 0: none
@@ -98,6 +106,7 @@ class Attempt:
         deadline: float = math.inf,
         *,
         resizing: Resizing,
+        hosts: ReturningHosts,
     ) -> None:
         self.job = job
         self.ranks = RankTable(job.size)
@@ -114,8 +123,11 @@ class Attempt:
         self._clock = clock
         self._job_deadline = deadline
         self._resizing = resizing
+        self._hosts = hosts
         # Times on the clock, by name. `_on_deadlines` says what happens then.
         self._deadlines = {"start": self._job_time(job.start_limit), "limit": deadline}
+        if job.min_ranks is not None:
+            self._deadlines["hosts"] = self._job_time(hosts.interval)
         self._ending = False  # The ranks have been asked to end, or the attempt is over.
         self._killed = False  # The ranks have been killed.
         self._released = False  # The agents have been told that they may end.
@@ -184,12 +196,26 @@ class Attempt:
         while self._console.terminal.waiting_for is not None:
             self._run_once()
 
-    def close(self) -> None:
-        """Ends whatever still runs."""
+    @property
+    def slots(self) -> list[str]:
+        """The memory on other hosts from which a restart can go on, if the agents there stay."""
+        return self.ranks.slots() if self.failures or self.resized else []
+
+    def close(self, memory: StateMemory | None = None) -> None:
+        """Ends whatever still runs. memory: takes agents on other hosts that hold the state for the next start"""
         self._closed = self._ending = self._released = True
-        self.ranks.close()
         self._listener.close()
-        self._reaper.close()
+        ranks, slots = self.ranks, self.slots
+        self.ranks = RankTable(ranks.n)
+
+        def end() -> None:
+            ranks.close()
+            self._reaper.close()
+
+        if memory is not None and slots:
+            memory.keep(slots, end)
+        else:
+            end()
 
     def wait(self, seconds: float) -> None:
         """Waits before a restart, after `close`. A signal (see `end_signal`) or the job's time limit ends the wait."""
@@ -303,8 +329,9 @@ class Attempt:
         self._on_deadlines()
         if not self._released and self._all_ranks_over():
             self._released = True
-            self._deadlines = {"engine": self._job_time(_ENGINE_LIMIT)}
-            self.ranks.send({"release": True}, lambda process: True)
+            keep = self.slots
+            self._deadlines = {"engine": self._job_time(0.0 if keep else _ENGINE_LIMIT)}
+            self.ranks.send({"release": True}, lambda process: not (keep and process.slots))
         self._console.flush()
         if self._console.terminal.broken and not self._ending and self._resizing.since is None:
             self._end_by_signal(signal.SIGPIPE)
@@ -349,6 +376,8 @@ class Attempt:
             self.fail(NotStarted(at=self.now, message=text))
         if "limit" in due:
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
+        if "hosts" in due:
+            self._take_hosts()
         if "joining" in due:
             self.fail(NotStarted(at=self.now, message=self.ranks.joining_timeout()))
         if "stopping" in due:  # Asks the ranks that did not stop with the others; they may save their state, too.
@@ -454,32 +483,50 @@ class Attempt:
         if n is None:
             return
         try:
-            self._resizing.target = self._resized_job(n)
+            if n == self.job.size:
+                raise UsageError(f"the job has {n} rank{'s' * (n != 1)} already")
+            self._resize(with_ranks(self.job, n))
         except UsageError as error:
             self._resizing.answer(str(error))
         else:
-            self.ranks.send({"resize": True})
+            self._hosts.most = n
 
-    def _resized_job(self, n: int) -> Job:
-        """The job with `n` ranks. Raises: UsageError if it cannot have so many now."""
+    def _take_hosts(self) -> None:
+        """Resizes the job onto hosts that it does without, if some have answered; asks them again if not."""
+        hosts = self._hosts
+        self._deadlines["hosts"] = self._job_time(hosts.interval)
+        max_ranks = self.ranks.max_ranks
+        if max_ranks is None or self._resizing.target is not None:
+            return  # ranks are not in their loop yet, or about to leave it
+        target = hosts.answered(self.job, max_ranks)
+        hosts.ask(self.job.hosts)
+        if target is None:
+            return
+        names = ", ".join(host.name for host in target.hosts if host not in self.job.hosts)
+        self._console.say(f"{names} can be reached: the job is resized from {self.job.size} to {target.size} ranks")
+        try:
+            self._resize(target)
+        except UsageError as error:
+            self._console.say(str(error))
+            hosts.failed()
+
+    def _resize(self, target: Job) -> None:
+        """Has the ranks leave their loop, so that the job can go on as `target`. Raises: UsageError if it cannot."""
+        n = target.size
         if self._ending:
             raise UsageError("the job is being ended")
-        if self._engine.remote_hosts:
-            raise UsageError(f"a job can be resized on one machine, not on {self._engine.remote_hosts[0]}, too")
-        if n == self.job.size:
-            raise UsageError(f"the job has {n} rank{'s' * (n != 1)} already")
         max_ranks = self.ranks.max_ranks
         if max_ranks is None:
             loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
             raise UsageError(f"not all ranks of the job are in {loop}")
         if n > max_ranks:
             raise UsageError(f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}")
-        target = with_ranks(self.job, n)
         engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
         memory = self._resizing.memory
         if memory.variable and not memory.grow(n):
             raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
-        return target
+        self._resizing.target = target
+        self.ranks.send({"resize": True})
 
     def _on_resizable(self, process: RankProcess, limit: int) -> None:
         """A rank has begun a loop in which the job can be resized. limit: see `RankProcess.resizable`"""
@@ -490,6 +537,12 @@ class Attempt:
             if resizing.postponed:
                 self._end_by_signal(resizing.postponed)
                 resizing.postponed = 0
+
+    def _on_held(self, process: RankProcess) -> None:
+        """The state of the rank has been copied to memory."""
+        process.held = True
+        if self.ranks.held:
+            self._resizing.memory.release()
 
     def _on_resizing(self, process: RankProcess, step: int) -> None:
         """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""
@@ -562,6 +615,8 @@ class Attempt:
                 self._on_resizable(process, value)
             case "resizing":
                 self._on_resizing(process, value)
+            case "held":
+                self._on_held(process)
             case "stacks":
                 self._observers.stacks(process.rank, value)
             case "stdin_taken":

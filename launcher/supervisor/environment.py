@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
 from launcher import engines, placement
@@ -34,27 +34,44 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
     # Only NCCL cannot share a GPU, and these backends never use it.
     share = job.share_gpu or job.backend in ("mpi", "single")
     rules = placement.rules(bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine))
-    variables = {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
-    if engine.remote_hosts:
-        variables[STATE_MEMORY] = ""  # Ranks on other hosts cannot map it.
-    return variables
+    return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
 
 
 class StateMemory:
-    """Memory in which the ranks on this machine store their state for the next start of the job: two slots per rank.
+    """Memory in which the ranks store their state for the next start of the job: two slots per rank.
 
-    The launcher holds it, because nothing else lives longer than one start. It has no name in a file system, so that
-    it is freed when the launcher and the ranks have ended, however they end.
-
-    variable: value of the ranks' variable STATE_MEMORY; "" if the system grants too little memory or too few open files
+    The launcher holds it, because nothing else on this machine lives longer than one start. On other hosts the agents
+    hold it, and stay until the ranks of a later start have copied their state. It has no name in a file system, so that
+    it is freed when launcher, agents and ranks have ended, however they end.
     """
 
     def __init__(self, ranks: int) -> None:
         self._token = os.urandom(16).hex()
         self._fds: list[int] = []
-        self.variable = ""
+        # The slots of agents that stay, and for each start what ends them.
+        self._kept: list[str] = []
+        self._ends: list[Callable[[], None]] = []
         if not self.grow(ranks):
             self.close()
+
+    @property
+    def variable(self) -> str:
+        """What ranks find in their environment, "" where the system grants no memory, or too few open files."""
+        if not self._fds:
+            return ""
+        own = [f"{os.getpid()}/fd/{fd}" for fd in self._fds]
+        return " ".join([self._token, *own, *self._kept])
+
+    def keep(self, slots: list[str], end: Callable[[], None]) -> None:
+        """Takes the agents of a start that has ended. slots: theirs, as in `variable`; end: ends them"""
+        self._kept += slots
+        self._ends.append(end)
+
+    def release(self) -> None:
+        """Ends the agents that stay: their slots are not needed any more."""
+        self._kept.clear()
+        while self._ends:
+            self._ends.pop()()
 
     def grow(self, ranks: int) -> bool:
         """Makes slots for this many ranks, if there are fewer. Returns: False if the system does not grant them"""
@@ -66,12 +83,11 @@ class StateMemory:
                 self._fds.append(os.memfd_create(f"{STATE_MEMORY_NAME}-{self._token}"))
         except OSError:
             return False
-        if self._fds:
-            self.variable = " ".join(map(str, (self._token, os.getpid(), *self._fds)))
         return True
 
     def close(self) -> None:
         """Releases the memory, which is freed as soon as no rank has it mapped any more."""
+        self.release()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

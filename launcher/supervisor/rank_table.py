@@ -24,6 +24,9 @@ class RankProcess:
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
+        # The memory for the state of a rank on another host, as in `collectives.world.STATE_MEMORY`.
+        self.slots = [f"{self.agent}/fd/{int(fd)}" for fd in hello.get("slots", ())]
+        self.held = False  # Its state has been copied to memory, as that of all ranks.
         # While the rank waits in `collectives.init` for the others: for how long it does at most (s).
         self.joining: float | None = None
         self.joined = False  # It has left `collectives.init`.
@@ -73,6 +76,20 @@ class RankTable(dict[int, RankProcess]):
         """The most ranks that the job can be resized to. None: not all ranks are in a loop in which it can be"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
+
+    @property
+    def held(self) -> bool:
+        """The state of all ranks has been copied to memory."""
+        return self.complete and all(process.held for process in self.values())
+
+    def slots(self) -> list[str]:
+        """The memory with the ranks' state that is left when agents on other hosts stay; none if they need not.
+
+        They cannot stay if a rank on this machine has not ended: whatever still runs here must be ended.
+        """
+        if not self.held or any(not process.over and not process.slots for process in self.values()):
+            return []
+        return [slot for process in self.values() if process.over and not process.lost for slot in process.slots]
 
     def missing(self) -> tuple[int, ...]:
         """The ranks whose agents have not connected."""

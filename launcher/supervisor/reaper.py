@@ -107,6 +107,8 @@ class Reaper:
 
     def close(self) -> None:
         """Makes the reaper kill everything below itself, and waits for its end."""
+        with contextlib.suppress(OSError):  # The reaper has ended.
+            self._socket.shutdown(socket.SHUT_RDWR)  # A later reaper has inherited the socket, too.
         self._socket.close()
         try:
             os.kill(self.pid, signal.SIGCONT)  # If it is stopped, it would not notice that the socket is closed.

@@ -28,6 +28,7 @@ from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import StateMemory, ranks_environment
 from launcher.supervisor.resizing import Resizing, with_ranks
+from launcher.supervisor.returning_hosts import ReturningHosts
 from launcher.supervisor.signal_pipe import SignalPipe, name_of
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -47,6 +48,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     fill_standard_streams()
     if not stat_of(os.getpid()).state:
         raise UsageError("/proc is empty, and ranks are watched with it: mount -t proc proc /proc")
+    requested = job
     job = engines.resolve_size(job, os.environ)
     if job.trace is not None:
         from launcher import tracing  # Imported late: few jobs need it.
@@ -58,7 +60,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
             program = stdin.read()
     with many_files(job.size) as before, SignalPipe() as wakeup:
         environ = {**os.environ, FILES: str(before)}
-        code = _Supervisor(job, wakeup, environ, observers, explain, program).run()
+        code = _Supervisor(requested, job, wakeup, environ, observers, explain, program).run()
     if job.trace is not None:
         _print(tracing.merge(job.trace))
     return code
@@ -73,10 +75,11 @@ def _print(text: str) -> None:
 
 
 class _Supervisor:
-    """Runs all attempts of one job. program: the script that is read from the standard input, if it is"""
+    """Runs all attempts of one job. requested: the job that the user asked for; job: the same, of `resolve_size`"""
 
     def __init__(
         self,
+        requested: Job,
         job: Job,
         wakeup: int,
         environ: dict[str, str],
@@ -100,6 +103,7 @@ class _Supervisor:
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.memory = StateMemory(job.size if job.max_restarts else 0)
         self.resizing = Resizing(self.memory)
+        self.hosts = ReturningHosts(requested, job, environ)
         self.clock = JobClock()
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
@@ -144,6 +148,7 @@ class _Supervisor:
             raise
         finally:
             self.resizing.close()
+            self.hosts.close()
             self.memory.close()
             self.observers.close()
 
@@ -163,7 +168,9 @@ class _Supervisor:
                 self.clock,
                 self.until,
                 resizing=self.resizing,
+                hosts=self.hosts,
             )
+            again = False
             try:
                 attempt.run()
                 resized = self._after_resize()
@@ -174,10 +181,11 @@ class _Supervisor:
                         self.console.finish()
                         attempt.drain()
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
+                again = True
             finally:
-                # Ranks on several hosts save their state only on disk: other hosts cannot reach the state memory.
                 on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
-                attempt.close()
+                on_disk = on_disk and not attempt.ranks.held
+                attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:
                 failed_in_a_row = 0
@@ -224,6 +232,7 @@ class _Supervisor:
             resizing.postponed = 0
             return None
         self._report_failures()
+        self.hosts.failed()
         return resizing.go_back(sentence)
 
     def _lost_hosts(self, number: int, restarts: int) -> list[Host] | None:

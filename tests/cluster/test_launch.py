@@ -269,3 +269,80 @@ def test_a_restart_does_without_a_host_that_is_lost(
     assert job.process.returncode == 0, err
     assert (seen + out).splitlines()[-1].endswith(":0: world 1")
     assert f"ddp-launch: restart 1 of 1, without {SECOND}: 1 rank\n" in err
+
+
+# Each host sees its own memory alone: the two share one /proc.
+ELASTIC = """
+import hashlib, os, signal, sys, time
+from collectives.world import STATE_MEMORY
+
+def is_here(slot):
+    try:
+        return os.readlink("/proc/" + slot.partition("/")[0] + "/ns/uts") == os.readlink("/proc/self/ns/uts")
+    except OSError:
+        return False
+
+token, *slots = os.environ.get(STATE_MEMORY, "").split() or [""]
+os.environ[STATE_MEMORY] = " ".join([token, *(slot if is_here(slot) else "0/fd/0" for slot in slots)] if slots else [])
+
+import collectives, ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+folder, events = sys.argv[1], sys.argv[2:]
+comm = collectives.init(timeout=30)
+ddp.manual_seed(3)
+data = ddp.data.TensorDataset(ddp.arange(48), ddp.randn(48, 6), ddp.randint(3, (48,)))
+loader = ddp.data.DataLoader(data, 4, sampler=ddp.data.DistributedSampler(data, seed=2, micro_batches=2))
+net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+model = ddp.DataParallel(net, micro_batches=2)
+adam = ddp.optim.AdamW(model.parameters(), lr=0.01)
+ckpt = ddp.checkpoint.Checkpointer(f"{folder}/run", model=model, optimizer=adam, memory_every=1)
+began = None
+for ids, x, t in ckpt.resume(loader, epochs=20):
+    F.cross_entropy(model(x), t).backward()
+    if model.accumulating:
+        continue
+    adam.step()
+    adam.zero_grad()
+    if began is None:
+        began = ckpt.step
+        print("began", comm.size, began, flush=True)
+    done = len(os.listdir(f"{folder}/done"))
+    if events and comm.size == 1:
+        time.sleep(0.25)
+    elif ckpt.step == began + 3 and done < len(events):
+        victim, rank = events[done].split("-")
+        comm.barrier()
+        if comm.rank == int(rank):
+            os.mkdir(f"{folder}/done/{ckpt.step}")
+            os.kill(os.getpid() if victim == "rank" else os.getppid(), signal.SIGKILL)
+        time.sleep(30)
+state = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+if comm.rank == 0:
+    open(f"{folder}/sha256", "w").write(hashlib.sha256(state).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("events", [("rank-1",), ("agent-1", "rank-0"), ("agent-0", "rank-1")], ids=" ".join)
+def test_hosts_go_and_come_back_and_the_state_stays_in_memory(
+    start: Any, hosts: Hosts, script: Any, tmp_path: Path, events: tuple[str, ...]
+) -> None:
+    path = script(ELASTIC)
+    for name in ("whole/done", "elastic/done"):
+        (tmp_path / name).mkdir(parents=True)
+    whole = start(path, str(tmp_path / "whole"), on=(FIRST,)).wait(60)
+    assert whole.returncode == 0, whole.stderr
+    job = start("--max-restarts", "3", "--min-ranks", "1", path, str(tmp_path / "elastic"), *events)
+    done = job.wait(100)
+    hosts.assert_left()
+    assert done.returncode == 0, done.stderr
+    began = [tuple(map(int, line.split()[-2:])) for line in done.stdout.splitlines() if "began" in line]
+    kills = sorted(int(name) for name in os.listdir(tmp_path / "elastic/done"))
+    # Nothing was saved on disk before the end, and the step in which a rank was killed is made again.
+    assert [name for name in os.listdir(tmp_path / "elastic/run") if name.startswith("step-")] == ["step-0000000120"]
+    assert {step for _, step in began} >= set(kills), (began, done.stderr)
+    assert "from the newest checkpoint on disk" not in done.stderr
+    if len(events) > 1:
+        assert "resized from 1 to 2 ranks after step" in done.stderr
+    assert (tmp_path / "elastic/sha256").read_text() == (tmp_path / "whole/sha256").read_text()

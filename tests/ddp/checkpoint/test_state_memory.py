@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import collectives
 import ddp
 from collectives import world
 from ddp.checkpoint import Checkpointer, open_checkpoint, state_memory
-from ddp.checkpoint.state import ArraySource
-from ddp.checkpoint.state_memory import StateMemory
+from ddp.checkpoint.agreement import Agreement
+from ddp.checkpoint.state import ArraySource, Captured
+from ddp.checkpoint.state_memory import Stamp, StateMemory, choose_state
 from ddp.errors import ArgumentError
 from ddp.optim import AdamW
 from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, net
@@ -37,33 +39,43 @@ def slots() -> Iterator[Slots]:
 
 
 def opened(slots: Slots, rank: int = 0, start: int = 0, owner: str = "run", size: int = 2) -> StateMemory:
-    return StateMemory(variable(slots), rank, start, owner, rank, size)
+    return StateMemory(variable(slots), rank, start, owner, member(rank, size))
+
+
+def member(rank: int, size: int = 2, node_size: int = 0) -> Any:
+    """A communicator's numbers: all ranks are on one node, or each node has so many."""
+    node, local_rank = divmod(rank, node_size or size)
+    return SimpleNamespace(rank=rank, size=size, local_rank=local_rank, local_size=node_size or size, node=node)
 
 
 def variable(slots: Slots, token: str = JOB) -> str:
-    return " ".join(map(str, (token, os.getpid(), *slots)))
+    return " ".join([token, *(f"{os.getpid()}/fd/{fd}" for fd in slots)])
 
 
 def write(slots: Slots, *steps: int, start: int = 0, ranks: tuple[int, ...] = (0, 1), owner: str = "run") -> None:
     """Each rank writes its half of `x`, an array of its own, and JSON."""
     for rank in ranks:
         held = opened(slots, rank, start, owner)
-        held.newest()
+        held.newest(Agreement())
         for step in steps:
             x = np.arange(6.0)[3 * rank : 3 * rank + 3] + step
             own = np.full((2, 2), step + rank, np.int32).T
-            sources = [
-                ArraySource(name="x", array=x, piece=(3 * rank, 3 * rank + 3, (6,))),
+            equal = [ArraySource(name="x", array=x, piece=(3 * rank, 3 * rank + 3, (6,)))]
+            per_rank = [
                 ArraySource(name=f"rank-{rank}.y", array=own),
                 ArraySource(name=f"rank-{rank}.none", array=np.empty((0, 3), np.float16)),
             ]
-            held.write(step, sources, {"lr": 0.5} if rank == 0 else None, [rank, step])
+            held.write(step, Captured(equal, [], per_rank, {"lr": 0.5}, {"pieces": [], "at": [rank, step]}))
         held.close()
+
+
+def one(array: Any, state: Any = None) -> Captured:
+    return Captured([ArraySource(name="x", array=array)], [], [], state, {"pieces": []})
 
 
 def newest(slots: Slots, **options: Any) -> int | None:
     held = opened(slots, **{"start": 9, **options})
-    found = held.newest()
+    found = held.newest(Agreement())
     held.close()
     return None if found is None else found.step
 
@@ -71,10 +83,11 @@ def newest(slots: Slots, **options: Any) -> int | None:
 def test_what_all_ranks_wrote_is_read_by_each_of_the_next_start(slots: Slots) -> None:
     write(slots, 4, 5)
     held = opened(slots, rank=1, start=1)
-    found = held.newest()
+    found = held.newest(Agreement())
     held.close()
     assert found is not None
-    assert (found.step, found.size, found.state, found.own_state) == (5, 2, {"lr": 0.5}, [[0, 5], [1, 5]])
+    assert (found.step, found.size, found.state) == (5, 2, {"lr": 0.5})
+    assert [own["at"] for own in found.own_state] == [[0, 5], [1, 5]]
     np.testing.assert_array_equal(found.read("x"), np.arange(6.0) + 5)
     np.testing.assert_array_equal(found.read("rank-1.y"), np.full((2, 2), 6, np.int32))
     assert found.read("rank-0.none").shape == (0, 3)
@@ -100,11 +113,11 @@ def half_written(slots: Slots) -> None:
 
 def another_format(slots: Slots) -> None:
     begin = os.pread(slots[3], 4096, 0)
-    os.pwrite(slots[3], begin.replace(b"ddp-st01", b"ddp-st00"), 0)
+    os.pwrite(slots[3], begin.replace(b"ddp-st02", b"ddp-st01"), 0)
 
 
 def another_step(slots: Slots) -> None:
-    opened(slots[:2] + slots[2:][::-1], rank=1).write(7, [], None, None)
+    opened(slots[:2] + slots[2:][::-1], rank=1).write(7, one(np.ones(3)))
 
 
 def cut_off(slots: Slots) -> None:
@@ -128,11 +141,11 @@ def test_state_of_another_checkpointer_or_of_none_is_passed_over(slots: Slots) -
 def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     write(slots, 4)
     with pytest.raises(OSError, match="none of the job's memory"):
-        StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2)
+        StateMemory(variable(slots, OTHER), 0, 1, "run", member(0))
     # Even under the name of this one: the header says whose it is.
     with monkeypatch.context() as patch:
         patch.setattr(StateMemory, "_open", lambda self, path: state_memory.Slot(os.open(path, os.O_RDWR), self._token))
-        assert StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2).newest() is None
+        assert StateMemory(variable(slots, OTHER), 0, 1, "run", member(0)).newest(Agreement()) is None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="another user"):
         opened(slots)
@@ -147,15 +160,15 @@ def test_what_is_no_json_is_refused_and_the_rest_stays(slots: Slots) -> None:
     write(slots, 4)
     held = opened(slots)
     with pytest.raises(ArgumentError, match="cannot be held in memory"):
-        held.write(5, [], {"x": object()}, None)
+        held.write(5, one(np.ones(3), {"x": object()}))
     assert newest(slots) == 4
 
 
 def test_a_slot_grows_with_the_state(slots: Slots) -> None:
     write(slots, 4)
     held = opened(slots, size=1)
-    held.write(5, [ArraySource(name="x", array=np.ones(100_000))], {"long": "x" * 100_000}, None)
-    found = opened(slots, start=1).newest()
+    held.write(5, one(np.ones(100_000), {"long": "x" * 100_000}))
+    found = opened(slots, start=1).newest(Agreement())
     assert found is not None
     assert found.step == 5
     np.testing.assert_array_equal(found.read("x"), np.ones(100_000))
@@ -171,6 +184,79 @@ def test_memory_that_control_groups_leave(limit: str, left: list[int], tmp_path:
         (tmp_path / "a" / f"memory.{name}").write_text(text)
     (tmp_path / "groups").write_text("1:name=systemd:/\n0::/a\n")
     assert list(state_memory.control_group_memory(str(tmp_path / "groups"), str(tmp_path))) == left
+
+
+# -- several nodes
+
+
+def stamp(rank: int, step: int = 5, node_size: int = 1, start: int = 0, size: int = 2, sharded: int = 0) -> Stamp:
+    return Stamp(b"run", rank, size, start, step, rank // node_size, node_size, sharded, 5000, 6000, 7)
+
+
+@pytest.mark.parametrize(
+    ("found", "step", "copies", "moves"),
+    [
+        # Each rank has its own slots: what is equal on all ranks stays where it is.
+        ([[stamp(0)], [stamp(1)]], 5, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
+        # A host without a state gets all of it.
+        ([[stamp(0)], [stamp(1)], []], 5, [0, 0, 0], [(0, 0, 5000), (1, 1, 5000), (0, 0, 4096)]),
+        ([[], [stamp(0), stamp(1)]], 5, [0, 0], [(0, 1, 5000), (1, 1, 5000), (0, 1, 4096)]),
+        # A rank is lost: its node's copy is not needed, nor is there a part that it alone had.
+        ([[stamp(1)]], 5, [1], []),
+        ([[stamp(1, sharded=1)]], None, [], []),
+        ([[stamp(1, node_size=2)]], None, [], []),
+        # A rank that is there has not written the last step.
+        ([[stamp(0), stamp(0, 4)], [stamp(1, 4), stamp(1, 3)]], 4, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
+        # One that was lost need not have written it.
+        ([[stamp(0), stamp(0, 4)]], 5, [0], []),
+        ([[], []], None, [], []),
+    ],
+)
+def test_the_newest_state_that_is_whole_is_chosen(
+    found: list[list[Stamp]], step: int | None, copies: list[int], moves: list[tuple[int, int, int]]
+) -> None:
+    choice = choose_state(found)
+    if choice is None:
+        assert step is None
+        return
+    assert {each.step for each in choice.stamps} == {step}
+    assert [copy[0].rank for copy in choice.copies] == copies
+    assert [(each.rank, root, begin) for each, root, begin, _ in choice.moves] == moves
+
+
+@pytest.mark.parametrize(
+    ("seen", "at"),
+    [
+        ([[0], [1]], [[0, 5], [1, 5]]),
+        ([[0, 1], []], [[0, 5], [1, 5]]),
+        ([[], [1]], [[1, 5], [1, 5]]),  # rank 0 was lost
+    ],
+)
+def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int]], slots: Slots) -> None:
+    """seen: for each rank of the next start, the ranks whose slots are on its host"""
+    x, fresh = np.arange(6.0), [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
+    for rank in (0, 1):
+        own = ArraySource(name=f"rank-000{rank}.y", array=np.full(3, rank))
+        held = StateMemory(variable(slots), rank, 0, "run", member(rank, node_size=1))
+        own_state = {"pieces": [], "at": [rank, 5]}
+        held.write(5, Captured([ArraySource(name="x", array=x)], [], [own], {"lr": 0.5}, own_state))
+        held.close()
+
+    def load(comm: collectives.Communicator) -> None:
+        there = [fd for rank in seen[comm.rank] for fd in slots[2 * rank : 2 * rank + 2]]
+        held = StateMemory(variable(fresh + there), comm.rank, 1, "run", comm)
+        found = held.newest(Agreement(comm))
+        held.close()
+        assert found is not None
+        assert (found.step, found.size, found.state) == (5, 2, {"lr": 0.5})
+        assert [own["at"] for own in found.own_state] == at
+        np.testing.assert_array_equal(found.read("x"), x)
+        for rank, (origin, _) in enumerate(at):
+            np.testing.assert_array_equal(found.read(f"rank-000{rank}.y"), np.full(3, origin))
+
+    collectives.run_threads(load, 2)
+    for fd in fresh:
+        os.close(fd)
 
 
 # -- the loop

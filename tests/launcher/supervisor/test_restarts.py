@@ -15,6 +15,7 @@ import pytest
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.job import Job
 from launcher.network import Host
+from launcher.resize import resize
 from launcher.supervisor.supervisor import describe_hosts, lost_hosts, restart_delay, without_hosts
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH, wait_for
@@ -156,6 +157,50 @@ def test_without_min_ranks_a_job_waits_for_a_host_that_was_lost(elsewhere: Calla
         "ddp-launch: restart 1 of 3",
         "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
         "ddp-launch: restart 2 of 3 in 2 s, on all hosts: without elsewhere too few ranks are left",
+    ]
+
+
+LOOP = """
+from collectives.time_limit import resize_requested
+from collectives.world import report
+
+if attempt == 0:
+    if rank == 1: open(DOWN, 'w'); sys.exit(3)
+    time.sleep(9)
+if size == 2 and os.path.exists(DOWN + ".fails"): sys.exit(4)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+report(resizable=0)
+print("ready", size, flush=True)
+while not resize_requested():
+    time.sleep(0.005)
+report(resizing=7)
+sys.exit(75)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+def test_a_host_that_is_back_is_taken_after_a_step(elsewhere: Callable[..., Any], tmp_path: Path) -> None:
+    job = elsewhere(LOOP, "--min-ranks", "1")
+    wait_for(job.process.stdout, "ready 1", 1)
+    (tmp_path / "ssh.down.fails").touch()
+    (tmp_path / "ssh.down").unlink()
+    # Its ranks fail: the job goes on as it was, and asks again.
+    wait_for(job.process.stdout, "ready 1", 1)
+    (tmp_path / "ssh.down.fails").unlink()
+    wait_for(job.process.stdout, "ready 2", 2, timeout=30)
+    assert resize(job.process.pid, 1)[0]  # and stays there, since it was asked for
+    wait_for(job.process.stdout, "ready 1", 1)
+    time.sleep(4)
+    job.process.send_signal(signal.SIGTERM)
+    said = [line.partition("; ")[0] for line in job.wait(20).stderr.splitlines() if "from" in line or "goes on" in line]
+    taken = "elsewhere can be reached: the job is resized from 1 to 2 ranks"
+    assert [line.partition(": rank")[0] for line in said] == [
+        f"ddp-launch: {taken}",
+        "ddp-launch: the job did not start with 2 ranks, and goes on with 1 rank",
+        f"ddp-launch: {taken}",
+        "ddp-launch: resized from 1 to 2 ranks after step 7",
+        "ddp-launch: resized from 2 to 1 rank after step 7",
     ]
 
 

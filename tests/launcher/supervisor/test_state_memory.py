@@ -10,18 +10,26 @@ from typing import Any
 import pytest
 
 from collectives.world import STATE_MEMORY, STATE_MEMORY_NAME
-from launcher.engines.mpich import MpichEngine
-from launcher.job import Job
-from launcher.supervisor.environment import StateMemory, agents_environment
+from launcher.supervisor.environment import StateMemory
 
 
 def test_each_rank_has_two_slots_until_the_job_ends() -> None:
     memory = StateMemory(3)
-    token, pid, *fds = memory.variable.split()
-    names = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in fds}
-    assert (len(fds), names) == (6, {f"/memfd:{STATE_MEMORY_NAME}-{token} (deleted)"})
+    token, *slots = memory.variable.split()
+    names = {os.readlink(f"/proc/{slot}") for slot in slots}
+    assert (len(slots), names) == (6, {f"/memfd:{STATE_MEMORY_NAME}-{token} (deleted)"})
     memory.close()
-    assert not any(os.path.exists(f"/proc/{pid}/fd/{fd}") for fd in fds)
+    assert not any(os.path.exists(f"/proc/{slot}") for slot in slots)
+
+
+def test_agents_on_other_hosts_stay_until_their_slots_are_not_needed() -> None:
+    memory, ended = StateMemory(1), []
+    own = memory.variable
+    for start in ("a", "b"):
+        memory.keep([f"{start}/fd/3", f"{start}/fd/4"], lambda start=start: ended.append(start))
+    assert memory.variable == f"{own} a/fd/3 a/fd/4 b/fd/3 b/fd/4"
+    memory.release()
+    assert (sorted(ended), memory.variable) == (["a", "b"], own)
 
 
 def test_a_system_that_grants_none_or_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,15 +47,9 @@ def test_a_system_that_grants_none_or_not_enough(monkeypatch: pytest.MonkeyPatch
     assert StateMemory(257).variable == ""
 
 
-@pytest.mark.parametrize(("remote_hosts", "found"), [((), None), (("b",), "")])
-def test_ranks_on_other_hosts_are_offered_none(remote_hosts: tuple[str, ...], found: str | None) -> None:
-    engine = MpichEngine("mpiexec", 2, (), remote_hosts)
-    assert agents_environment(Job(module="train", n=2), engine, "here:1", "secret").get(STATE_MEMORY) == found
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize(("options", "slots"), [((), 0), (("--max-restarts", "1"), 2)])
 def test_it_is_there_where_a_restart_may_come(options: tuple[str, ...], slots: int, ddp_launch: Any) -> None:
     around = {**os.environ, STATE_MEMORY: "of a job around this one"}
-    body = f"print(len(os.environ[{STATE_MEMORY!r}].split()[2:]))"
+    body = f"print(len(os.environ[{STATE_MEMORY!r}].split()[1:]))"
     assert ddp_launch(body, n=1, options=options, env=around).stdout == f"{slots}\n"

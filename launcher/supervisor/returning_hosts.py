@@ -1,0 +1,95 @@
+"""Hosts that a job with `min_ranks` does without: one that was lost and is back, or a new line of the hostfile.
+
+Every few seconds each of them is asked, by the engine's remote shell, to run this Python. When some have done so, the
+job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and the
+hosts are asked less often.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from launcher import engines, network
+from launcher.errors import UsageError
+from launcher.job import Job
+from launcher.linux import die_with_parent
+from launcher.network import Host
+from launcher.supervisor.resizing import with_ranks
+
+# Seconds from one question to the next, at first and at most. An answer may take as long.
+_INTERVAL = 3.0
+_LONGEST = 300.0
+
+
+class ReturningHosts:
+    """Asks the hosts that a job could have.
+
+    asked: the job that the user asked for; job: the same, of `resolve_size`; environ: of the engine
+    most: the largest number of ranks; None: as many as hosts have slots
+    interval: seconds from one question to the next
+    """
+
+    def __init__(self, asked: Job, job: Job, environ: Mapping[str, str]) -> None:
+        self.most = asked.n
+        self.interval = _INTERVAL
+        self._hosts = asked.hosts  # not those of an allocation, in which Slurm takes nodes that are back
+        self._job = job
+        self._environ = environ
+        self._asked: dict[Host, Any] = {}  # by host: the process that asks it
+
+    def ask(self, hosts: tuple[Host, ...]) -> None:
+        """Asks each host that the job does without; earlier questions end. hosts: those that it has"""
+        self.close()
+        wanted = self._wanted()
+        for host in wanted:
+            if host in hosts:
+                continue
+            import subprocess  # here, because most jobs have all hosts
+
+            engine = engines.choose_engine(with_ranks(self._job, len(wanted), wanted), self._environ)
+            shell = self._environ.get(engine.shell_variable, "ssh")
+            command = [*shell.split(), host.name, f"{shlex.quote(sys.executable)} -c pass"]
+            with suppress(OSError):  # there is no such program
+                self._asked[host] = subprocess.Popen(
+                    ["true"] if network.is_here(host.name) else command,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # it cannot ask for a password
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+
+    def answered(self, job: Job, limit: float) -> Job | None:
+        """The job with the hosts that have answered; None if there are none, or it would have no more ranks.
+
+        job: as it is now; limit: the most ranks that it can have
+        """
+        there = [*job.hosts, *(host for host, question in self._asked.items() if question.poll() == 0)]
+        hosts = tuple(host for host in self._wanted() if host in there)
+        n = int(min(sum(host.slots for host in hosts), limit, self.most or limit))
+        return with_ranks(self._job, n, hosts) if n > job.size else None
+
+    def failed(self) -> None:
+        """The ranks on the hosts that had answered have failed."""
+        self.interval = min(2 * self.interval, _LONGEST)
+
+    def close(self) -> None:
+        """Ends the questions that have no answer yet."""
+        for question in self._asked.values():
+            question.kill()
+            question.wait()
+        self._asked.clear()
+
+    def _wanted(self) -> tuple[Host, ...]:
+        """The hosts that the job may have: those of its hostfile as it is now, else those of its start."""
+        if self._job.hostfile is not None:
+            with suppress(UsageError):  # it is being written
+                return network.read_hostfile(self._job.hostfile)
+        return self._hosts
