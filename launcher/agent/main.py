@@ -143,11 +143,12 @@ def _leave_group(pid: int) -> None:
         pass  # The rank has done it and runs another program already, or it has ended.
 
 
-def _make_slots(rank: int) -> list[int]:
-    """The file descriptors of memory for the state of the rank, which is told of it; none if the job holds no state."""
+def _make_slots(rank: int) -> list[str]:
+    """Makes memory for the state of the rank, and tells it so. Returns: its slots; none if the job holds no state."""
     words = os.environ.get(STATE_MEMORY, "").split()
-    slots = [os.memfd_create(f"{STATE_MEMORY_NAME}-{words[0]}") for _ in range(2 if words else 0)]
-    words[2 * rank + 1 : 2 * rank + 3] = [f"{os.getpid()}/fd/{fd}" for fd in slots]
+    name = f"{STATE_MEMORY_NAME}-{words[0]}" if words else ""
+    slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in words[:2]]
+    words[2 * rank + 1 : 2 * rank + 3] = slots
     os.environ[STATE_MEMORY] = " ".join(words)
     return slots
 

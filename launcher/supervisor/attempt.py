@@ -482,12 +482,9 @@ class Attempt:
         n = self._resizing.receive()
         if n is None:
             return
-        try:
-            if n == self.job.size:
-                raise UsageError(f"the job has {n} rank{'s' * (n != 1)} already")
-            self._resize(with_ranks(self.job, n))
-        except UsageError as error:
-            self._resizing.answer(str(error))
+        same = f"the job has {n} rank{'s' * (n != 1)} already"
+        if why := same if n == self.job.size else self._resize(with_ranks(self.job, n)):
+            self._resizing.answer(why)
         else:
             self._hosts.most = n
 
@@ -504,29 +501,31 @@ class Attempt:
             return
         names = ", ".join(host.name for host in target.hosts if host not in self.job.hosts)
         self._console.say(f"{names} can be reached: the job is resized from {self.job.size} to {target.size} ranks")
-        try:
-            self._resize(target)
-        except UsageError as error:
-            self._console.say(str(error))
+        if why := self._resize(target):
+            self._console.say(why)
             hosts.failed()
 
-    def _resize(self, target: Job) -> None:
-        """Has the ranks leave their loop, so that the job can go on as `target`. Raises: UsageError if it cannot."""
+    def _resize(self, target: Job) -> str:
+        """Has the ranks leave their loop, so that the job goes on as `target`. Returns: why it cannot; else nothing."""
         n = target.size
-        if self._ending:
-            raise UsageError("the job is being ended")
+        memory = self._resizing.memory
         max_ranks = self.ranks.max_ranks
+        if self._ending:
+            return "the job is being ended"
         if max_ranks is None:
             loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
-            raise UsageError(f"not all ranks of the job are in {loop}")
+            return f"not all ranks of the job are in {loop}"
         if n > max_ranks:
-            raise UsageError(f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}")
-        engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
-        memory = self._resizing.memory
+            return f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}"
+        try:
+            engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
+        except UsageError as error:
+            return str(error)
         if memory.variable and not memory.grow(n):
-            raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
+            return f"the system grants no memory, or no open files, for the state of {n} ranks"
         self._resizing.target = target
         self.ranks.send({"resize": True})
+        return ""
 
     def _on_resizable(self, process: RankProcess, limit: int) -> None:
         """A rank has begun a loop in which the job can be resized. limit: see `RankProcess.resizable`"""

@@ -25,7 +25,7 @@ class RankProcess:
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
         # The memory for the state of a rank on another host, as in `collectives.world.STATE_MEMORY`.
-        self.slots = [f"{self.agent}/fd/{int(fd)}" for fd in hello.get("slots", ())]
+        self.slots: list[str] = hello.get("slots", [])
         self.held = False  # Its state has been copied to memory, as that of all ranks.
         # While the rank waits in `collectives.init` for the others: for how long it does at most (s).
         self.joining: float | None = None

@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from launcher import engines, network
+from launcher import network
+from launcher.engines.engine import REGISTRY
 from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.linux import die_with_parent
@@ -30,34 +31,35 @@ _LONGEST = 300.0
 class ReturningHosts:
     """Asks the hosts that a job could have.
 
-    asked: the job that the user asked for; job: the same, of `resolve_size`; environ: of the engine
+    asked: the job as the user asked for it; environ: of the engine
     most: the largest number of ranks; None: as many as hosts have slots
     interval: seconds from one question to the next
     """
 
-    def __init__(self, asked: Job, job: Job, environ: Mapping[str, str]) -> None:
+    def __init__(self, asked: Job, environ: Mapping[str, str]) -> None:
         self.most = asked.n
         self.interval = _INTERVAL
-        self._hosts = asked.hosts  # not those of an allocation, in which Slurm takes nodes that are back
-        self._job = job
+        self._hosts = asked.hosts  # not those of an allocation, which are Slurm's
+        # Found now: a name server may not answer later, when the job would have to wait for it.
+        self._here = [host for host in self._hosts if network.is_here(host.name)]
+        variables = [engine.shell_variable for engine in REGISTRY.values()]
+        self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
+        self._hostfile = asked.hostfile
         self._environ = environ
         self._asked: dict[Host, Any] = {}  # by host: the process that asks it
 
     def ask(self, hosts: tuple[Host, ...]) -> None:
         """Asks each host that the job does without; earlier questions end. hosts: those that it has"""
         self.close()
-        wanted = self._wanted()
-        for host in wanted:
+        for host in self._wanted():
             if host in hosts:
                 continue
             import subprocess  # here, because most jobs have all hosts
 
-            engine = engines.choose_engine(with_ranks(self._job, len(wanted), wanted), self._environ)
-            shell = self._environ.get(engine.shell_variable, "ssh")
-            command = [*shell.split(), host.name, f"{shlex.quote(sys.executable)} -c pass"]
+            command = [*self._shell, host.name, f"{shlex.quote(sys.executable)} -c pass"]
             with suppress(OSError):  # there is no such program
                 self._asked[host] = subprocess.Popen(
-                    ["true"] if network.is_here(host.name) else command,
+                    ["true"] if host in self._here else command,
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -74,7 +76,7 @@ class ReturningHosts:
         there = [*job.hosts, *(host for host, question in self._asked.items() if question.poll() == 0)]
         hosts = tuple(host for host in self._wanted() if host in there)
         n = int(min(sum(host.slots for host in hosts), limit, self.most or limit))
-        return with_ranks(self._job, n, hosts) if n > job.size else None
+        return with_ranks(job, n, hosts) if n > job.size else None
 
     def failed(self) -> None:
         """The ranks on the hosts that had answered have failed."""
@@ -89,7 +91,7 @@ class ReturningHosts:
 
     def _wanted(self) -> tuple[Host, ...]:
         """The hosts that the job may have: those of its hostfile as it is now, else those of its start."""
-        if self._job.hostfile is not None:
+        if self._hostfile is not None:
             with suppress(UsageError):  # it is being written
-                return network.read_hostfile(self._job.hostfile)
+                return network.read_hostfile(self._hostfile)
         return self._hosts

@@ -103,7 +103,7 @@ class _Supervisor:
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.memory = StateMemory(job.size if job.max_restarts else 0)
         self.resizing = Resizing(self.memory)
-        self.hosts = ReturningHosts(requested, job, environ)
+        self.hosts = ReturningHosts(requested, environ)
         self.clock = JobClock()
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 

@@ -62,6 +62,7 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         script=str(tmp_path / "train.py"),
         args=("--lr", "0.1", "--on", "--xs", "1", "a", "data", "-v", "w"),
         hosts=(Host("a", 4), Host("b", 2)),
+        hostfile=str(tmp_path / "hosts"),
         engine="mpich",
         hang_timeout=None,
         log_dir=str(tmp_path / "logs"),

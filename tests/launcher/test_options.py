@@ -49,9 +49,9 @@ def test_a_rank_for_every_gpu(monkeypatch: Any) -> None:
 
 def test_every_field_of_a_job_is_an_option() -> None:
     of_python_alone = {"prefix", "script", "args"}
-    read_into_hosts, no_fields = {"hostfile"}, {"config", "version", "help", "resize", "job"}
+    no_fields = {"config", "version", "help", "resize", "job"}
     options = {option.dest for option in OPTIONS.values()}
-    assert options - read_into_hosts - no_fields == {field.name for field in fields(Job)} - of_python_alone
+    assert options - no_fields == {field.name for field in fields(Job)} - of_python_alone
 
 
 def test_version_and_help(capsys: Any) -> None:

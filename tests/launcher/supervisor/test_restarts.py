@@ -179,16 +179,16 @@ sys.exit(75)
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_a_host_that_is_back_is_taken_after_a_step(elsewhere: Callable[..., Any], tmp_path: Path) -> None:
     job = elsewhere(LOOP, "--min-ranks", "1")
     wait_for(job.process.stdout, "ready 1", 1)
     (tmp_path / "ssh.down.fails").touch()
     (tmp_path / "ssh.down").unlink()
     # Its ranks fail: the job goes on as it was, and asks again.
-    wait_for(job.process.stdout, "ready 1", 1)
+    wait_for(job.process.stdout, "ready 1", 1, timeout=60)
     (tmp_path / "ssh.down.fails").unlink()
-    wait_for(job.process.stdout, "ready 2", 2, timeout=30)
+    wait_for(job.process.stdout, "ready 2", 2, timeout=60)
     assert resize(job.process.pid, 1)[0]  # and stays there, since it was asked for
     wait_for(job.process.stdout, "ready 1", 1)
     time.sleep(4)
