@@ -94,7 +94,7 @@ def parser() -> ArgumentParser:
     lost = f"seconds without a heartbeat of a host, or off ({HEARTBEAT_TIMEOUT:g})"
     add("--heartbeat-timeout", metavar="S", type=_LIMIT, help=lost)
     add("--max-restarts", metavar="K", type=_WHOLE, help="start a job that failed again, K times at most (0)")
-    add("--min-ranks", metavar="N", type=_WHOLE, help="restart without hosts that are lost, down to N ranks")
+    add("--min-ranks", metavar="N", type=_WHOLE, help="do without lost hosts, down to N ranks, until they are back")
 
     add = options("What you see")
     add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3")

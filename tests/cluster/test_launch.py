@@ -324,6 +324,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("events", [("rank-1",), ("agent-1", "rank-0"), ("agent-0", "rank-1")], ids=" ".join)
 def test_hosts_go_and_come_back_and_the_state_stays_in_memory(
     start: Any, hosts: Hosts, script: Any, tmp_path: Path, events: tuple[str, ...]
@@ -334,7 +335,7 @@ def test_hosts_go_and_come_back_and_the_state_stays_in_memory(
     whole = start(path, str(tmp_path / "whole"), on=(FIRST,)).wait(60)
     assert whole.returncode == 0, whole.stderr
     job = start("--max-restarts", "3", "--min-ranks", "1", path, str(tmp_path / "elastic"), *events)
-    done = job.wait(100)
+    done = job.wait(180)
     hosts.assert_left()
     assert done.returncode == 0, done.stderr
     began = [tuple(map(int, line.split()[-2:])) for line in done.stdout.splitlines() if "began" in line]
