@@ -1,0 +1,63 @@
+"""Hosts that a job does without are asked, and taken as far as it may have more ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.job import Job
+from launcher.network import Host
+from launcher.supervisor import returning_hosts
+from launcher.supervisor.returning_hosts import ReturningHosts
+
+A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
+SCRIPT = str(Path(__file__))
+
+
+@pytest.mark.parametrize(
+    ("shell", "hostfile", "n", "limit", "taken"),
+    [
+        ("true", None, None, math.inf, ((A, B), 4)),
+        ("true", None, 3, math.inf, ((A, B), 3)),  # as many as were asked for
+        ("true", None, None, 2, None),  # as many as micro_batches
+        ("false", None, None, math.inf, None),  # it is still away
+        ("no-such-shell", None, None, math.inf, None),
+        ("true", "a:2\nc", None, math.inf, ((A, C), 3)),  # b is not wanted any more
+        ("true", "", None, math.inf, ((A, B), 4)),  # it is being written
+    ],
+)
+def test_hosts_that_answer_are_taken(
+    shell: str,
+    hostfile: str | None,
+    n: int | None,
+    limit: float,
+    taken: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
+    path = tmp_path / "hosts"
+    path.write_text(hostfile or "")
+    asked = Job(script=SCRIPT, n=n, hosts=(A, B), min_ranks=1, hostfile=None if hostfile is None else str(path))
+    hosts = ReturningHosts(asked, {**os.environ, "HYDRA_LAUNCHER_EXEC": shell})
+    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
+    assert hosts.answered(now, limit) is None
+    hosts.ask(now.hosts)
+    deadline = time.monotonic() + (20 if taken else 0.5)
+    while (target := hosts.answered(now, limit)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    hosts.close()
+    assert (target and (target.hosts, target.size)) == taken
+
+
+def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
+    hosts = ReturningHosts(Job(script=SCRIPT), {})
+    pauses = []
+    for _ in range(9):
+        pauses.append(hosts.interval)
+        hosts.failed()
+    assert pauses == [3, 6, 12, 24, 48, 96, 192, 300, 300]
