@@ -58,7 +58,7 @@ def _device(x: Any) -> int:
         return CUDA if hasattr(x, "__cuda_array_interface__") else CPU
     try:
         return int(locate()[0])
-    except _REFUSALS:  # a device that DLPack does not know, or a class instead of an array
+    except _REFUSALS:  # A device that DLPack does not know, or a class instead of an array.
         return CPU
 
 

@@ -83,11 +83,21 @@ class RecordError(CollectivesError):
     """A process's flight record cannot be read: it does not exist, belongs to another user, or is damaged."""
 
 
+def copy_error(error: BaseException) -> BaseException:
+    """A copy of an exception: a single instance raised in several places would collect all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+#: The folder that holds the three packages.
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
 def how_to_install(extra: str) -> str:
     """The command that installs an extra of this project: from its source folder, or from the package index."""
-    sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.path.exists(os.path.join(sources, "setup.cfg")):
-        return f"pip install -e '{sources}[{extra}]'"
+    if os.path.exists(os.path.join(ROOT, "setup.cfg")):
+        return f"pip install -e '{ROOT}[{extra}]'"
     return f"pip install 'ddp-runtime[{extra}]'"
 
 

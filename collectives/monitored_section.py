@@ -48,7 +48,7 @@ class MonitoredSection:
 
     def progress(self) -> None:
         """Says that this rank makes progress; from any thread, as often as desired."""
-        self._limit = None if self._patience is None else Deadline(self._patience)
+        self._deadline = None if self._patience is None else Deadline(self._patience)
 
     def __enter__(self) -> MonitoredSection:
         self.progress()
@@ -85,7 +85,7 @@ class MonitoredSection:
             while True:
                 self._ended.wait(self._interval)
                 state = self._state
-                if state == _WORKS and self._limit is not None and self._limit.passed():
+                if state == _WORKS and self._deadline is not None and self._deadline.passed():
                     state = _STUCK
                 states = self._comm.all_gather(np.array([state], np.int64), lengths="equal")
                 if _WORKS not in states:

@@ -75,7 +75,7 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
 
 @cache
 def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
-    """The order of sums: pairs of neighbours first, then blocks of two, of four and so on; the rest goes up as it is.
+    """The order of sums: the first values, as many as the largest power of two, and the rest, each so; then both.
 
     `tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))` is `((0 + 1) + (2 + 3)) + 4`: each pair (a, b) adds b's value to a's.
     """
@@ -221,7 +221,7 @@ class Reduction(NamedTuple):
     def start_in_parts(
         self, arrays: Any, comm: Any, transport: Any, sent: Any, total: Any, combine: Callable[[Any], None]
     ) -> Iterator[Any]:
-        """The steps of it where each rank combines a part, for `reduce_scatter` its own: the bandwidth of a ring.
+        """The steps of a reduction in which each rank combines one part; it moves as many bytes as a ring.
 
         arrays: what makes and copies arrays of the transport's memory; sent, total: as in `start`
         combine: leaves in the first row of (size, n) the result of all rows
@@ -240,7 +240,7 @@ class Reduction(NamedTuple):
             yield from arrays.complete(transport.all_gather(part, whole, nbytes))
 
     def _counts(self) -> list[int]:
-        """The items of each rank's part."""
+        """The number of items in each rank's part."""
         assert self.shape is not None
         return [rows * math.prod(self.shape[1:]) for rows in self.parts]
 

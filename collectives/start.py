@@ -32,7 +32,8 @@ from collectives.world import WORKER_OF, World, started_by_torchrun, torchrun_jo
 
 T = TypeVar("T")
 
-# Time that ranks get to raise their own timeouts (s): these name the collective, "still ran" does not.
+# How much longer than their collectives ranks may take (s), so that a timeout of a collective is reported first: its
+# message names the collective.
 _GRACE = 1.0
 
 _local = threading.local()
@@ -82,10 +83,10 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    limit = Deadline(timeout + _GRACE)
+    deadline = Deadline(timeout + _GRACE)
     for thread in threads:
-        while thread.is_alive() and not limit.passed():
-            thread.join(limit.remaining())
+        while thread.is_alive() and not deadline.passed():
+            thread.join(deadline.remaining())
     causes = [error for error in errors if not isinstance(error, PeerLeft)] or errors
     if causes:
         raise causes[0]

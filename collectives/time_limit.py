@@ -66,7 +66,7 @@ class Deadline:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds left, 0 if the limit has passed. Ask again after that time: a suspension may have extended it."""
+        """Seconds left, 0 if it has passed. Ask again after that time: a suspension may have extended it."""
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             if _words[_NOW] & 0xFF:
@@ -76,7 +76,7 @@ class Deadline:
         return max(0.0, seconds)
 
     def passed(self) -> bool:
-        """True once the limit has passed."""
+        """True once it has passed."""
         return self.remaining() <= 0.0
 
 
@@ -106,11 +106,11 @@ def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
     Raises: StillRunning after `seconds`.
     """
     outcome = run_in_thread(call, name)
-    limit = Deadline(seconds)
+    deadline = Deadline(seconds)
     while not outcome.done():
-        if limit.passed():
+        if deadline.passed():
             raise StillRunning(name)
-        wait([outcome], timeout=limit.remaining())
+        wait([outcome], timeout=deadline.remaining())
     return outcome.result()
 
 

@@ -52,7 +52,7 @@ class ExitNotice:
 
     @staticmethod
     def decode(message: bytes) -> ExitNotice:
-        """The notice that `encode` wrote."""
+        """The notice that `encode` wrote as JSON."""
         status, runs = json.loads(message)
         calls = {}
         for before, after, first, last, count in runs:

@@ -122,15 +122,16 @@ def supervised(environ: Mapping[str, str] = os.environ) -> bool:
 def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Sends a message about this rank to the agent; does nothing without an agent.
 
-    raised: an uncaught exception; leaving: an exit status; stopped: the step after which the rank stops on request,
-    its state saved, sent just before it exits with STOPPED; joining: the rank waits for all ranks to join the world,
-    for so many seconds at most, or (None) no longer; joined, left: the rank became part of a world in which others may
-    wait for it, or has left it
-    resizable: this rank is in a loop that checks after each step whether the job is resized; to how many ranks at most,
-    0: to any number. resizing: the step after which this rank leaves its loop, so that its state can be loaded by
-    another number of ranks; sent before it does, and then exits with STOPPED
+    raised: an uncaught exception
+    leaving: an exit status other than 0
+    stopped: the step after which the rank has stopped on request, its state saved; it exits with STOPPED next
+    joining: seconds that the rank waits at most for all ranks to join the world; None: it no longer waits
+    joined, left: the rank became part of a world in which others may wait for it, or has left that world
+    resizable: the rank is in a loop in which the job can be resized; the most ranks that this allows, 0: any number
+    resizing: the step after which the rank leaves that loop; next it saves its state, and exits with STOPPED
     held: the first step of which all ranks have copied their state to memory
-    debugging: whether a debugger's prompt is open; quit: how the user ended the debugger, and with it the job
+    debugging: whether a debugger's prompt is open
+    quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:
         import json  # Imported late: an agent imports this module before it forks its rank.

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from collectives.errors import ROOT
 from launcher.diagnosis.failures import Failure, NotStarted, RankFailed, TimeLimit, root_cause
 from launcher.diagnosis.observer import Observer
 from launcher.errors import RankError, UsageError
@@ -69,9 +70,8 @@ def run(
     # Only this user can enter the folder (mode 0700): what it holds is unpickled and run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
         store(folder, CALL, (sys.path, _module_of(fn), _pickle_call(fn, tuple(args), dict(kwargs or {}))))
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         limit = "" if timeout is None else repr(float(timeout))
-        _run_driver([sys.executable, "-c", _START, root, folder, str(os.getpid()), str(nproc), limit])
+        _run_driver([sys.executable, "-c", _START, ROOT, folder, str(os.getpid()), str(nproc), limit])
         return _load_results(folder, nproc)
 
 
@@ -91,7 +91,7 @@ def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
-    """Name and file of the function's module, which may not be on a rank's path, as a test's; None for `__main__`."""
+    """Name and file of the function's module, which ranks may not find on their path; None for `__main__`."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "__main__")
     file = getattr(module, "__file__", None)
     if module is None or not file or module.__name__ == "__main__":

@@ -22,6 +22,11 @@ from launcher.errors import StartError, UsageError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: Signals that end a job.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Signals that mean whatever the user's program makes of them.
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHUNK = 1 << 16

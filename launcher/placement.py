@@ -159,8 +159,9 @@ def _nodes(words: Sequence[str]) -> list[int] | None:
     return None
 
 
+#: Variable that limits the GPUs which CUDA shows to a process.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Holds a folder for each GPU.
+# The driver's folder, with one entry for each GPU.
 _DRIVER = "/proc/driver/nvidia/gpus"
 
 

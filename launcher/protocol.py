@@ -6,7 +6,6 @@ messages to the launcher nor commands to a rank. Bytes that ranks wrote travel a
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import select
@@ -14,6 +13,7 @@ import socket
 import sys
 import time
 
+from collectives.handshake import is_proof, nonce, proof
 from launcher.errors import StartError
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
@@ -40,26 +40,6 @@ Message = dict[str, "Any"]
 
 class ProtocolError(Exception):
     """The other side does not speak this protocol."""
-
-
-def nonce() -> str:
-    """A random number, for one challenge or as the secret of one job."""
-    return os.urandom(32).hex()
-
-
-def proof(secret: str, role: str, challenge: str) -> str:
-    """The answer to a challenge, which only holders of the secret can compute.
-
-    role: "agent" or "launcher", so that the answer of one side cannot be used as that of the other
-    """
-    # surrogatepass: a stranger's JSON may contain surrogates, which UTF-8 cannot encode.
-    return hmac.digest(secret.encode(), f"{role} {challenge}".encode("utf-8", "surrogatepass"), "sha256").hex()
-
-
-def is_proof(answer: object, secret: str, role: str, challenge: str) -> bool:
-    """True if `answer` is the answer to the challenge."""
-    expected = proof(secret, role, challenge)
-    return hmac.compare_digest(str(answer).encode("utf-8", "surrogatepass"), expected.encode())
 
 
 def to_text(data: bytes) -> str:
@@ -240,8 +220,8 @@ def _authenticate(address: str, secret: str, identity: Message, limit: float) ->
             for message in messages:
                 received |= message
                 if "challenge" in message:
-                    channel.send({"answer": proof(secret, "agent", str(message["challenge"])), **identity})
-        if not is_proof(received["answer"], secret, "launcher", challenge):
+                    channel.send({"answer": proof(secret.encode(), "agent", str(message["challenge"])), **identity})
+        if not is_proof(received["answer"], secret.encode(), "launcher", challenge):
             raise ProtocolError("the other side does not know the secret of this job")
     except BaseException:
         channel.close()

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 
+from collectives.errors import ROOT
 from launcher.errors import UsageError
 
 # Files of an earlier trace, which `ddp.tracing` has written.
@@ -45,7 +46,7 @@ def merge(folder: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "ddp.tracing", folder],
             # The folder of the packages: no module in the user's working folder may shadow `ddp`.
-            cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LIMIT,

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from collectives.errors import ArgumentError, CollectiveTimeout
-from collectives.flight.recorder import DONE, FAILED, QUEUED, ROOT, Recorder
+from collectives.errors import ROOT, ArgumentError, CollectiveTimeout
+from collectives.errors import copy_error as copy_error
+from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder
 from collectives.reduction import Array, Reduction, check_scale, scale_bits
 from collectives.time_limit import Deadline
 from collectives.transport import ExitNotice, Signatures, Steps, Test
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# Files that never count as the place of a call. `with model.join():` makes calls at its end, through contextlib.
+# Files that never count as the user's line. `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
 # Bytes. Larger arrays are left to the helper thread, since converting and copying them would delay the caller.
 _SMALL = 1 << 16
@@ -71,7 +72,7 @@ class Plan:
     name, more: the collective, and its other arguments as text; dtype, shape: of its array, None without one
     agreed: what ranks must agree on beside the dtype: the shape or a part of it; None: any array, of any dtype
     checksum: a number that each rank shows the others: the length along axis 0, or a checksum of what may differ
-    prefix: (n,) uint8 that is shown with the array; shown: others may read the array as soon as this rank has called
+    prefix: (n,) uint8 that other ranks get with the signature; shown: they may read the array from then on, too
     reduction: for reductions: what to compute, and the dtype in which the array is sent
     body: the steps that move the array after ranks have compared the call
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
@@ -183,7 +184,7 @@ class CollectiveOp(Generic[T]):
         self.test: Test | None = None
         # The time limit of `test`, set once it has not been True for a while.
         self.limit: Deadline | None = None
-        # For a send or receive: the ranks that can answer it, and a function that returns those whose exit ends it.
+        # For a send or receive: the ranks that can answer it, and a function that returns the ranks whose exit ends it.
         self.peers: Sequence[int] | None = None
         self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
         # What the function given as scale has raised.
@@ -367,10 +368,3 @@ class Work(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"
-
-
-def copy_error(error: BaseException) -> BaseException:
-    """A copy of an exception: a single instance raised in several places would collect all their tracebacks."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy

@@ -47,10 +47,10 @@ class CommunicatorRegistry:
             calls.update(_calls_of(key, queue))
         return {**calls, **self._closed.copy()}
 
-    def drain(self, limit: Deadline) -> None:
-        """Waits until no call is in progress, or the limit has passed."""
+    def drain(self, deadline: Deadline) -> None:
+        """Waits until no call is in progress, or the deadline has passed."""
         for queue in self._open.copy().values():
-            queue.drain(limit)
+            queue.drain(deadline)
 
     def broken(self) -> bool:
         """True if a call on any of them failed before its end."""

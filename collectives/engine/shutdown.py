@@ -110,15 +110,15 @@ def shut_down(
     status: this process's exit status; timeout: seconds to wait for the others; supervised: whether a launcher ends
     the other ranks after a failure
     """
-    limit = Deadline(timeout)
+    deadline = Deadline(timeout)
     before = [notice.status for notice in membership.exit_notices().values()]
     if is_clean(status):
-        registry.drain(limit)
+        registry.drain(deadline)
     membership.leave(ExitNotice(status=status, calls=registry.calls()))
     if supervised and not is_clean(status):
         _flush()
         os._exit(status)  # The launcher knows of the failure, and ends the other ranks.
-    failed = _wait_for_notices(membership, status, limit)
+    failed = _wait_for_notices(membership, status, deadline)
     broken = registry.broken()
     exit_notices = membership.exit_notices()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in exit_notices]
@@ -141,7 +141,7 @@ def shut_down(
     membership.abort(code)
 
 
-def _wait_for_notices(membership: Membership, status: int, limit: Deadline) -> bool:
+def _wait_for_notices(membership: Membership, status: int, deadline: Deadline) -> bool:
     """Waits for all exit notices; only a short time once a failure is known. Returns: whether one is known."""
     failed_at: float | None = None
     while True:
@@ -151,7 +151,7 @@ def _wait_for_notices(membership: Membership, status: int, limit: Deadline) -> b
             failed_at = now
         everyone = len(exit_notices) == membership.size - 1 and membership.notices_sent()
         enough = failed_at is not None and now > failed_at + _GRACE
-        if everyone or enough or limit.passed():
+        if everyone or enough or deadline.passed():
             return failed_at is not None
         time.sleep(_PAUSE)
 

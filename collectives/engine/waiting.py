@@ -13,7 +13,7 @@ from typing import Any
 
 from collectives.engine.call import CollectiveOp
 from collectives.errors import CollectiveTimeout, PeerLeft, ranks_have
-from collectives.flight.words import describe_process, on_communicator
+from collectives.flight.reader import describe_process, on_communicator
 from collectives.time_limit import Deadline
 from collectives.transport import Test, Transport, describe_exits, left_before
 

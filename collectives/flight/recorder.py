@@ -24,7 +24,7 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
-from collectives.errors import ArgumentError
+from collectives.errors import ROOT, ArgumentError
 from collectives.flight import layout
 from collectives.flight.layout import CALL, CALLS, CALLS_AT, DONE, FAILED, QUEUED, STARTED, STATE_BITS
 from collectives.world import report
@@ -238,8 +238,6 @@ os.register_at_fork(after_in_child=_after_fork)
 # Seconds between two samples.
 PERIOD = 1.0
 
-#: The folder that holds the three packages.
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp", "launcher"))
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

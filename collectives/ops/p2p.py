@@ -51,7 +51,7 @@ class P2PQueue:
         self._transport = transport
         self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
-        # By rank: eager messages sent to it and arrived from it; large arrays received from it, and received by it.
+        # Counts by rank: eager messages sent to it, and arrived from it; large arrays received from it, and by it.
         self.sent = [0] * transport.size
         self._arrived = [0] * transport.size
         self._received = [0] * transport.size
@@ -68,7 +68,7 @@ class P2PQueue:
         return receive
 
     def matched(self, receive: Receive) -> bool:
-        """Takes in eager messages that have arrived, for all receives; True if this one has got its message."""
+        """Distributes the eager messages that have arrived. Returns: whether this receive has got its message"""
         while receive.message is None and (arrived := self._transport.arrived()) is not None:
             self.deliver(decode_eager(*arrived))
         return receive.message is not None
@@ -79,7 +79,7 @@ class P2PQueue:
         return not missing
 
     def deliver(self, message: EagerMessage) -> None:
-        """Takes in an eager message that has arrived."""
+        """Gives an eager message that has arrived to a receive, or keeps it until there is one."""
         self._arrived[message.src] += 1
         for index, receive in enumerate(self._posted):
             if self._match(receive, message):

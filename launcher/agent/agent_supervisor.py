@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 
-from launcher.linux import become_subreaper, die_with_parent, fork, sweep
+from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, become_subreaper, die_with_parent, fork, sweep
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Signals that are forwarded to the agent: the engine sends them to the process that it has started, which is this one.
 # The kernel sends SIGTERM when the engine has died.
-_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_FORWARDED = {*ENDING_SIGNALS, *USER_SIGNALS}
 
 
 def run_agent_supervisor() -> int:

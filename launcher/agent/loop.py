@@ -16,7 +16,7 @@ from launcher.agent.agent_supervisor import SWEEP_LIMIT, exit_like, kill_and_exi
 from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.stacks import POLL_INTERVAL, Stacks
 from launcher.agent.suspend import DEBUGGING, SUSPENDED, Suspension
-from launcher.linux import format_bytes, reap_all, signal_pipe, stat_of, sweep
+from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, format_bytes, reap_all, signal_pipe, stat_of, sweep
 from launcher.protocol import Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
@@ -40,11 +40,6 @@ _HEARTBEAT_INTERVAL = 1.0
 # process may die first: for this long (s) the parent then still seems to live.
 _PARENT_DEATH_LIMIT = 0.02
 _NEVER = float("inf")
-
-# Signals that end the rank; most likely an engine sends them.
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Signals that mean whatever the user's program makes of them.
-_USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Agent:
@@ -88,7 +83,7 @@ class Agent:
 
     def run(self, address: str, secret: str, identity: Message) -> NoReturn:
         """Watches the rank to its end, and exits like it. identity: the first message to the launcher"""
-        self.wakeup = signal_pipe((signal.SIGCHLD, *_ENDING, *_USER_SIGNALS))
+        self.wakeup = signal_pipe((signal.SIGCHLD, *ENDING_SIGNALS, *USER_SIGNALS))
         try:
             self.channel, messages = connect(address, secret, identity)
         except errors.StartError as error:
@@ -227,7 +222,7 @@ class Agent:
             self.channel.send({"parent_lost": pid})
             kill_and_exit()
         for number in numbers:
-            if number in _ENDING:
+            if number in ENDING_SIGNALS:
                 # The signal may mean that the engine ends the job, or that it has lost another rank. The launcher knows
                 # which, and lets the rank save its state first or not.
                 self.channel.send({"signalled": number})

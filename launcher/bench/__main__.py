@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from collectives import world
+from collectives.world import World, world_from_env
 from launcher.bench.settings import ALONE, Settings, parse, parser
 from launcher.errors import UsageError
 from launcher.job import Job
@@ -21,35 +21,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     argv = sys.argv[1:] if argv is None else argv
-    place = world.world_from_env()
+    started = world_from_env()
     try:
         if "--help" in argv or "-h" in argv:
             print(parser().format_help(), end="")
             return 0
         settings = parse(argv)
-        if place is None and settings.backend not in ALONE:
+        if started is None and settings.backend not in ALONE:
             from launcher.supervisor.supervisor import launch
 
             # Without a prefix: rank 0 alone prints.
             job = Job(module="launcher.bench", args=tuple(argv), n=settings.ranks or 2, grace=_GRACE, prefix=False)
             return launch(job)
-        return _measure(settings, place)
+        return _measure(settings, started)
     except UsageError as error:
-        if place is None or place.rank == 0:
+        if started is None or started.rank == 0:
             print(f"ddp-bench: {error}", file=sys.stderr)
         return 2
 
 
-def _measure(settings: Settings, place: world.World | None) -> int:
+def _measure(settings: Settings, started: World | None) -> int:
     """Measures together with the other ranks of the job."""
-    if place is not None and settings.ranks not in (None, place.size):
-        raise UsageError(f"-n {settings.ranks} was requested, but {place.engine} has started {place.size} ranks")
-    if place is not None and place.size > 1 and settings.backend in ALONE:
+    if started is not None and settings.ranks not in (None, started.size):
+        raise UsageError(f"-n {settings.ranks} was requested, but {started.engine} has started {started.size} ranks")
+    if started is not None and started.size > 1 and settings.backend in ALONE:
         raise UsageError(f"backend {settings.backend} starts its own ranks: start ddp-bench by itself")
     from launcher.bench import report, runner
 
     outcome = runner.join(settings)
-    if place is not None and place.rank != 0:
+    if started is not None and started.rank != 0:
         return 0
     if settings.json is not None:
         report.save(settings.json, settings, outcome)

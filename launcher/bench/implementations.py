@@ -25,7 +25,7 @@ class Implementation:
     """A library of collectives. This base class has buffers in private memory, and blocking calls.
 
     name: its name in tables and legends
-    unsupported: the exceptions by which it refuses a call
+    unsupported: the exceptions that it raises for calls that it does not support
     """
 
     name: str
@@ -83,8 +83,8 @@ class Ours(Implementation):
         if kind.name != "send_recv":
             return calls[kind.name]
         other = partner(comm.rank, comm.size)
-        to = -1 if other is None else other
-        return ping_pong(comm.rank, other, lambda: comm.send(x, to), lambda: comm.recv(to, out=out))
+        peer = -1 if other is None else other
+        return ping_pong(comm.rank, other, lambda: comm.send(x, peer), lambda: comm.recv(peer, out=out))
 
 
 class OursShared(Ours):
@@ -156,14 +156,14 @@ class RawMPI(Implementation):
         root = comm.rank == ROOT
         # In place, MPI takes MPI.IN_PLACE for the buffer that is part of the other one.
         sent = MPI.IN_PLACE if in_place else x
-        into = MPI.IN_PLACE if in_place else out
-        whole = out if root else None
+        received = MPI.IN_PLACE if in_place else out
+        root_out = out if root else None
         calls: dict[str, Call] = {
             "all_reduce": lambda: comm.Allreduce(sent, out, operator),
-            "reduce": lambda: comm.Reduce(sent if root else x, whole, operator, ROOT),
+            "reduce": lambda: comm.Reduce(sent if root else x, root_out, operator, ROOT),
             "broadcast": lambda: comm.Bcast(x, ROOT),
-            "gather": lambda: comm.Gather(sent if root else x, whole, ROOT),
-            "scatter": lambda: comm.Scatter(x if root else None, into if root else out, ROOT),
+            "gather": lambda: comm.Gather(sent if root else x, root_out, ROOT),
+            "scatter": lambda: comm.Scatter(x if root else None, received if root else out, ROOT),
             "all_gather": lambda: comm.Allgather(sent, out),
             "reduce_scatter": lambda: comm.Reduce_scatter_block(x, out, operator),
             "all_to_all": lambda: comm.Alltoall(x, out),
@@ -207,25 +207,30 @@ class Gloo(Implementation):
             raise NotImplementedError("torch.distributed reduces in place")
         ops = dist.ReduceOp
         operator = {"sum": ops.SUM, "prod": ops.PRODUCT, "max": ops.MAX, "min": ops.MIN}.get(op)
-        sent, into = self._tensor(x), self._tensor(out)
+        sent = self._tensor(x)
+        received = self._tensor(out)
         root = self._rank == ROOT
         size = self._size
-        parts = list(into.chunk(size)) if kind.out == "whole" else list(sent.chunk(size)) if kind.x == "whole" else []
+        parts = []
+        if kind.out == "whole":
+            parts = list(received.chunk(size))
+        elif kind.x == "whole":
+            parts = list(sent.chunk(size))
         calls: dict[str, Call] = {
             "all_reduce": lambda: dist.all_reduce(sent, operator),
             "reduce": lambda: dist.reduce(sent, ROOT, operator),
             "broadcast": lambda: dist.broadcast(sent, ROOT),
             "gather": lambda: dist.gather(sent, parts if root else None, ROOT),
-            "scatter": lambda: dist.scatter(into, parts if root else None, ROOT),
+            "scatter": lambda: dist.scatter(received, parts if root else None, ROOT),
             "all_gather": lambda: dist.all_gather(parts, sent),
-            "reduce_scatter": lambda: dist.reduce_scatter(into, parts, operator),
-            "all_to_all": lambda: dist.all_to_all_single(into, sent),
+            "reduce_scatter": lambda: dist.reduce_scatter(received, parts, operator),
+            "all_to_all": lambda: dist.all_to_all_single(received, sent),
             "barrier": dist.barrier,
         }
         if kind.name != "send_recv":
             return calls[kind.name]
         other = partner(self._rank, size)
-        return ping_pong(self._rank, other, lambda: dist.send(sent, other), lambda: dist.recv(into, other))
+        return ping_pong(self._rank, other, lambda: dist.send(sent, other), lambda: dist.recv(received, other))
 
     def close(self) -> None:
         self._dist.destroy_process_group()

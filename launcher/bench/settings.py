@@ -28,10 +28,10 @@ BASELINES = {"mpi4py": "mpi4py", "torch-gloo": "torch"}
 class Settings:
     """One run of ddp-bench.
 
-    ranks: None means what the launcher gives, else 2
-    sizes: minbytes, then times stepfactor, up to maxbytes
+    ranks: number of ranks; None: as many as a launcher started, else 2
+    minbytes, maxbytes, stepfactor: the sizes are minbytes, then each one times stepfactor, up to maxbytes
     iters: calls measured for each size; None: as many as fit in `budget` seconds
-    warmup: calls before them, of each implementation
+    warmup: calls of each implementation that are not measured, before the others
     json, plot: paths of files to be written
 
     Raises: UsageError, in one sentence.
@@ -93,7 +93,7 @@ def parse(argv: Sequence[str]) -> Settings:
         _require(f"baseline {baseline}", BASELINES[baseline])
     if settings.plot is not None:
         _require("--plot", "matplotlib")
-        from launcher.bench.report import check_plot  # here, because it takes a while
+        from launcher.bench.report import check_plot  # Imported late: it takes a while.
 
         check_plot(settings.plot)
     for path in filter(None, (settings.json, settings.plot)):

@@ -25,7 +25,7 @@ _RANK_PREFIX = re.compile(r"^rank \d+: ")
 
 _FULL_SHM = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
 
-# What a signal usually means that has killed a rank.
+# What it usually means that a rank was killed by a signal.
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
     signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL_SHM}",

@@ -54,7 +54,7 @@ class HangDetector(Observer):
 
     hang_timeout: seconds without progress after which the job hangs
     heartbeat_timeout: seconds without a message from a rank's agent after which that rank is lost
-    folder: returns the folder for stacks; None: the console shows the innermost lines of those that tell most
+    folder: returns the folder for files of stacks; if that is None, the console shows the most informative stacks
     attempt: returns the attempt that runs now
     clock: monotonic, s
     """

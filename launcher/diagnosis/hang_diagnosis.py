@@ -43,7 +43,7 @@ class HangDiagnosis(NamedTuple):
 
     ranks: those that are blamed, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
-    samples: the ranks whose stacks tell most, at most three: of those that are blamed, or one of each group
+    samples: at most three ranks whose stacks are shown: of those that are blamed, or one of each group of equal calls
     """
 
     ranks: tuple[int, ...]

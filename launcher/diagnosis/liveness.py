@@ -23,10 +23,9 @@ from launcher.protocol import Message
 #: A rank is silent if its agent, which sends a heartbeat every second, has sent nothing for so long (s).
 SILENCE = 5.0
 
-# Even while the main thread of a rank sleeps, its threads for samples and logs run. A rank is idle if since its last
-# activity it has used at most this share of a core,
+# A rank is idle if the CPU time that it has used since its last activity is at most this share of a core plus this
+# burst (s): its threads for samples and logs run even while its main thread sleeps.
 _IDLE_SHARE = 0.01
-# and this CPU time besides (s).
 _IDLE_BURST = 0.05
 
 #: The call of a rank that waits in `collectives.init`.

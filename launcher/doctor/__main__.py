@@ -64,8 +64,7 @@ def run(argv: Sequence[str]) -> int:
 def calls(pids: Sequence[int], last: int) -> int:
     """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
     from collectives.errors import RecordError
-    from collectives.flight.reader import read
-    from collectives.flight.words import table
+    from collectives.flight.reader import calls_table, read
 
     records, errors = [], []
     for pid in dict.fromkeys(pids):
@@ -74,7 +73,7 @@ def calls(pids: Sequence[int], last: int) -> int:
         except RecordError as error:
             errors.append(str(error))
     if records:
-        print(table(records, time.monotonic_ns(), last), flush=True)
+        print(calls_table(records, time.monotonic_ns(), last), flush=True)
     for text in errors:
         print(f"ddp-doctor: {text}", file=sys.stderr)
     return 1 if errors else 0

@@ -106,15 +106,15 @@ def quota(**places: str) -> float | None:
 
 
 def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
-    """cores: that this process may use; machine: cores of the machine; chosen: the variables of threads that are set"""
-    whole = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
+    """cores: that this process may use; machine: cores of the machine; chosen: those of `_VARIABLES` that are set"""
+    text = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
     limit = cores
     if quota is not None and quota < cores:
         limit = max(1, int(quota))
-        text = f"{whole}, but the control group allows {quota:g} at a time: more threads than that only wait"
-        yield warning(text, "export OMP_NUM_THREADS=1")
+        warning_text = f"{text}, but the control group allows {quota:g} at a time: more threads than that only wait"
+        yield warning(warning_text, "export OMP_NUM_THREADS=1")
     else:
-        yield ok(whole)
+        yield ok(text)
     for name, value in chosen.items():
         first = value.split(",")[0].strip()
         if not first.isdigit() or int(first) < 1:

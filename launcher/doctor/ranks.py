@@ -20,7 +20,7 @@ from launcher.network import Host
 _LIMIT = 90.0
 # No rank can start after an error of one of these checks.
 _REQUIRED_CHECKS = {"python", "threads", "mpi", "limits"}
-# How many of the last lines of a trial that failed are shown.
+# Number of lines that are shown of a trial that failed, its last ones.
 _SHOWN_LINES = 12
 
 
@@ -105,10 +105,10 @@ def evaluate(answer: Answer, trial: Trial) -> Iterator[Finding]:
         yield warning(f"{trial} then ended with exit status {answer.status}: {''.join(answer.lines[-1:])}")
     for text in results["refused"]:
         yield warning(text)
-    here = versions()
-    for host, there in results["versions"].items():
-        if differing := [name for name in here if there.get(name) != here[name]]:
-            text = ", ".join(f"{name} {there.get(name) or '(none)'} (here: {here[name]})" for name in differing)
+    local = versions()
+    for host, remote in results["versions"].items():
+        if differing := [name for name in local if remote.get(name) != local[name]]:
+            text = ", ".join(f"{name} {remote.get(name) or '(none)'} (here: {local[name]})" for name in differing)
             copy = shlex.join(["rsync", "-a", f"{sys.prefix}/", f"{host}:{sys.prefix}/"])
             yield warning(f"{host} has {text}: ranks may compute different numbers", copy)
     ranks = plural(trial.n, "rank") + (f" on {results['nodes']} hosts" if results["nodes"] > 1 else "")

@@ -19,13 +19,13 @@ from collectives.backends.mpi.pmi_server import KeyValueSpace
 from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
-from launcher.linux import fork, reap_all, signal_pipe
+from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, fork, reap_all, signal_pipe
 
 # Name of the engine and of its process, for which the kernel keeps only 15 characters.
 _NAME = "ddp_pmi_server"
 _CHUNK = 1 << 16
 # Signals that are forwarded to the agents.
-_FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_FORWARDED = {*ENDING_SIGNALS, *USER_SIGNALS}
 
 
 @register("local")

@@ -22,12 +22,12 @@ _NO_FILE = {"HWLOC_XMLFILE": ""}
 @register("mpich")
 @dataclass(frozen=True)
 class MpichEngine(MpiexecEngine):
-    """Starts ranks by hydra. intel: it is Intel's; here: the address by which remote hosts reach this one"""
+    """Starts ranks by hydra. intel: it is Intel's hydra; local_address: where remote hosts reach this one"""
 
     shell_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXEC"
 
     intel: bool = False
-    here: str | None = None
+    local_address: str | None = None
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
@@ -40,7 +40,7 @@ class MpichEngine(MpiexecEngine):
             request.hosts,
             request.remote_hosts,
             intel=family == INTEL,
-            here=request.local_address,
+            local_address=request.local_address,
         )
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -55,7 +55,7 @@ class MpichEngine(MpiexecEngine):
             words.append("-disable-auto-cleanup")
             if self.hosts:
                 # The address, because other hosts may not know this one by its name.
-                words += [] if self.here is None else ["-localhost", self.here]
+                words += [] if self.local_address is None else ["-localhost", self.local_address]
                 words += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in self.hosts)]
         if self.intel and self.hosts:
             # Intel's hydra takes one program per host, with ":" between them.

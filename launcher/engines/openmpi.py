@@ -57,7 +57,7 @@ class OpenMpiEngine(MpiexecEngine):
         # It does not start without HOME.
         settings = {"HOME": os.path.expanduser("~")}
         if self.remote_hosts and _FAST.items() <= environ.items():
-            # They were set for a job on one host, and a rank of it has started this one.
+            # A rank of a job on one host has started this launcher, and these settings are that job's.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
             # On other hosts the folder would not be removed, and networks may be faster than TCP.

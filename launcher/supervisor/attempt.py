@@ -38,7 +38,7 @@ from launcher.diagnosis.observer import Observer
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
 from launcher.errors import LARGE_PACKETS, UsageError
 from launcher.job import Job
-from launcher.linux import stat_of
+from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, stat_of
 from launcher.network import ranks_on
 from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
 from launcher.supervisor.environment import (
@@ -54,7 +54,7 @@ from launcher.supervisor.rank_table import RankProcess, RankTable
 from launcher.supervisor.reaper import Reaper
 from launcher.supervisor.resizing import Resizing, with_ranks
 from launcher.supervisor.returning_hosts import ReturningHosts
-from launcher.supervisor.signal_pipe import ENDING, FORWARDED, SUSPENDING, name_of, stop_until_continued
+from launcher.supervisor.signal_pipe import SUSPENDING, name_of, stop_until_continued
 from launcher.supervisor.stdin import StdinForwarder
 
 # All times are in seconds.
@@ -436,11 +436,11 @@ class Attempt:
 
     def _on_signal(self) -> None:
         for number in os.read(self._wakeup, 512):
-            if number in FORWARDED:
+            if number in USER_SIGNALS:
                 self.ranks.send({"signal": number})
             elif number == SUSPENDING:
                 self._suspend()
-            elif number not in ENDING:
+            elif number not in ENDING_SIGNALS:
                 continue  # SIGCONT, SIGWINCH: the loop only has to run once.
             elif self._closed:
                 self._console.say(f"{name_of(number)}: the job does not start again")

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 
+from collectives.errors import ROOT
 from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
 from launcher import engines, placement
 from launcher.agent.rank import quote_colons
@@ -21,7 +22,7 @@ from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
 
 # Open files for each rank: two are its slots in the state memory; the launcher needs the rest for its agent.
 _FILES_PER_RANK = 4
-_AGENT_MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "main.py")
+_AGENT_MAIN = os.path.join(ROOT, "launcher", "agent", "main.py")
 
 
 def agent_command(job: Job) -> list[str]:

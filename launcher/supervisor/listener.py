@@ -8,8 +8,9 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 
+from collectives.handshake import is_proof, nonce, proof
 from launcher.errors import UsageError
-from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, proof
+from launcher.protocol import Channel, Message, ProtocolError
 
 # Time that a peer has to authenticate itself (s). An agent takes milliseconds.
 _LIMIT = 10.0
@@ -77,12 +78,13 @@ class Listener:
         if messages is not None and "answer" not in peer.received:
             return None  # The handshake is not complete yet.
         del self._unauthenticated[fileno]
-        if messages is None or not is_proof(peer.received["answer"], self.secret, "agent", peer.challenge):
+        if messages is None or not is_proof(peer.received["answer"], self.secret.encode(), "agent", peer.challenge):
             peer.channel.close()
             return None
         self._max_unauthenticated -= 1
         peer.channel.trusted = True
-        peer.channel.send({"answer": proof(self.secret, "launcher", str(peer.received.get("challenge")))})
+        answer = proof(self.secret.encode(), "launcher", str(peer.received.get("challenge")))
+        peer.channel.send({"answer": answer})
         return peer.channel, peer.received
 
     def drop_silent(self, now: float) -> None:

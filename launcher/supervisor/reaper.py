@@ -18,10 +18,17 @@ from typing import NoReturn
 
 from launcher import errors
 from launcher.errors import StartError, UsageError
-from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, remove_stale_segments, signal_pipe, sweep
+from launcher.linux import (
+    ENDING_SIGNALS,
+    become_subreaper,
+    die_with_parent,
+    fork,
+    reap_all,
+    remove_stale_segments,
+    signal_pipe,
+    sweep,
+)
 
-# Signals for which the launcher has handlers. The reaper has none.
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds after which killing what is left is given up.
 _SWEEP_LIMIT = 3.0
 # Exit code of the engine's process if the engine cannot be started.
@@ -59,7 +66,7 @@ class Reaper:
         self.engine_output, output = os.pipe()
         self._socket, reaper_socket = socket.socketpair()
         # Blocked until the reaper has reset the handlers: the launcher's would run in it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
             self.pid = fork()
         except StartError as reason:
@@ -126,9 +133,9 @@ def _run_reaper(start: Callable[[], int], launcher: socket.socket, output: int, 
     started_at = time.time()
     become_subreaper()
     wakeup = signal_pipe((signal.SIGCHLD,))
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     reaper = os.getpid()
     try:
         engine = fork()

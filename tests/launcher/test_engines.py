@@ -42,7 +42,7 @@ def job(**settings: object) -> Job:
         (MpichEngine("m", 2), "m -disable-auto-cleanup -n 2 python train.py"),
         (MpichEngine("m", 2, intel=True), "m -n 2 python train.py"),
         (
-            MpichEngine("m", 6, HOSTS, ("b",), here="10.0.0.1"),
+            MpichEngine("m", 6, HOSTS, ("b",), local_address="10.0.0.1"),
             "m -disable-auto-cleanup -localhost 10.0.0.1 -hosts a:4,b:4 -n 6 python train.py",
         ),
         # Intel's takes no number of slots in a list.

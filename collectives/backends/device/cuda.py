@@ -35,7 +35,7 @@ def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> 
 
     If the user has chosen a device before, or only one is visible, that one is kept.
     """
-    if shown_alone(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
+    if has_one_visible(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
         return
     if why_absent() is not None:
         return
@@ -45,10 +45,10 @@ def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> 
         _log.info("no GPU is taken: %s", error)
 
 
-def shown_alone(visible: str | None) -> bool:
+def has_one_visible(visible: str | None) -> bool:
     """True if CUDA shows at most one device, by the value of CUDA_VISIBLE_DEVICES; None: the variable is not set.
 
-    >>> [shown_alone(value) for value in (None, "0,1", "3", "", "-1", "MIG-4e1c")]
+    >>> [has_one_visible(value) for value in (None, "0,1", "3", "", "-1", "MIG-4e1c")]
     [False, False, True, True, True, True]
     """
     return visible is not None and "," not in visible.strip(", ")

@@ -186,9 +186,9 @@ class DeviceCommunicator:
         host = self._cuda.pinned(dense.nbytes)
         self._cuda.copy_d2h(host, dense, stream)
         event = self._cuda.record_event(stream)
-        limit = Deadline(self._comm.timeout)
+        deadline = Deadline(self._comm.timeout)
         while not self._cuda.is_complete(event):
-            if limit.passed():
+            if deadline.passed():
                 self.watchdog.keep_forever((host, dense))
                 raise CollectiveTimeout(
                     f"rank {self.rank}: send waits for what is before it on its stream, longer than "

@@ -5,20 +5,26 @@ connections. On "control" it learns which ranks are missing, when all have joine
 "pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over inherited sockets.
 
 Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
-left, or rank 0 has ended. It needs only the standard library, and imports little, because the launcher loads it too.
+left, or rank 0 has ended. It imports little, because the launcher loads it too.
 """
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # With -I no folder of ours is on the path; this one follows the standard library, so it can shadow nothing.
+    sys.path.append(__file__.rpartition("/collectives/")[0])
+
 import contextlib
-import hmac
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
+
+from collectives.handshake import is_proof, nonce, proof
 
 BANNER = "ddp-pmi-1"
 CONTROL = "control"
@@ -37,16 +43,6 @@ _LINGER = 2.0
 _POLL = 0.2
 
 
-def nonce() -> str:
-    """A random number for one challenge."""
-    return os.urandom(16).hex()
-
-
-def proof(secret: bytes, *words: str) -> str:
-    """The answer to a challenge, which only holders of the secret can compute."""
-    return hmac.digest(secret, " ".join(words).encode(), "sha256").hex()
-
-
 class KeyValueSpace:
     """Answers the PMI-1 requests of the ranks' MPICH, one line of text per message: a key-value space and a barrier.
 
@@ -57,7 +53,7 @@ class KeyValueSpace:
         self._size = size
         self._keys = dict(keys or {})
         # MPICH names its shared-memory file after this: two jobs with the same name on a host would share the file.
-        self._name = f"ddp_{os.getpid()}_{nonce()}"
+        self._name = f"ddp_{os.getpid()}_{os.urandom(16).hex()}"
         self._barrier: list[Callable[[str], None]] = []
         self._dead: int | None = None
 
@@ -183,8 +179,7 @@ class Server:
         challenge = nonce()
         _send(sock, f"{BANNER} {challenge}")
         role, number, rank_nonce, answer = read_line(sock, _HANDSHAKE).split()
-        expected = proof(self._secret, "rank", role, number, rank_nonce, challenge)
-        if not hmac.compare_digest(answer.encode(), expected.encode()):
+        if not is_proof(answer, self._secret, "rank", role, number, rank_nonce, challenge):
             raise ValueError("another secret")
         rank = int(number)
         ranks = self._ranks[role]

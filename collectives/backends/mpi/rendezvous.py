@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from collectives.backends.mpi import pmi_server
 from collectives.errors import WorldError, name_ranks
+from collectives.handshake import is_proof, nonce, proof
 from collectives.world import World
 
 _log = logging.getLogger("collectives")
@@ -217,7 +217,7 @@ class Rendezvous:
         else:
             raise WorldError(f"{self._name}: no free port for the other ranks to connect to ({reason})")
         with listener:
-            # -I and -S: only the standard library, whatever the user's variables and folders contain.
+            # -I and -S: only the standard library and this package, whatever the user's variables and folders contain.
             options = [sys.executable, "-I", "-S", pmi_server.__file__]
             numbers = [str(listener.fileno()), str(self._world.size), str(os.getpid())]
             try:
@@ -272,13 +272,12 @@ class Rendezvous:
             banner, _, challenge = pmi_server.read_line(sock, _HANDSHAKE).partition(" ")
             if banner != pmi_server.BANNER:
                 raise ValueError("another program answers")
-            nonce = pmi_server.nonce()
+            own_challenge = nonce()
             rank = str(self._world.rank)
-            answer = pmi_server.proof(self._secret, "rank", role, rank, nonce, challenge)
-            sock.sendall(f"{role} {rank} {nonce} {answer}\n".encode())
+            answer = proof(self._secret, "rank", role, rank, own_challenge, challenge)
+            sock.sendall(f"{role} {rank} {own_challenge} {answer}\n".encode())
             server_proof, _, decision = pmi_server.read_line(sock, _HANDSHAKE).partition(" ")
-            expected = pmi_server.proof(self._secret, "server", nonce)
-            if not hmac.compare_digest(server_proof.encode(), expected.encode()):
+            if not is_proof(server_proof, self._secret, "server", own_challenge):
                 raise ValueError("another job answers, or one with another secret")
         except BaseException:
             sock.close()

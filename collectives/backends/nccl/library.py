@@ -34,7 +34,8 @@ from collectives.reduction import ReduceOp
 _UNDEFINED = -(2**31)
 _MAGIC = 0xCAFEBEEF
 _MOST = 2**31 - 1
-#: The options: field of `Config`, and the least and most that NCCL accepts; least None: a text.
+#: Each option: its field of `Config`, and the smallest and largest value that NCCL accepts; None for an option that is
+#: a text.
 _OPTIONS: dict[str, tuple[str, int | None, int]] = {
     "min_ctas": ("minCTAs", 1, _MOST),
     "max_ctas": ("maxCTAs", 1, _MOST),
@@ -171,7 +172,7 @@ DTYPES: dict[np.dtype[Any], int] = {
     BFLOAT16: 9,
 }
 
-#: NCCL's code of each reduction. NCCL's mean of integers is their sum, divided.
+#: NCCL's code of each reduction. For a mean of integers, NCCL divides their sum.
 OPS = {
     ReduceOp.SUM: 0,
     ReduceOp.PROD: 1,

@@ -30,13 +30,20 @@ from collectives.backends.nccl.library import (
     UniqueId,
     configuration,
 )
-from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
+from collectives.errors import (
+    ArgumentError,
+    CollectivesError,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    NcclError,
+    copy_error,
+)
 from collectives.reduction import ReduceOp
 from collectives.time_limit import Deadline, StillRunning, run_within
 
 # Poll without a pause for this long (s): most calls are in progress only briefly.
 _SPIN = 50e-6
-# Then sleep between polls (s): a first call, which connects the ranks, takes long enough.
+# Then sleep for this long between polls (s). Only long calls get there, such as the first, which connects the ranks.
 _PAUSE = 100e-6
 # How long an abort lets another thread leave a call or a group, before it counts as stuck (s).
 _GRACE = 2.0
@@ -111,7 +118,7 @@ class NcclCommunicator:
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
-        limit = Deadline(timeout)
+        deadline = Deadline(timeout)
         handle = c_void_p()
         structure = configuration(config)
         name = "ncclCommInitRankConfig"
@@ -129,7 +136,7 @@ class NcclCommunicator:
             communicator._handle = None  # NCCL may still be writing to it.
             raise communicator._timed_out(name) from None
         try:
-            communicator._settle(name, result, limit)
+            communicator._settle(name, result, deadline)
         except BaseException as error:
             communicator.abort(error)
             raise
@@ -200,11 +207,11 @@ class NcclCommunicator:
                 ended = True
             finally:
                 self._grouped = False
-                limit = Deadline(self.timeout)
+                deadline = Deadline(self.timeout)
                 result = self.nccl.call("ncclGroupEnd")
                 try:
                     self._ready()
-                    self._settle("ncclGroupEnd", result, limit)
+                    self._settle("ncclGroupEnd", result, deadline)
                 except CollectivesError:
                     if ended:  # Otherwise the body's error says more.
                         raise
@@ -248,20 +255,20 @@ class NcclCommunicator:
         if self._handle is None:
             return True
         name = "ncclCommFinalize"
-        limit = Deadline(timeout)
+        deadline = Deadline(timeout)
         if not self._call_lock.acquire(timeout=timeout):  # Another thread is in a call.
             self.abort(timeout=timeout)
             return False
         try:
             handle = self._ready()
             # It blocks if NCCL_COMM_BLOCKING overrides the configuration.
-            self._settle(name, self._call_within(timeout, name, handle), limit)
+            self._settle(name, self._call_within(timeout, name, handle), deadline)
         except (CollectivesError, StillRunning):
             self.abort(timeout=timeout)
             return False
         finally:
             self._call_lock.release()
-        return self._free("ncclCommDestroy", max(1.0, limit.remaining()))
+        return self._free("ncclCommDestroy", max(1.0, deadline.remaining()))
 
     def _free(self, name: str, timeout: float) -> bool:
         """Takes the handle away and frees it with that function. Returns: whether it is freed, now or before."""
@@ -298,19 +305,18 @@ class NcclCommunicator:
     def _run(self, name: str, *arguments: Any, stream: int) -> None:
         with self._call_lock:
             handle = self._ready()
-            limit = Deadline(self.timeout)
+            deadline = Deadline(self.timeout)
             result = self.nccl.call(name, *arguments, handle, stream)
             self._ready()  # An abort may have ended this call, with any result.
             if self._grouped:
                 self._check(name, SUCCESS if result == IN_PROGRESS else result)
             else:
-                self._settle(name, result, limit)
+                self._settle(name, result, deadline)
 
     def _ready(self) -> c_void_p:
         handle = self._handle
         if handle is None or self._stopped:
-            error = type(self._final_error)(*self._final_error.args)  # One instance would collect all tracebacks.
-            raise error from self._final_error.__cause__
+            raise copy_error(self._final_error)
         return handle
 
     def _check(self, name: str, result: int) -> None:
@@ -319,11 +325,11 @@ class NcclCommunicator:
         if result != SUCCESS:
             raise NcclError(self._describe(name, result))
 
-    def _settle(self, name: str, result: int, limit: Deadline) -> None:
+    def _settle(self, name: str, result: int, deadline: Deadline) -> None:
         """Waits until a call is no longer in progress, and checks its result."""
         spin = time.monotonic() + _SPIN
         while result == IN_PROGRESS:
-            if limit.passed():
+            if deadline.passed():
                 raise self._timed_out(name)
             if time.monotonic() > spin:
                 time.sleep(_PAUSE)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
-from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
+from collectives.errors import CollectivesError, CollectiveTimeout, NcclError, copy_error
 from collectives.time_limit import Deadline
 
 # Interval at which events are queried (s): a finished collective keeps its buffers for so long.
@@ -38,7 +38,7 @@ class _InFlight(NamedTuple):
     buffers: Any
     call: object
     begun: float
-    limit: Deadline | None
+    deadline: Deadline | None
 
 
 class Watchdog:
@@ -88,9 +88,9 @@ class Watchdog:
         call: what the event stands for; formatted by `str` only if it is late
         timeout: s; if the event is not complete by then, the communicator is aborted; None: no limit
         """
-        limit = None if timeout is None else Deadline(timeout)
+        deadline = None if timeout is None else Deadline(timeout)
         with self._changed:
-            self._in_flight.append(_InFlight(event, buffers, call, time.monotonic(), limit))
+            self._in_flight.append(_InFlight(event, buffers, call, time.monotonic(), deadline))
             if len(self._in_flight) == 1:  # Otherwise the thread is polling already.
                 self._wake()
 
@@ -109,7 +109,10 @@ class Watchdog:
         """Cheap; for every call of ours, and for its waits. Raises: the failure, if there was one."""
         if self._failure is not None:
             self.received()
-            raise _copy(self._failure)
+            failure = self._failure
+            if not isinstance(failure, CollectivesError):
+                failure = NcclError(_line(failure))
+            raise copy_error(failure)
 
     def received(self) -> None:
         """Says that the program has received the failure, or is about to: it need not be ended."""
@@ -177,7 +180,7 @@ class Watchdog:
         with self._changed:
             self._in_flight = [operation for operation in self._in_flight if id(operation) not in complete]
         for operation in in_flight:
-            late = operation.limit is not None and id(operation) not in complete and operation.limit.passed()
+            late = operation.deadline is not None and id(operation) not in complete and operation.deadline.passed()
             # Queried again, since this process may have been stopped in between.
             if late and not self._is_complete(operation.event):
                 return CollectiveTimeout(
@@ -211,11 +214,3 @@ class Watchdog:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _copy(error: Exception) -> Exception:
-    if not isinstance(error, CollectivesError):
-        return NcclError(_line(error))
-    copy = type(error)(*error.args)  # One instance would collect all tracebacks.
-    copy.__cause__ = error.__cause__
-    return copy

@@ -31,7 +31,7 @@ _ALIGN = 64
 
 
 def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
-    """out = finish(the sources, combined in the tree's order). `out` may be the memory of one of them."""
+    """Combines the sources in the tree's order, applies `finish`, and writes to `out`, which may be one of them."""
     if out.dtype in HALVES:
         combine_halves(sources, out, ufunc, finish)
         return
@@ -202,7 +202,7 @@ def _exchange(
             part = source[start:stop]
             own_staging[offset : offset + len(part)] = part
         control.advance()
-        if own is not None:  # This copy needs no other rank, so it fills the time until they are there.
+        if own is not None:  # It needs no other rank, so it is done while waiting for them.
             own[1][start:stop] = own[0][start:stop]
         yield control.advanced
         for rank, offset, target in receives:

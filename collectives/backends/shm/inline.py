@@ -128,7 +128,7 @@ class InlineCalls:
     """The fast path for the calls of one plan on one rank.
 
     steps: returns all steps of a call, on any transport; after_exchange: returns those after the exchange of signatures
-    fits: whether this rank's array fits into its inline buffer; otherwise this object is useless
+    fits: whether this rank's array fits into its inline buffer; if not, this object must not be used
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
-        """Shows this call to the others. True if they call within microseconds and it is done; else it gets steps."""
+        """Shows this call to the others. True if they call within microseconds, and it is done; else sets its steps."""
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
             call.steps = self._all_steps(call)  # The others read the array in place.
             return False
@@ -218,7 +218,7 @@ class InlineCalls:
         return True
 
     def _lay_out(self, shown: list[list[int]]) -> bool:
-        """Makes the layout for what ranks show now; False if not all of it is in inline buffers."""
+        """Makes the layout for the arrays that ranks show now. Returns: False if one is not in its inline buffer"""
         control = self._control
         signatures = control.signatures()
         if any(signature[NBYTES] + signature[PREFIX] > control.inline_bytes for signature in signatures):

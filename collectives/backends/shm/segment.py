@@ -260,7 +260,7 @@ STAGING_BYTES = 256 << 10
 pack_signature = struct.Struct("8q").pack
 #: An array in shared memory that is larger than this is read in place.
 IN_PLACE_BYTES = 128 << 10
-# Number of looks in `ControlBlock.all_arrive_soon`.
+# Number of times that `ControlBlock.all_arrive_soon` tests for signatures.
 _POLLS = 50
 # int64 words of a cache line: no two ranks write into the same one.
 _LINE = 8
@@ -354,7 +354,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within about 3 us: to test again later would take as long."""
+        """Whether all signatures of this call arrive within about 3 us, which is as long as another test would take."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

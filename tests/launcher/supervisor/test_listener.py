@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from collectives.handshake import proof
 from launcher import network, protocol
 from launcher.errors import StartError
-from launcher.protocol import connect, proof
+from launcher.protocol import connect
 from launcher.supervisor.listener import Listener
 
 ME = {"rank": 3, "size": 4}
@@ -81,13 +82,13 @@ def test_an_agent_that_strangers_drive_out_connects_again(monkeypatch: pytest.Mo
         host, _, port = listener.address.rpartition(":")
         calls = []
 
-        def slow_proof(*words: str) -> str:
+        def slow_proof(secret: bytes, *words: str) -> str:
             """As many strangers as there is room for come before the agent answers for the first time."""
             calls.append(words)
             for _ in range(2 if len(calls) == 1 else 0):
                 stranger = stack.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT))
                 stranger.recv(1)  # it has been accepted
-            return proof(*words)
+            return proof(secret, *words)
 
         monkeypatch.setattr(protocol, "proof", slow_proof)
         connect(listener.address, listener.secret, ME)[0].close()

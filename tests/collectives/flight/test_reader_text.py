@@ -1,11 +1,10 @@
-"""Flight records in words: what a rank did last, and the table of `ddp-doctor calls`."""
+"""Flight records as text: what a rank did last, and the table of `ddp-doctor calls`."""
 
 from __future__ import annotations
 
 import pytest
 
-from collectives.flight.reader import FlightRecord, Position, RecordedCall
-from collectives.flight.words import describe_last, table
+from collectives.flight.reader import FlightRecord, Position, RecordedCall, calls_table, describe_last
 
 NOW = 100_000_000_000  # ns
 HERE = Position(99_600_000_000, "/home/me/data.py", 31, "load", None)
@@ -61,7 +60,7 @@ def test_what_a_rank_did_last(known: FlightRecord, text: str) -> None:
 def test_a_table_of_several_ranks() -> None:
     one = record(call(1), call(2, took=0.009), call(3, "started", name="gather", more="root=1"), rank=1, position=HERE)
     none, two = record(call(9, "failed", 61, took=9e-3), rank=-1), record(rank=2)
-    assert table([two, one, none], NOW, last=2).splitlines() == [
+    assert calls_table([two, one, none], NOW, last=2).splitlines() == [
         "rank  pid   call                     dtype    shape      where        communicator  state    begun       took",
         "?     4710  all_reduce #425  sum     float32  (512, 10)  train.py:88  world         failed   39.0 s ago  9 ms",
         "1     4712  all_reduce #418  sum     float32  (512, 10)  train.py:88  world         done     40.0 s ago  9 ms",
@@ -71,4 +70,4 @@ def test_a_table_of_several_ranks() -> None:
         f"rank 1 (pid 4712): {describe_last(one, NOW)}",
         "rank 2 (pid 4713): no call yet",
     ]
-    assert table([record()], NOW) == "rank 0 (pid 4711): no call yet"
+    assert calls_table([record()], NOW) == "rank 0 (pid 4711): no call yet"

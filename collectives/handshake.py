@@ -1,0 +1,30 @@
+"""Handshake between processes that know the same secret: each proves that it knows it, without sending it.
+
+Each side sends a random challenge, and answers that of the other. Agents and the PMI server use this, so it imports
+nothing of the package.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+
+
+def nonce() -> str:
+    """A random number, for one challenge or as the secret of one job."""
+    return os.urandom(32).hex()
+
+
+def proof(secret: bytes, *words: str) -> str:
+    """The answer to a challenge, which only holders of the secret can compute.
+
+    words: the role of the side that answers, so that its answer cannot be used as that of the other side; then all that
+        the answer should confirm, the challenge among it
+    """
+    # surrogatepass: a stranger's JSON may contain surrogates, which UTF-8 cannot encode.
+    return hmac.digest(secret, " ".join(words).encode("utf-8", "surrogatepass"), "sha256").hex()
+
+
+def is_proof(answer: object, secret: bytes, *words: str) -> bool:
+    """True if `answer` is `proof(secret, *words)`."""
+    return hmac.compare_digest(str(answer).encode("utf-8", "surrogatepass"), proof(secret, *words).encode())
