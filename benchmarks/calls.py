@@ -43,13 +43,13 @@ def op(lib: Any, device: str, name: str, grad: bool) -> Call:
     """One op on small tensors. grad: with its backward, into gradients that are there"""
     x, y = (tensor(lib, device, ROWS, WIDTH, grad=grad) for _ in range(2))
     bias, gain = (tensor(lib, device, WIDTH, grad=grad) for _ in range(2))
-    weight, slope = tensor(lib, device, WIDTH, WIDTH, grad=grad), tensor(lib, device, ROWS, WIDTH)
+    weight, grad_out = tensor(lib, device, WIDTH, WIDTH, grad=grad), tensor(lib, device, ROWS, WIDTH)
     forward: Call = {
         "add": lambda: x + y,
         "linear": lambda: lib.nn.functional.linear(x, weight, bias),
         "layer_norm": lambda: lib.nn.functional.layer_norm(x, (WIDTH,), gain, bias),
     }[name]
-    return (lambda: forward().backward(slope)) if grad else forward
+    return (lambda: forward().backward(grad_out)) if grad else forward
 
 
 def mlp(lib: Any, device: str) -> Call:

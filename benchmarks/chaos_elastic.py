@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import harness
 from benchmarks.chaos_jobs import GONE, PAUSE
 from benchmarks.chaos_worker import BATCH
 from benchmarks.startup import marked_job, processes
@@ -180,10 +181,10 @@ def run(folder: Path, digits: Path, events: Sequence[Event]) -> tuple[list[dict[
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each event, and then one for each kind."""
-    lines = [f"{'event':<10}{'after step':>12}{'ranks then':>12}{'recovery (s)':>14}{'pause in it':>14}"]
+    lines = [harness.row("event", ("after step", "ranks then", "recovery (s)", "pause in it"), 10, 14)]
     for row in rows:
-        figures = f"{row['recovery']:>14.2f}{row['pause']:>14g}"
-        lines.append(f"{row['kind']:<10}{row['step']:>12}{row['ranks']:>12}{figures}")
+        cells = (row["step"], row["ranks"], f"{row['recovery']:.2f}", f"{row['pause']:g}")
+        lines.append(harness.row(row["kind"], cells, 10, 14))
     for kind in ("kill", "resize"):
         if seconds := [row["recovery"] - row["pause"] for row in rows if row["kind"] == kind]:
             median = f"{statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (longest)"

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 from benchmarks import chaos_elastic, harness
 from benchmarks.chaos_jobs import Case, Ended, run, write_digits
 from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
+from collectives.errors import align_columns
 
 KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked", "memory")
 RESTARTS = 5  # of the launcher
@@ -165,7 +166,7 @@ def loss_difference(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, l
     )
 
 
-def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
+def evaluate(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
     """What is wrong with a job that has come to its end, the steps that it made again, and how far its losses are off.
 
     exactly: it ran on as many ranks, so that all bits must be the same
@@ -203,15 +204,12 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
     ended = run(folder, case)
     wrong, again, difference = ended.wrong, 0, 0.0
     if not wrong:
-        wrong, again, difference = judge(ended, reference, case.kind != MOVE)
+        wrong, again, difference = evaluate(ended, reference, case.kind != MOVE)
     if not wrong and case.kind == "memory" and again > 1:
         wrong = f"{again} steps were made again"
     struck = ended.struck and (case.kind != MOVE or ended.starts == len(case.sizes))
     row = {"case": str(case), "wrong": wrong, "struck": struck, "restarts": ended.restarts, "starts": ended.starts}
     return {**row, "repeated": again, "loss": difference, "recovery": recovery(ended.notes)}, ended.output
-
-
-ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>14}{:>8}"
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -226,15 +224,16 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "recovery (s)",
         "same",
     )
-    rows = [ROW.format(*titles)]
+    rows: list[Sequence[str]] = [titles]
     for kind, jobs in results.items():
         if jobs:
-            sums = (sum(job[key] for job in jobs) for key in ("struck", "restarts", "starts", "repeated"))
-            difference, same = max(job["loss"] for job in jobs), sum(not job["wrong"] for job in jobs)
+            sums = [str(sum(job[key] for job in jobs)) for key in ("struck", "restarts", "starts", "repeated")]
+            difference = max(job["loss"] for job in jobs)
+            same = sum(not job["wrong"] for job in jobs)
             seconds = [job["recovery"] for job in jobs if job["recovery"] is not None]
             median = f"{statistics.median(seconds):.2f}" if seconds else "-"
-            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(jobs)}"))
-    return "\n".join(rows)
+            rows.append((kind, *sums, f"{difference:.1e}", median, f"{same}/{len(jobs)}"))
+    return "\n".join(align_columns(rows))
 
 
 def elastic(count: int, seed: int, path: Path | None) -> int:

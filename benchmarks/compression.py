@@ -51,12 +51,17 @@ def goals(tasks: dict[str, Any]) -> Iterator[Goal]:
 def show(results: dict[str, Any]) -> None:
     """Prints a task's table: medians of the rounds."""
     print(f"\n{results['label']}")
-    print(f"{'hook':<12}{'step, ms':>10}{'speed-up':>10}{'cpu, ms':>10}{'MB sent':>10}")
+    print(harness.row("hook", ("step, ms", "speed-up", "cpu, ms", "MB sent"), 12, 10))
     none = results["hooks"][NONE]["step"]
     for hook, rows in results["hooks"].items():
         median = harness.medians(rows)
-        times = f"{1e3 * median['step']:>10.1f}{over(none, rows['step']):>10.2f}{1e3 * median['cpu']:>10.1f}"
-        print(f"{hook:<12}{times}{median['sent'] / 1e6:>10.3f}")
+        cells = (
+            f"{1e3 * median['step']:.1f}",
+            f"{over(none, rows['step']):.2f}",
+            f"{1e3 * median['cpu']:.1f}",
+            f"{median['sent'] / 1e6:.3f}",
+        )
+        print(harness.row(hook, cells, 12, 10))
 
 
 def main() -> None:
@@ -70,7 +75,7 @@ def main() -> None:
         for task in args.only:
             tasks[task] = measure(task, hooks, args.rounds, args.steps, ours)
             show(tasks[task])
-    harness.write(args.json, "compression", [*goals(tasks)], **two_hosts.where(args), tasks=tasks)
+    harness.write(args.json, "compression", [*goals(tasks)], **two_hosts.describe_network(args), tasks=tasks)
 
 
 if __name__ == "__main__":

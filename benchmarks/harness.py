@@ -55,14 +55,17 @@ def at_least(what: str, limit: float, measured: float | None, possible: float | 
     return Goal(what=what, wanted=f">= {limit:g}", measured=measured, met=met, possible=possible)
 
 
+def row(label: str, cells: Iterable[object], left: int, width: int = 12) -> str:
+    """A line of a table: the label in `left` columns, then each cell at the right of `width` columns."""
+    return f"{label:<{left}}" + "".join(f"{cell!s:>{width}}" for cell in cells)
+
+
 def show_goals(goals: Sequence[Goal]) -> None:
     """Prints the goals, and how many are met."""
-    print(f"\n{'goal':<52} {'wanted':>9} {'measured':>9} {'at limit':>9}")
+    print("\n" + row("goal", ("wanted", "measured", "at limit"), 52, 10))
     for goal in goals:
-        numbers = "".join(
-            f" {'' if number is None else f'{number:.3f}':>9}" for number in (goal.measured, goal.possible)
-        )
-        print(f"{goal.what:<52} {goal.wanted:>9}{numbers}  {WORDS[goal.met]}")
+        numbers = ["" if number is None else f"{number:.3f}" for number in (goal.measured, goal.possible)]
+        print(row(goal.what, (goal.wanted, *numbers), 52, 10), "", WORDS[goal.met])
     print(f"{sum(goal.met is True for goal in goals)} of {len(goals)} goals are met")
 
 
@@ -186,7 +189,7 @@ def medians(rounds: Rounds) -> dict[str, float]:
 
 def show(title: str, rounds: Rounds, scale: float = 1, digits: int = 3) -> None:
     """Prints a table: median, smallest and largest of each implementation's rounds, times `scale`."""
-    print(f"\n{title:<34} {'median':>12} {'min':>12} {'max':>12}")
+    print("\n" + row(title, ("median", "min", "max"), 34, 13))
     for name, values in rounds.items():
         numbers = (statistics.median(values), min(values), max(values))
-        print(f"{name:<34}" + "".join(f" {scale * value:12.{digits}f}" for value in numbers), flush=True)
+        print(row(name, [f"{scale * value:.{digits}f}" for value in numbers], 34, 13), flush=True)

@@ -51,7 +51,7 @@ def main() -> None:
                 harness.show(f"{TASKS[task][0]}, V = {count}, ms", row, 1e3, 1)
                 what = f"{task}, V = {count}: step / that of accumulation"
                 reached.append(at_most(what, GOALS[count], over(row["tree"], row["accumulated"])))
-    harness.write(args.json, "micro_batches", reached, **two_hosts.where(args), tasks=tasks)
+    harness.write(args.json, "micro_batches", reached, **two_hosts.describe_network(args), tasks=tasks)
 
 
 if __name__ == "__main__":

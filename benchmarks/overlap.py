@@ -145,7 +145,7 @@ def show(results: dict[str, Any]) -> None:
     """Prints a task's table, in ms: medians of the rounds."""
     ours, torch = results["ours"], results["theirs"]
     print(f"\n{results['label']}; medians in ms")
-    print(f"{'':<18}" + "".join(f"{column:>10}" for column in COLUMNS))
+    print(harness.row("", COLUMNS, 18, 10))
     for side, rows in (("ours", ours), ("PyTorch", torch)):
         for name, row in rows.items():
             cells = {key: f"{1e3 * value:.1f}" for key, value in harness.medians(row).items()}
@@ -154,7 +154,7 @@ def show(results: dict[str, Any]) -> None:
                 cells["buckets"] = str(len(results["buckets"][name]))
             if "sent" in row and name != BARE:
                 cells["MB sent"] = f"{statistics.median(row['sent']) / 1e6:.2f}"
-            print(f"{side + ', ' + name:<18}" + "".join(f"{cells.get(key, ''):>10}" for key in COLUMNS).rstrip())
+            print(harness.row(f"{side}, {name}", [cells.get(key, "") for key in COLUMNS], 18, 10).rstrip())
     bare = harness.medians(ours[BARE])
     print(f"forward alone {1e3 * bare['forward']:.1f}, update alone {1e3 * bare['update']:.1f}", end="; ")
     print("cpu, alone cpu: what a step and what communication alone take of the rank's core")
@@ -180,7 +180,7 @@ def main() -> None:
             results = tasks[task] = measure(task, args.rounds, args.steps, pools[0], pools[1] if pools[1:] else None)
             show(results)
             reached += goals(task, results)
-    harness.write(args.json, "overlap", reached, **two_hosts.where(args), tasks=tasks)
+    harness.write(args.json, "overlap", reached, **two_hosts.describe_network(args), tasks=tasks)
 
 
 if __name__ == "__main__":

@@ -154,12 +154,13 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path, help="the folder of the clones")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print(f"{'script':<24}{'numbers':>9}{'difference':>12}{'PyTorch s':>11}{'ddp s':>8}")
+    print(harness.row("script", ("numbers", "difference", "PyTorch s", "ddp s"), 24))
     for port in [port for port in PORTS if port.name in args.only]:
         runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
         torch, ours = runs["torch"], runs["ddp"]
         largest, count = difference(ours.noted, torch.noted), sum(len(run) for run in torch.noted)
-        print(f"{port.name:<24}{count:>9}{largest:>12.1e}{torch.seconds:>11.1f}{ours.seconds:>8.1f}", flush=True)
+        cells = (count, f"{largest:.1e}", f"{torch.seconds:.1f}", f"{ours.seconds:.1f}")
+        print(harness.row(port.name, cells, 24), flush=True)
         failed = {library: run.error for library, run in runs.items() if run.error}
         for library, error in failed.items():
             print(f"  {library}: {error}")

@@ -78,9 +78,9 @@ def table() -> str:
     versions = ", ".join(
         f"{name} {about['versions'][name]}" for name in ("python", "torch", "numpy", "mpi4py", "mpich")
     )
-    where = f"{machines['train_step']}; {versions}; {dates[0]} to {dates[-1]}; each row side by side in one run."
+    conditions = f"{machines['train_step']}; {versions}; {dates[0]} to {dates[-1]}; each row side by side in one run."
     head = ["| median of | here | PyTorch: torchrun, gloo, DDP | | mpi4py |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join([*head, *rows(), "", f"{where} [How, and every other number](docs/benchmarks.md).\n"])
+    return "\n".join([*head, *rows(), "", f"{conditions} [How, and every other number](docs/benchmarks.md).\n"])
 
 
 def main() -> None:

@@ -192,8 +192,8 @@ def main() -> None:
     rows = [ON_TWO_HOSTS[0]] if several_hosts else arguments.only
     results = measure(rows, arguments.rounds, several_hosts)
     if world.rank == 0:
-        where = {"hosts": "two network namespaces", "rate": arguments.rate} if several_hosts else {}
-        harness.write(arguments.json, "torch_backend", goals=list(goals(results)), **where, us=results)
+        network = {"hosts": "two network namespaces", "rate": arguments.rate} if several_hosts else {}
+        harness.write(arguments.json, "torch_backend", goals=list(goals(results)), **network, us=results)
 
 
 if __name__ == "__main__":

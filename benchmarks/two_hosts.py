@@ -41,7 +41,7 @@ def wanted(stack: contextlib.ExitStack, args: argparse.Namespace) -> list[str] |
     return None if args.here else stack.enter_context(hosts(args.rate))
 
 
-def where(args: argparse.Namespace) -> dict[str, Any]:
+def describe_network(args: argparse.Namespace) -> dict[str, Any]:
     """For the results: on which hosts, at which rate."""
     return {"hosts": "one" if args.here else "two network namespaces", "rate": None if args.here else args.rate}
 

@@ -230,12 +230,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             transport = yield from self.transport.group(members, key, number)
             return (yield from self._child(transport, members, limit))
 
-        def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
+        def exited(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: notice for rank, notice in exit_notices.items() if rank in members}
             return [rank for rank, notice in sorted(left.items()) if notice.failed or key not in notice.calls]
 
         call = self._new_call(Plan("create_group", name_ranks(sorted(members))), steps)
-        call.gone = gone
+        call.ended_by = exited
         call.peers = missing
         group = self.queue.run(call, ordered=False)
         group.connect_nccl()

@@ -46,7 +46,7 @@ def test_a_step_counts_as_its_last_start_made_it_and_ends_when_all_ranks_have() 
 def test_pauses_of_the_launcher_are_shown_and_not_counted() -> None:
     row = {"kind": "kill", "step": 17, "ranks": 1, "rank": 0, "recovery": 2.5, "pause": 1.0}
     assert table([row]).splitlines()[1:] == [
-        "kill                17           1          2.50             1",
+        "kill                  17             1          2.50             1",
         "1 times kill, without pauses: 1.50 s (median), 1.50 s (longest)",
     ]
 

@@ -133,9 +133,9 @@ class CollectiveOp(Generic[T]):
         "arrays",
         "code",
         "done",
+        "ended_by",
         "error",
         "failure",
-        "gone",
         "instruction",
         "limit",
         "number",
@@ -186,7 +186,7 @@ class CollectiveOp(Generic[T]):
         self.limit: Deadline | None = None
         # For a send or receive: the ranks that can answer it, and a function that returns the ranks whose exit ends it.
         self.peers: Sequence[int] | None = None
-        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
+        self.ended_by: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
         # What the function given as scale has raised.
         self.failure: Exception | None = None
         # The signatures of all ranks, once they have been compared.

@@ -77,13 +77,13 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
     name = f"{call}{on_communicator(transport.label)}"
     exit_notices = transport.exit_notices()
     if exit_notices:
-        if call.gone is not None:
-            gone = call.gone(exit_notices)
+        if call.ended_by is not None:
+            exited = call.ended_by(exit_notices)
         else:
-            gone = left_before(exit_notices, transport.key, call.number)
+            exited = left_before(exit_notices, transport.key, call.number)
         # Tested once more: what the rank sent before it left may have arrived just before its notice.
-        if gone and not (call.test is not None and call.test()):
-            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {name}")
+        if exited and not (call.test is not None and call.test()):
+            raise PeerLeft(f"{describe_exits(exit_notices, exited)} while rank {transport.rank} waits in {name}")
     if call.limit is None:
         call.limit = Deadline(call.timeout)
     elif call.limit.passed():

@@ -98,14 +98,14 @@ class P2PQueue:
     def never_sent(self, src: int | None, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
         """The ranks whose exit ends an unmatched receive: all they sent has arrived, and no other rank can send."""
         me = self._transport.rank
-        gone = [
+        exited = [
             rank
             for rank, left in exit_notices.items()
             if src in (None, rank) and left_before({rank: left}, self._key(rank, me, "sent"), self._arrived[rank])
         ]
-        if src is not None or len(gone) == self._transport.size - 1:
-            return gone
-        return [rank for rank in gone if exit_notices[rank].failed]
+        if src is not None or len(exited) == self._transport.size - 1:
+            return exited
+        return [rank for rank in exited if exit_notices[rank].failed]
 
     def never_received(self, dst: int, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
         """That rank, if it has left without receiving the large array that a send offers to it."""
@@ -171,7 +171,7 @@ class PointToPoint(CommunicatorBase):
         plan = self._plan(_plan_message, ("", "send", dst, tag, source.dtype, source.shape))
         call = self._new_call(plan, steps)
         call.peers = (dst,)
-        call.gone = partial(self._p2p.never_received, dst)
+        call.ended_by = partial(self._p2p.never_received, dst)
         return self._run(call, async_op, ordered=False)
 
     def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
@@ -207,7 +207,7 @@ class PointToPoint(CommunicatorBase):
         shape = None if target is None else target.shape
         call = self._new_call(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
-        call.gone = partial(self._p2p.never_sent, src)
+        call.ended_by = partial(self._p2p.never_sent, src)
         # An array that fits into an eager message is sent without waiting for the receiver.
         awaited = target is None or target.nbytes > EAGER_LIMIT // 2
         result = self._run(call, async_op, ordered=False, awaited=awaited)

@@ -142,8 +142,8 @@ def run(comm: Communicator, settings: Settings) -> Outcome:
             for name in settings.collectives:
                 job.measure(KINDS[name])
     finally:
-        for who, *_ in job.measured:
-            who.close()
+        for library, *_ in job.measured:
+            library.close()
     return Outcome(
         backend=comm.backend,
         ranks=comm.size,
@@ -163,7 +163,7 @@ class _Job:
         self.barrier, implementations = find(comm, settings)
         # At least one element for each rank, also where the largest size is smaller.
         nbytes = max(settings.maxbytes, comm.size * max(dtype_of(name).itemsize for name in settings.dtype))
-        self.measured = [(who, who.empty(nbytes), who.empty(nbytes)) for who in implementations]
+        self.measured = [(library, library.empty(nbytes), library.empty(nbytes)) for library in implementations]
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
         self.rows: list[Row] = []
         self.unsupported: dict[tuple[str, str, Place, str], str] = {}
@@ -208,16 +208,16 @@ class _Job:
         places = [place for place in kind.places if self.settings.place in ("both", place)] or kind.places
         entries: dict[tuple[str, Place], Entry] = {}
         errors: dict[tuple[str, Place], int | None] = {}
-        for who, *buffers in self.measured:
+        for library, *buffers in self.measured:
             parts = [buffer[: count * self.comm.size * dtype.itemsize].view(dtype) for buffer in buffers]
             for place in places:
-                if (kind.name, dtype_name, place, who.name) not in self.unsupported:
-                    call = self._try(kind, place, who, parts, dtype_name, count)
+                if (kind.name, dtype_name, place, library.name) not in self.unsupported:
+                    call = self._try(kind, place, library, parts, dtype_name, count)
                     if call is not None:
-                        entries[who.name, place] = Entry(call=call[0], settle=who.settle, trips=kind.trips)
-                        errors[who.name, place] = call[1]
+                        entries[library.name, place] = Entry(call=call[0], settle=library.settle, trips=kind.trips)
+                        errors[library.name, place] = call[1]
             for part in parts:
-                who.write(part, np.zeros(1, dtype))  # zeros stay zeros however often they are reduced in place
+                library.write(part, np.zeros(1, dtype))  # zeros stay zeros however often they are reduced in place
         if not entries:
             return []
         timings = measure([*entries.values()], self.barrier, self._slowest, self.settings)
@@ -249,7 +249,13 @@ class _Job:
         return rows
 
     def _try(
-        self, kind: Kind, place: Place, who: Implementation, buffers: Sequence[Any], dtype_name: str, count: int
+        self,
+        kind: Kind,
+        place: Place,
+        library: Implementation,
+        buffers: Sequence[Any],
+        dtype_name: str,
+        count: int,
     ) -> tuple[Callable[[], Any], int | None] | None:
         """Makes a call once; returns it with the number of wrong elements, or None if an implementation refuses it."""
         rank, size = self.comm.rank, self.comm.size
@@ -259,24 +265,26 @@ class _Job:
         check = self.settings.check and x is not None
         if check:
             for buffer in buffers:
-                who.write(buffer, np.full(1, poison(dtype)))
+                library.write(buffer, np.full(1, poison(dtype)))
             if kind.out is not None or rank == ROOT:
-                who.write(x, source(kind, rank, 0, len(x), dtype, op))
+                library.write(x, source(kind, rank, 0, len(x), dtype, op))
         reason = ""
         try:
-            call = who.bind(kind, x, out, op)
+            call = library.bind(kind, x, out, op)
             call()
-            who.settle()
-        except who.unsupported as error:
+            library.settle()
+        except library.unsupported as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
         if self._total(bool(reason)):
-            text = f"{who.name} has no {kind.name} of {dtype_name}, place {place}: {reason or 'another rank failed'}"
-            self.unsupported[kind.name, dtype_name, place, who.name] = text
+            text = (
+                f"{library.name} has no {kind.name} of {dtype_name}, place {place}: {reason or 'another rank failed'}"
+            )
+            self.unsupported[kind.name, dtype_name, place, library.name] = text
             return None
         if not check:
             return call, None
         expected = result(kind, rank, size, count, dtype, op)
-        errors = 0 if expected is None else wrong(who.read(x if out is None else out), expected, op)
+        errors = 0 if expected is None else wrong(library.read(x if out is None else out), expected, op)
         return call, self._total(errors)
 
     def _slowest(self, seconds: Array) -> Array:

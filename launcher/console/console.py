@@ -208,12 +208,12 @@ class Console(Observer):
             self._print_prompt(key)
         return min(self._prompt_times.values(), default=float("inf"))
 
-    def finish(self) -> None:
+    def remove_bar(self) -> None:
         """Removes the bar at the end of the job."""
         self.terminal.bar(-1, b"")
 
     def close(self) -> None:
-        self.finish()
+        self.remove_bar()
         self.flush()
         self.terminal.close()
 

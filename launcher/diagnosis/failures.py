@@ -158,8 +158,8 @@ class EngineLost(Failure):
     above: bool = False
 
     def __str__(self) -> str:
-        where = f" on {self.host}" if self.host else ""
-        return f"{self.name or 'the MPI engine'}{where} (pid {self.pid}), which had started the ranks, died"
+        host = f" on {self.host}" if self.host else ""
+        return f"{self.name or 'the MPI engine'}{host} (pid {self.pid}), which had started the ranks, died"
 
 
 @dataclass(frozen=True, kw_only=True)

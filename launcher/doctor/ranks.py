@@ -36,9 +36,9 @@ class Trial(NamedTuple):
     hosts: tuple[Host, ...] = ()
 
     def __str__(self) -> str:
-        where = {"mpi": "over MPI and shared memory", "nccl": "over NCCL", "slurm": "that Slurm starts"}
+        means = {"mpi": "over MPI and shared memory", "nccl": "over NCCL", "slurm": "that Slurm starts"}
         on_hosts = f"on {', '.join(host.name for host in self.hosts)} over MPI"
-        return f"{plural(self.n, 'rank')} {where.get(self.through, on_hosts)}"
+        return f"{plural(self.n, 'rank')} {means.get(self.through, on_hosts)}"
 
 
 def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tuple[Host, ...]) -> list[Trial]:

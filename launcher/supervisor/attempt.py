@@ -532,7 +532,7 @@ class Attempt:
         process.resizable = limit
         resizing = self._resizing
         if resizing.before is not None and self.ranks.max_ranks is not None:
-            self._console.say(resizing.finish(self._job_time()))
+            self._console.say(resizing.complete(self._job_time()))
             if resizing.postponed:
                 self._end_by_signal(resizing.postponed)
                 resizing.postponed = 0

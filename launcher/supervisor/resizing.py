@@ -104,7 +104,7 @@ class Resizing:
         )
         return self.before
 
-    def finish(self, now: float) -> str:
+    def complete(self, now: float) -> str:
         """All ranks have loaded the state: answers the client. Returns: the answer. now: s, job clock"""
         assert self.target is not None
         assert self.before is not None

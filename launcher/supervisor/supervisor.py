@@ -178,7 +178,7 @@ class _Supervisor:
                     code, text = self._report()
                     lost = self._lost_hosts(number, restarts)
                     if lost is None:
-                        self.console.finish()
+                        self.console.remove_bar()
                         attempt.drain()
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
                 again = True

@@ -200,7 +200,7 @@ def test_a_bar_stays_below_all_lines(terminal: Terminal) -> None:
     assert see(terminal, console)[2:] == ["0: " + 56 * "\u2588"]
     console.output(0, "err", b"\rshort")
     console.rank_ended(0, 0)
-    console.finish()
+    console.remove_bar()
     assert see(terminal, console) == ["1: a line", "0: 30%", "0: short"]
 
 
