@@ -1,8 +1,8 @@
 """Time limits that are paused while a rank is debugged, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with it and records suspensions of the job, and its failure, there. Only a
-wait that is about to time out looks for a suspension, so it costs nothing until then; without an agent nothing is ever
-suspended.
+The agent of a rank shares a page of memory with it, in which it records when the job is suspended, and when another
+rank has failed. Only a wait that is about to time out reads the page, so it costs nothing until then. Without an agent
+nothing is ever suspended.
 """
 
 from __future__ import annotations

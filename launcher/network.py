@@ -70,7 +70,7 @@ def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
 
 
 def fill_hosts(n: int, hosts: Sequence[Host]) -> list[Host]:
-    """The hosts with as many slots as they get of `n` ranks, if each is filled before the next; without unused hosts.
+    """The hosts that `n` ranks use if each is filled before the next; their slots are the ranks that they get.
 
     >>> fill_hosts(5, [Host("a", 4), Host("b", 4), Host("c", 4)])
     [Host(name='a', slots=4), Host(name='b', slots=1)]

@@ -101,7 +101,7 @@ def create(nbytes: int) -> Segment:
     """A new segment of `nbytes` zero bytes. Raises: OSError if the system does not allow it."""
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # Where memory is rationed this fails, instead of a SIGBUS at the first write.
+        # Where a sandbox limits memory, this fails here, and not by SIGBUS at the first write.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
         token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
