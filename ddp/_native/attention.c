@@ -29,17 +29,14 @@ INLINE void NAME(block)(int rows, size depth, const REAL *a, size a_row, size a_
 {
     NAME(line) sums[MR];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        sums[r] = add ? *(NAME(line) *)(c + r * c_row) : (NAME(line)){0};
+    for (int r = 0; r < rows; r++) sums[r] = add ? *(NAME(line) *)(c + r * c_row) : (NAME(line)){0};
     for (size t = 0; t < depth; t++) {
         const NAME(line) line = *(const NAME(line) *)(b + t * b_row);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-            sums[r] += a[r * a_row + t * a_column] * line;
+        for (int r = 0; r < rows; r++) sums[r] += a[r * a_row + t * a_column] * line;
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        *(NAME(line) *)(c + r * c_row) = sums[r];
+    for (int r = 0; r < rows; r++) *(NAME(line) *)(c + r * c_row) = sums[r];
 }
 
 /* c = a @ b, or c += a @ b. a: (rows, depth) at any strides, b: (depth, columns), c: (rows, columns) */
@@ -57,8 +54,7 @@ static void NAME(product)(size rows, size columns, size depth, const REAL *restr
     for (; j < columns; j++)
         for (size i = 0; i < rows; i++) {
             REAL sum = add ? c[i * c_row + j] : 0;
-            for (size t = 0; t < depth; t++)
-                sum += a[i * a_row + t * a_column] * b[t * b_row + j];
+            for (size t = 0; t < depth; t++) sum += a[i * a_row + t * a_column] * b[t * b_row + j];
             c[i * c_row + j] = sum;
         }
 }
@@ -67,10 +63,8 @@ static void NAME(transpose)(size rows, size columns, const REAL *restrict x, siz
                             size out_row)
 {
     for (size j = 0; j < columns; j++) {
-        for (size i = 0; i < rows; i++)
-            out[j * out_row + i] = x[i * x_row + j] * scale;
-        for (size i = rows; i < out_row; i++)
-            out[j * out_row + i] = 0;
+        for (size i = 0; i < rows; i++) out[j * out_row + i] = x[i * x_row + j] * scale;
+        for (size i = rows; i < out_row; i++) out[j * out_row + i] = 0;
     }
 }
 
@@ -78,11 +72,9 @@ static void NAME(transpose)(size rows, size columns, const REAL *restrict x, siz
 static inline void NAME(hide)(const attention_shape *s, const void *mask, size at, size n, REAL *score)
 {
     if (s->masked == 1)
-        for (size j = 0; j < n; j++)
-            score[j] = ((const uint8_t *)mask)[at + j * s->column] ? score[j] : -INFINITY;
+        for (size j = 0; j < n; j++) score[j] = ((const uint8_t *)mask)[at + j * s->column] ? score[j] : -INFINITY;
     else if (s->masked)
-        for (size j = 0; j < n; j++)
-            score[j] += ((const REAL *)mask)[at + j * s->column];
+        for (size j = 0; j < n; j++) score[j] += ((const REAL *)mask)[at + j * s->column];
 }
 
 /* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);

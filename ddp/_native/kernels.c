@@ -19,7 +19,9 @@
 /* Before a for loop: its iterations run on so many threads, or on as many as suit its work. Such loops never nest. */
 #ifdef __clang__ /* which compiles the pragma into calls that threads.c does not have */
 #define ON_THREADS(count, ...)
+#define UNFUSED _Pragma("clang fp contract(off)")
 #else
+#define UNFUSED /* GCC's is an attribute of the function */
 #define ON_THREADS(count, ...) PRAGMA(omp parallel for num_threads(count) __VA_ARGS__)
 #endif
 #define PARALLEL(work, ...) ON_THREADS(count_threads(work), __VA_ARGS__)
@@ -49,16 +51,8 @@
 #define SUFFIX(a, b) JOIN(a, b)
 #define NAME(f) SUFFIX(f, TAG)
 typedef ptrdiff_t size;
-
-static inline size least(size a, size b)
-{
-    return a < b ? a : b;
-}
-
-static inline size ratio_up(size a, size b)
-{
-    return (a + b - 1) / b;
-}
+static inline size least(size a, size b) { return a < b ? a : b; }
+static inline size ratio_up(size a, size b) { return (a + b - 1) / b; }
 
 #include "threads.c"
 
@@ -151,10 +145,8 @@ typedef struct {
 /* Narrows the positions from `start` to `stop` to those that see, at stride*position + offset, an element of n. */
 static inline void clip(size n, size stride, size offset, size *start, size *stop)
 {
-    while (*start < *stop && *start * stride + offset < 0)
-        ++*start;
-    while (*start < *stop && (*stop - 1) * stride + offset >= n)
-        --*stop;
+    while (*start < *stop && *start * stride + offset < 0) ++*start;
+    while (*start < *stop && (*stop - 1) * stride + offset >= n) --*stop;
 }
 
 #include "convolution.c"
@@ -168,6 +160,15 @@ typedef struct {
 
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 #define REGISTERS 16
+
+/* Adam's formula, which `adam` computes in one loop: registers p, grad, m and v; its scalars begin with that numbered k. */
+#define ADAM(k)                                                                                                        \
+    {SUBTRACT, 4, 1, 2}, {MULTIPLY, 4, 4, -1 - (k)}, {ADD, 2, 2, 4}, {MULTIPLY, 3, 3, -2 - (k)}, {MULTIPLY, 4, 1, 1},  \
+    {MULTIPLY, 4, 4, -3 - (k)}, {ADD, 3, 3, 4}, {SQRT, 4, 3, 3}, {ADD, 4, 4, -4 - (k)}, {DIVIDE, 4, 2, 4},             \
+    {MULTIPLY, 4, 4, -5 - (k)}, {SUBTRACT, 0, 0, 4}
+static const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY, 0, 0, -1}, ADAM(1)};
+/* Whether a formula's passes are those of a table. */
+#define IS(table) (count == sizeof(table) / sizeof(*table) && !memcmp(passes, table, sizeof(table)))
 
 #define TOTAL(f, REAL)                                                                                                 \
     static inline REAL f(REAL *sums)                                                                                   \
@@ -213,8 +214,7 @@ static inline REAL NAME(largest)(size n, const REAL *x)
     REAL top[LANES];
     for (int l = 0; l < LANES; l++) top[l] = -INFINITY;
     EACH(n, top[l] = x[i] > top[l] ? x[i] : top[l]);
-    for (int l = 1; l < LANES; l++)
-        top[0] = top[l] > top[0] ? top[l] : top[0];
+    for (int l = 1; l < LANES; l++) top[0] = top[l] > top[0] ? top[l] : top[0];
     return top[0];
 }
 
@@ -222,8 +222,7 @@ static inline REAL NAME(largest)(size n, const REAL *x)
 static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
 {
     REAL sums[LANES] = {0};
-    SIMD for (size i = 0; i < n; i++)
-        e[i] = EXP(x[i] - top);
+    SIMD for (size i = 0; i < n; i++) e[i] = EXP(x[i] - top);
     EACH(n, sums[l] += e[i]);
     return NAME(total)(sums);
 }
@@ -557,6 +556,7 @@ NARROW void NAME(channel_gradient)(size rows, size n, size channels, size member
 
 #define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next: they stay in L1 */
 
+#define ROOT(x) (sizeof(REAL) == sizeof(float) ? sqrtf((float)(x)) : (REAL)sqrt(x))
 #define LOOP(first, second, ...)                                                                                       \
     SIMD for (size i = 0; i < n; i++) {                                                                                \
         const REAL x = first, y = second; (void)y;                                                                     \
@@ -568,15 +568,32 @@ NARROW void NAME(channel_gradient)(size rows, size n, size channels, size member
     else if (pass->b < 0) LOOP(a[i], scalar_b, __VA_ARGS__)                                                            \
     else LOOP(a[i], b[i], __VA_ARGS__)
 
+/* Adam's passes over n elements in one loop, each rounded by itself; decay: what multiplies p, s: the other scalars */
+__attribute__((optimize("fp-contract=off"))) NARROW static void NAME(adam)(size n, REAL decay, const REAL *s, REAL *p,
+                                                                           const REAL *g, REAL *m, REAL *v)
+{
+    UNFUSED
+    SIMD for (size i = 0; i < n; i++) {
+        m[i] = m[i] + (g[i] - m[i]) * s[0];
+        v[i] = v[i] * s[1] + g[i] * g[i] * s[2];
+        p[i] = p[i] * decay - m[i] / (ROOT(v[i]) + s[3]) * s[4];
+    }
+}
+
 /* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements, each rounded by itself.
  * scalars: those of the formula; at: (rows, arrays), where the vectors are */
 NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
                               const int64_t *sizes, REAL *const *at)
 {
+    const int first = IS(adam_passes) ? 0 : IS(adamw_passes) ? 1 : -1; /* of Adam's scalars */
     for (size row = 0; row < rows; row++, at += arrays)
         PARALLEL(sizes[row]) for (size start = 0; start < sizes[row]; start += BLOCK) {
             REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
             const size n = sizes[row] - start < BLOCK ? sizes[row] - start : BLOCK;
+            if (first >= 0) {
+                NAME(adam)(n, first ? scalars[0] : 1, scalars + first, at[0] + start, at[1] + start, at[2] + start, at[3] + start);
+                continue;
+            }
             for (size k = 0; k < REGISTERS; k++) registers[k] = k < arrays ? at[k] + start : scratch[k];
             for (const formula_pass *pass = passes; pass < passes + count; pass++) {
                 REAL *out = registers[pass->out], *a = pass->a < 0 ? NULL : registers[pass->a];
@@ -589,7 +606,7 @@ NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL
                 case MULTIPLY: BINARY(x * y) break;
                 case DIVIDE: BINARY(x / y) break;
                 case MAXIMUM: BINARY(x > y || x != x ? x : y) break;
-                case SQRT: LOOP(a[i], 0, sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
+                case SQRT: LOOP(a[i], 0, ROOT(x)) break;
                 case SIGN: LOOP(a[i], 0, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
                 case NEGATIVE: LOOP(a[i], 0, -x) break;
                 }

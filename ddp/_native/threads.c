@@ -42,15 +42,8 @@ static void run_task(task *own)
     num_threads = 1;
 }
 
-HIDDEN int omp_get_thread_num(void)
-{
-    return thread_num;
-}
-
-HIDDEN int omp_get_num_threads(void)
-{
-    return num_threads;
-}
+HIDDEN int omp_get_thread_num(void) { return thread_num; }
+HIDDEN int omp_get_num_threads(void) { return num_threads; }
 
 /* count: what the pragma says in num_threads */
 HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned count, unsigned flags)

@@ -221,14 +221,23 @@ class TestNumbers:
             **settings,
         )
 
-    @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Lion", "NAdam", "RAdam"])
-    def test_updates_have_the_bits_of_the_passes(self, name: str, dtype: str) -> None:
-        settings = {
-            "SGD": {"momentum": 0.9, "nesterov": True},
-            "AdamW": {"amsgrad": True},
-            "RMSprop": {"centered": True},
-        }
-        optimizer = getattr(ddp.optim, name)([ddp.zeros(1)], weight_decay=0.1, **settings.get(name, {}))
+    @pytest.mark.parametrize(
+        ("name", "settings"),
+        [
+            ("SGD", {"momentum": 0.9, "nesterov": True}),
+            ("Adam", {"weight_decay": 0}),
+            ("AdamW", {}),
+            ("AdamW", {"amsgrad": True}),
+            ("Adagrad", {}),
+            ("RMSprop", {"centered": True}),
+            ("Adadelta", {}),
+            ("Lion", {}),
+            ("NAdam", {}),
+            ("RAdam", {}),
+        ],
+    )
+    def test_updates_have_the_bits_of_the_passes(self, name: str, settings: dict[str, Any], dtype: str) -> None:
+        optimizer = getattr(ddp.optim, name)([ddp.zeros(1)], **{"weight_decay": 0.1, **settings})
         [group] = optimizer.param_groups
         formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group), optimizer.factor)
         scalars = np.array(formula.evaluate(3.0, *group_settings(formula, group), 0.5), dtype)
