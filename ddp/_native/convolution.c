@@ -332,19 +332,23 @@ int convolve_filters_f32(const window *s, size n, size groups, size channels, si
     return x_bands && offsets;
 }
 
-/* --- Winograd's F(2x2, 3x3) ----------------------------------------------------------------------------------------- */
+/* --- Winograd's F(2x2, 3x3) and F(2x2, 2x2) ------------------------------------------------------------------------- */
 
 /* Lavin and Gray 2015, arXiv:1509.09308: two by two results of a 3x3 window are 16 products of what is made of the 4x4 that
- * they read and of the filter, summed over channels, where 36 are needed otherwise. Vectors are of channels. Infinities
- * and nan reach all four results of a tile. */
+ * they read and of the filter, summed over channels, where 36 are needed otherwise; of a 2x2 window, 9 instead of 16. At
+ * stride 2, a window of 4x4 is one of 2x2 over the four phases of an image, every other element along H and W, which are as
+ * channels. Vectors are of channels. Infinities and nan reach all four results of a tile. */
 
 #define TILE_COLUMNS 32 /* tiles of a row that are transformed at a time */
-#define PRODUCTS 16
+#define MOST_PHASES 2 /* along an axis */
 #define BLOCK_BYTES (1 << 19) /* of tiles that are worked on at a time; of one size on any number of threads */
 #define WIDE (2 * LINE)
 
 typedef struct {
-    size n, sources, results, source[2], result[2], padding[2], tiles[2]; /* tiles: along H, W of a result */
+    size n, sources, results, source[2], result[2], tiles[2]; /* tiles: along H, W of a phase of a result */
+    size step, spread;                                        /* phases of what is read and written, along an axis */
+    size first[2][MOST_PHASES];                               /* where the first tile of a phase of the result reads */
+    size edge, products;                                      /* of a tile that is read: 4, 16 or 3, 9 */
     size source_row, result_row; /* floats of all channels of a tile: an odd number of pairs of vectors, for the cache */
     size rows;                   /* of tiles in a block */
 } tiling;
@@ -352,15 +356,21 @@ typedef struct {
 static tiling plan_tiles(const window *s, size n, size channels, size filters, int back)
 {
     tiling g = {.n = n, .sources = back ? filters : channels, .results = back ? channels : filters};
+    const size stride = s->stride[0], taps = s->kernel[0] / stride;
+    g.step = back ? 1 : stride;
+    g.spread = back ? stride : 1;
+    g.edge = taps + 1;
+    g.products = g.edge * g.edge;
     for (int axis = 0; axis < 2; axis++) {
         g.source[axis] = back ? s->out[axis] : s->image[axis];
         g.result[axis] = back ? s->image[axis] : s->out[axis];
-        g.padding[axis] = back ? 2 - s->padding[axis] : s->padding[axis];
-        g.tiles[axis] = ratio_up(g.result[axis], 2);
+        g.tiles[axis] = ratio_up(g.result[axis], 2 * g.spread);
+        for (size phase = 0; phase < g.spread; phase++)
+            g.first[axis][phase] = back ? (phase + s->padding[axis]) / stride - taps + 1 : -s->padding[axis];
     }
-    g.source_row = (ratio_up(g.sources, WIDE) | 1) * WIDE;
-    g.result_row = (ratio_up(g.results, WIDE) | 1) * WIDE;
-    const size tiles = BLOCK_BYTES / (PRODUCTS * (size)sizeof(float) * (g.source_row + g.result_row));
+    g.source_row = (ratio_up(g.step * g.step * g.sources, WIDE) | 1) * WIDE;
+    g.result_row = (ratio_up(g.spread * g.spread * g.results, WIDE) | 1) * WIDE;
+    const size tiles = BLOCK_BYTES / (g.products * (size)sizeof(float) * (g.source_row + g.result_row));
     g.rows = least(n * g.tiles[0], ratio_up(tiles < 64 ? 64 : tiles, g.tiles[1]));
     return g;
 }
@@ -394,11 +404,12 @@ static void load_planes(const float *x, size planes, const size *image, size y, 
             line lines[LINE];
             const size n = least(LINE, stop - q);
             UNROLL for (size c = 0; c < LINE; c++) {
+                const size at = (c * h + y) * w + left + q;
                 lines[c] = EVERY(0);
-                if (c < planes && n == LINE)
-                    lines[c] = LINE_AT(x + (c * h + y) * w + left + q);
+                if (at + LINE <= planes * h * w) /* perhaps with elements of the next row */
+                    lines[c] = LINE_AT(x + at);
                 else if (c < planes)
-                    memcpy(&lines[c], x + (c * h + y) * w + left + q, n * sizeof(float));
+                    memcpy(&lines[c], x + at, n * sizeof(float));
             }
             transpose_lines(lines);
             for (size i = 0; i < n; i++) LINE_AT(to + (q + i) * LINE) = lines[i];
@@ -418,40 +429,28 @@ static void store_planes(const float *from, const float *b, size planes, size ap
     }
 }
 
-/* What goes into products and comes out of them, along one axis: x and z are vectors of channels. */
+/* What goes into products and comes out of them, along one axis: z = T x, vectors of channels. Each T is named twice, for
+ * 4x4 of an image and filters of 3x3, and for 3x3 and filters of 2x2. */
 typedef void transform(const line *x, line *z);
-
-/* z = B^T x */
-INLINE void of_image(const line *x, line *z)
-{
-    z[0] = x[0] - x[2], z[1] = x[1] + x[2], z[2] = x[2] - x[1], z[3] = x[1] - x[3];
-}
-
-/* z = G x */
-INLINE void of_filter(const line *x, line *z)
-{
-    const line even = 0.5f * (x[0] + x[2]), odd = 0.5f * x[1];
-    z[0] = x[0], z[1] = even + odd, z[2] = even - odd, z[3] = x[2];
-}
-
-/* z = A^T x */
-INLINE void of_products(const line *x, line *z)
-{
-    z[0] = x[0] + x[1] + x[2], z[1] = x[1] - x[2] - x[3];
-}
-
-/* z = A x */
-INLINE void of_gradient(const line *x, line *z)
-{
-    z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[0] - x[1], z[3] = -x[1];
-}
-
-/* z = G^T x */
-INLINE void of_filter_sums(const line *x, line *z)
-{
-    const line even = 0.5f * (x[1] + x[2]);
-    z[0] = x[0] + even, z[1] = 0.5f * (x[1] - x[2]), z[2] = even + x[3];
-}
+#define TRANSFORM(name, ...)                                                                                           \
+    INLINE void name(const line *x, line *z)                                                                           \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+/* B^T */
+TRANSFORM(of_image, z[0] = x[0] - x[2], z[1] = x[1] + x[2], z[2] = x[2] - x[1], z[3] = x[1] - x[3])
+TRANSFORM(of_small_image, z[0] = x[0] - x[1], z[1] = x[1], z[2] = x[2] - x[1])
+/* G */
+TRANSFORM(of_filter, const line even = 0.5f * (x[0] + x[2]); const line odd = 0.5f * x[1]; z[0] = x[0], z[1] = even + odd,
+          z[2] = even - odd, z[3] = x[2])
+TRANSFORM(of_small_filter, z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[1])
+/* A^T */
+TRANSFORM(of_products, z[0] = x[0] + x[1] + x[2], z[1] = x[1] - x[2] - x[3])
+TRANSFORM(of_small_products, z[0] = x[0] + x[1], z[1] = x[1] + x[2])
+/* A, and G^T: of the smaller ones G and A^T */
+TRANSFORM(of_gradient, z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[0] - x[1], z[3] = -x[1])
+TRANSFORM(of_filter_sums, const line even = 0.5f * (x[1] + x[2]); z[0] = x[0] + even, z[1] = 0.5f * (x[1] - x[2]),
+          z[2] = even + x[3])
 
 /* z = T x T^T. x: (n, n) vectors, rows and columns of them so far apart; z: (made, made) */
 INLINE void transform_tile(transform *axis, const int n, const int made, const float *x, size x_row, size x_column, float *z,
@@ -469,70 +468,91 @@ INLINE void transform_tile(transform *axis, const int n, const int made, const f
     }
 }
 
-/* Transforms up to 32 tiles of n by n of a row, eight channels; the products lie `apart`. to: (tiles, row) */
-INLINE void transform_row(transform *axis, const int n, const float *x, size planes, const size *image, size y, size left,
-                          size tiles, float *to, size row, size apart)
+/* Transforms up to 32 tiles of n by n of a row, eight channels of each phase; the products lie `apart`.
+ * planes: of x; channels: of a phase; to: (tiles, row) */
+INLINE void transform_row(transform *axis, const int n, const int made, size step, const float *x, size planes, size channels,
+                          const size *image, size y, size left, size tiles, float *to, size row, size apart)
 {
-    float seen[4 * (2 * TILE_COLUMNS + 2) * LINE];
-    const size columns = 2 * tiles + n - 2;
-    load_planes(x, planes, image, y, left, n, columns, seen);
-    for (size tile = 0; tile < tiles; tile++)
-        transform_tile(axis, n, 4, seen + 2 * tile * LINE, columns * LINE, LINE, to + tile * row, 4 * apart, apart);
+    float seen[4 * MOST_PHASES * (2 * TILE_COLUMNS + 2) * MOST_PHASES * LINE];
+    const size columns = (2 * tiles + n - 2) * step;
+    load_planes(x, planes, image, y, left, n * step, columns, seen);
+    for (size phase = 0; phase < step * step; phase++, to += channels)
+        for (size tile = 0; tile < tiles; tile++)
+            transform_tile(axis, n, made, seen + (phase / step * columns + 2 * tile * step + phase % step) * LINE,
+                           columns * step * LINE, step * LINE, to + tile * row, made * apart, apart);
 }
 
-/* Transforms the rows of tiles from `first` on of all images, or of gradients. */
-static void transform_block(const tiling *t, int gradients, size first, size rows, const float *x, float *to, size apart)
+/* Transforms the rows of tiles from `first` on of all images, or of gradients. down, right: where the first tile reads */
+static void transform_block(const tiling *t, int gradients, size down, size right, size first, size rows, const float *x,
+                            float *to, size apart)
 {
     const size channels = gradients ? t->results : t->sources, row = gradients ? t->result_row : t->source_row;
-    const size *image = gradients ? t->result : t->source, across = t->tiles[1];
-    PARALLEL(PRODUCTS * rows * across * channels)
+    const size *image = gradients ? t->result : t->source, across = t->tiles[1], step = gradients ? 1 : t->step;
+    PARALLEL(t->products * rows * across * channels)
     for (size i = 0; i < ratio_up(channels, WIDE) * 2 * rows; i++) {
-        const size c = i / rows * LINE, tile_row = first + i % rows, y = tile_row % t->tiles[0] * 2;
+        const size c = i / rows * LINE, tile_row = first + i % rows, y = tile_row % t->tiles[0] * 2 * step + down;
         const size planes = channels - c; /* perhaps none */
         const float *from = x + (tile_row / t->tiles[0] * channels + least(c, channels)) * image[0] * image[1];
         for (size q = 0; q < across; q += TILE_COLUMNS) {
-            const size tiles = least(TILE_COLUMNS, across - q);
+            const size tiles = least(TILE_COLUMNS, across - q), left = 2 * q * step + right;
             float *own = to + (i % rows * across + q) * row + c;
-            if (gradients)
-                transform_row(of_gradient, 2, from, planes, image, y, 2 * q, tiles, own, row, apart);
+#define RUN(axis, n, made) transform_row(axis, n, made, step, from, planes, channels, image, y, left, tiles, own, row, apart)
+            if (t->edge == 4)
+                gradients ? RUN(of_gradient, 2, 4) : RUN(of_image, 4, 4);
             else
-                transform_row(of_image, 4, from, planes, image, y - t->padding[0], 2 * q - t->padding[1], tiles, own, row,
-                              apart);
+                gradients ? RUN(of_small_filter, 2, 3) : RUN(of_small_image, 3, 3);
+#undef RUN
         }
     }
 }
 
-/* (PRODUCTS, pairs of vectors of results, sources, WIDE) = G w G^T. w: (results, sources, 3, 3), or, back, turned by half
- * and (sources, results, 3, 3) */
-static void transform_filters(const tiling *t, int back, const float *w, float *to)
+/* (products, phases, pairs of vectors of results, sources, WIDE) = G w G^T. w: (results, sources, KH, KW), or, back, turned
+ * by half and (sources, results, KH, KW) */
+static void transform_filters(const tiling *t, const window *s, int back, const float *w, float *to)
 {
-    const size pairs = ratio_up(t->results, WIDE), apart = pairs * t->sources * WIDE;
-    const size from_k = back ? 9 : 9 * t->sources, from_c = back ? 9 * t->results : 9;
-    PARALLEL(apart * PRODUCTS)
+    const size kernel = s->kernel[0], step = s->stride[0], taps = t->edge - 1, area = kernel * kernel;
+    const size phases = step * step, pairs = ratio_up(t->results, WIDE), sources = t->step * t->step * t->sources;
+    const size apart = t->spread * t->spread * pairs * sources * WIDE;
+    const size from_k = back ? area : area * t->sources, from_c = back ? area * t->results : area;
+    PARALLEL(apart * t->products)
     for (size i = 0; i < 2 * pairs; i++)
-        for (size j = 0; j < t->sources; j++) {
-            const size at = i * t->sources + j, k = (back ? at % (2 * pairs) : i) * LINE, c = back ? at / (2 * pairs) : j;
+        for (size j = 0; j < phases * t->sources; j++) {
+            const size phase = j % phases, c = j / phases, k = i * LINE;
+            const size down = (phase / step + (back ? s->padding[0] : 0)) % step;
+            const size right = (phase % step + (back ? s->padding[1] : 0)) % step;
             float f[9 * LINE];
-            for (size e = 0; e < 9; e++)
-                for (size j = 0; j < LINE; j++)
-                    f[e * LINE + j] = k + j < t->results ? w[(k + j) * from_k + c * from_c + (back ? 8 - e : e)] : 0;
-            float *own = to + (k / WIDE * t->sources + c) * WIDE + k % WIDE;
-            transform_tile(of_filter, 3, 4, f, 3 * LINE, LINE, own, 4 * apart, apart);
+            for (size e = 0; e < taps * taps; e++)
+                for (size l = 0; l < LINE; l++) {
+                    const size at = back ? taps * taps - 1 - e : e;
+                    const size tap = (at / taps * step + down) * kernel + at % taps * step + right;
+                    f[e * LINE + l] = k + l < t->results ? w[(k + l) * from_k + c * from_c + tap] : 0;
+                }
+            const size pair = back ? phase * pairs + i / 2 : i / 2, source = back ? c : phase * t->sources + c;
+            float *own = to + (pair * sources + source) * WIDE + k % WIDE;
+            if (taps == 3)
+                transform_tile(of_filter, 3, 4, f, 3 * LINE, LINE, own, 4 * apart, apart);
+            else
+                transform_tile(of_small_filter, 2, 3, f, 2 * LINE, LINE, own, 3 * apart, apart);
         }
 }
 
-/* out = A^T m A + b for up to 32 tiles of a row, eight results at most. m: (tiles, row) */
+/* out = A^T m A + b for up to 32 tiles of a row, eight results at most of each phase. m: (tiles, row) */
 static void transform_results(const tiling *t, const float *m, size row, size apart, size tiles, const float *b, size results,
                               size y, size left, float *out)
 {
-    float made[2 * 2 * TILE_COLUMNS * LINE];
-    const size h = t->result[0], w = t->result[1];
-    for (size tile = 0; tile < tiles; tile++)
-        transform_tile(of_products, 4, 2, m + tile * row, 4 * apart, apart, made + 2 * tile * LINE, 2 * TILE_COLUMNS * LINE,
-                       LINE);
-    for (size i = 0; i < least(2, h - y); i++)
-        store_planes(made + i * 2 * TILE_COLUMNS * LINE, b, results, h * w, least(2 * tiles, w - left),
-                     out + (y + i) * w + left);
+    const size h = t->result[0], w = t->result[1], spread = t->spread, columns = 2 * tiles * spread;
+    float made[2 * MOST_PHASES * 2 * TILE_COLUMNS * MOST_PHASES * LINE];
+    for (size phase = 0; phase < spread * spread; phase++, m += t->results)
+        for (size tile = 0; tile < tiles; tile++) {
+            float *own = made + (phase / spread * columns + 2 * tile * spread + phase % spread) * LINE;
+            if (t->edge == 4)
+                transform_tile(of_products, 4, 2, m + tile * row, 4 * apart, apart, own, columns * spread * LINE, spread * LINE);
+            else
+                transform_tile(of_small_products, 3, 2, m + tile * row, 3 * apart, apart, own, columns * spread * LINE,
+                               spread * LINE);
+        }
+    for (size i = 0; i < least(2 * spread, h - y); i++)
+        store_planes(made + i * columns * LINE, b, results, h * w, least(columns, w - left), out + (y + i) * w + left);
 }
 
 /* c = a @ b, or c += a @ b, for a few rows and WIDE columns. a: (rows, depth) at any strides */
@@ -567,25 +587,30 @@ static void multiply(size rows, size depth, const float *a, size a_row, size a_c
 #undef RUN
 }
 
-/* As convolve_f32, of a 3x3 window at stride 1 and one group, padded by at most two. */
+/* As convolve_f32, of one group and a square window at stride 1 of 2x2 or 3x3, or at stride 2 of 4x4 and of multiples of
+ * WIDE channels and filters; it is padded by at most two. */
 int winograd_f32(const window *s, size n, size channels, size filters, int back, const float *x, const float *w,
                  const float *b, float *out)
 {
     const tiling t = plan_tiles(s, n, channels, filters, back);
-    const size across = t.tiles[1], pairs = ratio_up(t.results, WIDE), filter_size = pairs * t.sources * WIDE;
+    const size across = t.tiles[1], pairs = ratio_up(t.results, WIDE), sources = t.step * t.step * t.sources;
+    const size spread = t.spread, phase_size = pairs * sources * WIDE, filter_size = spread * spread * phase_size;
     const size x_size = t.rows * across * t.source_row + WIDE, m_size = t.rows * across * t.result_row + WIDE;
-    float *u = malloc(PRODUCTS * (filter_size + x_size + m_size) * sizeof(float));
-    float *v = u + PRODUCTS * filter_size, *m = v + PRODUCTS * x_size;
+    float *u = malloc(t.products * (filter_size + x_size + m_size) * sizeof(float));
+    float *v = u + t.products * filter_size, *m = v + t.products * x_size;
     if (u)
-        transform_filters(&t, back, w, u);
+        transform_filters(&t, s, back, w, u);
     for (size first = 0; u && first < n * t.tiles[0]; first += t.rows) {
-        const size rows = least(t.rows, n * t.tiles[0] - first), work = PRODUCTS * rows * across;
-        transform_block(&t, 0, first, rows, x, v, x_size);
-        PARALLEL(work * filter_size)
-        for (size i = 0; i < PRODUCTS * pairs; i++) {
-            const size p = i / pairs, k = i % pairs * WIDE;
-            multiply(rows * across, t.sources, v + p * x_size, t.source_row, 1, u + p * filter_size + k * t.sources, WIDE,
-                     m + p * m_size + k, t.result_row, 0);
+        const size rows = least(t.rows, n * t.tiles[0] - first), work = t.products * rows * across;
+        for (size phase = 0; phase < spread * spread; phase++) {
+            transform_block(&t, 0, t.first[0][phase / spread], t.first[1][phase % spread], first, rows, x, v, x_size);
+            PARALLEL(work * phase_size)
+            for (size i = 0; i < t.products * pairs; i++) {
+                const size p = i / pairs, k = i % pairs * WIDE;
+                multiply(rows * across, sources, v + p * x_size, t.source_row, 1,
+                         u + p * filter_size + phase * phase_size + k * sources, WIDE, m + p * m_size + phase * t.results + k,
+                         t.result_row, 0);
+            }
         }
         PARALLEL(work * t.results)
         for (size i = 0; i < ratio_up(t.results, LINE) * rows; i++) {
@@ -593,7 +618,7 @@ int winograd_f32(const window *s, size n, size channels, size filters, int back,
             for (size q = 0; q < across; q += TILE_COLUMNS)
                 transform_results(&t, m + (i % rows * across + q) * t.result_row + k, t.result_row, m_size,
                                   least(TILE_COLUMNS, across - q), b ? b + k : NULL, least(t.results - k, LINE),
-                                  row % t.tiles[0] * 2, 2 * q,
+                                  row % t.tiles[0] * 2 * spread, 2 * q * spread,
                                   out + (image * t.results + k) * t.result[0] * t.result[1]);
         }
     }
@@ -605,29 +630,38 @@ int winograd_f32(const window *s, size n, size channels, size filters, int back,
 int winograd_filters_f32(const window *s, size n, size channels, size filters, const float *x, const float *g, float *dw)
 {
     const tiling t = plan_tiles(s, n, channels, filters, 0);
-    const size across = t.tiles[1], pairs = ratio_up(channels, WIDE), sum_size = filters * t.source_row + WIDE;
+    const size across = t.tiles[1], step = t.step, taps = t.edge - 1, kernel = s->kernel[0], lines = ratio_up(channels, LINE);
+    const size pairs = ratio_up(step * step * channels, WIDE), sum_size = filters * t.source_row + WIDE;
     const size x_size = t.rows * across * t.source_row + WIDE, g_size = t.rows * across * t.result_row + WIDE;
-    float *sums = malloc(PRODUCTS * (sum_size + x_size + g_size) * sizeof(float));
-    float *v = sums + PRODUCTS * sum_size, *z = v + PRODUCTS * x_size;
+    float *sums = malloc(t.products * (sum_size + x_size + g_size) * sizeof(float));
+    float *v = sums + t.products * sum_size, *z = v + t.products * x_size;
     for (size first = 0; sums && first < n * t.tiles[0]; first += t.rows) {
         const size rows = least(t.rows, n * t.tiles[0] - first);
-        transform_block(&t, 0, first, rows, x, v, x_size);
-        transform_block(&t, 1, first, rows, g, z, g_size);
-        PARALLEL(PRODUCTS * rows * across * filters * channels)
-        for (size i = 0; i < PRODUCTS * pairs; i++) {
+        transform_block(&t, 0, t.first[0][0], t.first[1][0], first, rows, x, v, x_size);
+        transform_block(&t, 1, 0, 0, first, rows, g, z, g_size);
+        PARALLEL(t.products * rows * across * filters * channels)
+        for (size i = 0; i < t.products * pairs; i++) {
             const size p = i / pairs, c = i % pairs * WIDE;
             multiply(filters, rows * across, z + p * g_size, 1, t.result_row, v + p * x_size + c, t.source_row,
                      sums + p * sum_size + c, t.source_row, first > 0);
         }
     }
-    PARALLEL(sums ? PRODUCTS * filters * channels : 0)
-    for (size i = 0; i < (sums ? filters * ratio_up(channels, LINE) : 0); i++) {
-        const size k = i / ratio_up(channels, LINE), c = i % ratio_up(channels, LINE) * LINE;
-        const float *from = sums + k * t.source_row + c;
-        float e[9 * LINE];
-        transform_tile(of_filter_sums, 4, 3, from, 4 * sum_size, sum_size, e, 3 * LINE, LINE);
-        for (size j = 0; j < least(LINE, channels - c); j++)
-            for (int tap = 0; tap < 9; tap++) dw[(k * channels + c + j) * 9 + tap] = e[tap * LINE + j];
+    PARALLEL(sums ? t.products * filters * channels : 0)
+    for (size i = 0; i < (sums ? filters * lines : 0); i++) {
+        const size k = i / lines, c = i % lines * LINE;
+        for (size phase = 0; phase < step * step; phase++) {
+            const float *from = sums + k * t.source_row + phase * channels + c;
+            float e[9 * LINE];
+            if (taps == 3)
+                transform_tile(of_filter_sums, 4, 3, from, 4 * sum_size, sum_size, e, 3 * LINE, LINE);
+            else
+                transform_tile(of_small_products, 3, 2, from, 3 * sum_size, sum_size, e, 2 * LINE, LINE);
+            for (size j = 0; j < least(LINE, channels - c); j++)
+                for (size tap = 0; tap < taps * taps; tap++) {
+                    const size down = tap / taps * step + phase / step, right = tap % taps * step + phase % step;
+                    dw[((k * channels + c + j) * kernel + down) * kernel + right] = e[tap * LINE + j];
+                }
+        }
     }
     free(sums);
     return sums != NULL;

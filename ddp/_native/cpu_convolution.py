@@ -19,6 +19,8 @@ from ddp.ops.convolution import Shape, Window
 
 MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
 MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below
+WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
+WIDE = 16  # of convolution.c
 MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster
 MIN_POSITIONS = 64  # of an image, below which a product of several images is faster than one for each
 MAX_POSITIONS = 64  # up to which vectors of channels are faster in depthwise convolution, of images four times as large
@@ -55,8 +57,10 @@ def way(shape: Shape) -> str:
     if window.elements == 1:
         positions = window.out[0] * window.out[1]
         return "product" if window.is_identity and shape.groups == 1 and positions >= MIN_POSITIONS else "columns"
-    is_3x3 = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and max(window.padding) <= 2
-    if is_3x3 and shape.groups == 1 and min(shape.channels, shape.filters) >= MIN_CHANNELS:
+    channels = shape.channels, shape.filters
+    are_wide = window.stride == (1, 1) or all(count % WIDE == 0 for count in channels)
+    is_tiled = (window.kernel, window.stride) in WINOGRAD_WINDOWS and max(window.padding) <= 2
+    if is_tiled and are_wide and window.dilation == (1, 1) and shape.groups == 1 and min(channels) >= MIN_CHANNELS:
         return "winograd"
     is_depthwise = shape.groups > 1 and shape.channels == shape.filters == 1
     if is_depthwise and math.prod(window.out) <= MAX_POSITIONS and math.prod(window.image) <= 4 * MAX_POSITIONS:

@@ -108,33 +108,11 @@ static inline float tail_f32(float y)
     return p * t;
 }
 
-/* The derivative of x*P(normal variable <= x), to 2.2e-7: 1/2 + an odd rational function fitted for |x| <= 5.8, beyond
- * which it is 0 or 1 to that. */
-static inline float gelu_slope_f32(float x)
-{
-    x = x < -5.8f ? -5.8f : x;
-    x = x > 5.8f ? 5.8f : x;
-    const float u = x * x;
-    float p = (1.58297100e-8f * u + 7.50239355e-7f) * u + 3.40738054e-5f;
-    p = ((p * u + 1.37180530e-4f) * u + 1.40004041e-2f) * u - 2.60041934e-2f;
-    p = p * u + 7.97884543e-1f;
-    float q = (1.28648626e-9f * u + 2.92458134e-7f) * u + 9.45288957e-6f;
-    q = ((q * u + 2.28989792e-4f) * u + 3.78508852e-3f) * u + 4.27948050e-2f;
-    q = (q * u + 3.00741681e-1f) * u + 1;
-    return 0.5f + x * (p / q);
-}
-
-/* P(normal variable <= x) */
-static inline float normal_cdf_f32(float x)
-{
-    const float beyond = exp_f32(-0.5f * (x * x)) * tail_f32(x < 0 ? -x : x);
-    return x < 0 ? beyond : 1 - beyond;
-}
-
-/* z = x*P(normal variable <= x);  out = z, or g*z' where g is not NULL */
+/* z = x*c, c = P(normal variable <= x), e = e^(-x^2/2);  z' = c + x*e/sqrt(2*pi);  out = z, or g*z' where g is not NULL */
 void gelu_f32(size n, const float *restrict x, const float *restrict g, float *restrict out)
 {
-    CURVE(, x[i] * normal_cdf_f32(x[i]), gelu_slope_f32(x[i]))
+    CURVE(const float e = exp_f32(-0.5f * (x[i] * x[i])); const float tail = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
+          const float c = x[i] < 0 ? tail : 1 - tail, x[i] * c, c + x[i] * e * 0.39894228f)
 }
 
 /* A window that slides over images; every pair is along H, along W. out: how many positions it takes */
@@ -170,29 +148,26 @@ static const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY
 /* Whether a formula's passes are those of a table. */
 #define IS(table) (count == sizeof(table) / sizeof(*table) && !memcmp(passes, table, sizeof(table)))
 
-#define TOTAL(f, REAL)                                                                                                 \
-    static inline REAL f(REAL *sums)                                                                                   \
-    {                                                                                                                  \
-        for (int half = LANES / 2; half; half /= 2)                                                                    \
-            for (int l = 0; l < half; l++)                                                                             \
-                sums[l] += sums[l + half];                                                                             \
-        return sums[0];                                                                                                \
-    }
-TOTAL(total_f32, float)
-TOTAL(total_f64, double)
-
-#define REAL float
-#define TAG f32
+#define REAL double
+#define TAG f64
 #include "kernels.c"
 #undef REAL
 #undef TAG
-#define REAL double
-#define TAG f64
+#define REAL float
+#define TAG f32
 #include "kernels.c"
 
 #else /* ---------------------------------------------------------------------------------------- once for each REAL */
 
 #define EXP NAME(exp)
+
+/* The sum of partial sums, which it overwrites. */
+static inline REAL NAME(total)(REAL *sums)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) sums[l] += sums[l + half];
+    return sums[0];
+}
 
 /* Runs a statement for i = 0 to n - 1, in which l counts the partial sum that i belongs to. */
 #define EACH(n, ...)                                                                                                   \
@@ -281,18 +256,18 @@ void NAME(leaky_relu_backward)(size n, double slope, const REAL *restrict g, con
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
-/* The mean of the squares of x - shift. They are added up in REAL; where that over- or underflows, in double.
+/* The mean of x - shift, or of its squares. They are added up in REAL; where that over- or underflows, in double.
  * x: `rows` rows of n elements, which begin `apart` elements apart */
-NARROW INLINE double NAME(mean_square)(size rows, size apart, size n, const REAL *restrict x, REAL shift)
+NARROW INLINE double NAME(mean)(const int squares, size rows, size apart, size n, const REAL *restrict x, REAL shift)
 {
     REAL sums[LANES] = {0};
     for (const REAL *row = x; row < x + rows * apart; row += apart)
-        EACH(n, sums[l] += (row[i] - shift) * (row[i] - shift));
+        EACH(n, const REAL z = row[i] - shift; sums[l] += squares ? z * z : z);
     double mean = NAME(total)(sums) / (double)(rows * n);
-    if (__builtin_expect(!(mean > 1e-30 && mean < INFINITY), 0)) {
+    if (__builtin_expect(!isfinite(mean) || (squares && mean <= 1e-30), 0)) {
         double wide[LANES] = {0};
         for (const REAL *row = x; row < x + rows * apart; row += apart)
-            EACH(n, wide[l] += ((double)row[i] - shift) * ((double)row[i] - shift));
+            EACH(n, const double z = (double)row[i] - shift; wide[l] += squares ? z * z : z);
         mean = total_f64(wide) / (double)(rows * n);
     }
     return mean;
@@ -301,19 +276,8 @@ NARROW INLINE double NAME(mean_square)(size rows, size apart, size n, const REAL
 /* The mean and the biased variance, exact for equal elements: sums are of what is left without the first. */
 NARROW INLINE double NAME(moments_of_piece)(size rows, size apart, size n, const REAL *restrict x, double *var)
 {
-    const REAL origin = x[0];
-    REAL sums[LANES] = {0};
-    for (const REAL *row = x; row < x + rows * apart; row += apart)
-        EACH(n, sums[l] += row[i] - origin);
-    double shift = NAME(total)(sums) / (double)(rows * n);
-    if (__builtin_expect(!isfinite(shift), 0)) {
-        double wide[LANES] = {0};
-        for (const REAL *row = x; row < x + rows * apart; row += apart)
-            EACH(n, wide[l] += (double)row[i] - origin);
-        shift = total_f64(wide) / (double)(rows * n);
-    }
-    const double mean = origin + shift, rounding = mean - (REAL)mean;
-    *var = NAME(mean_square)(rows, apart, n, x, (REAL)mean) - rounding * rounding;
+    const double mean = x[0] + NAME(mean)(0, rows, apart, n, x, x[0]), rounding = mean - (REAL)mean;
+    *var = NAME(mean)(1, rows, apart, n, x, (REAL)mean) - rounding * rounding;
     return mean;
 }
 
@@ -341,13 +305,10 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
                 NAME(add_piece)(1, n, least(PIECE, n - start), x + start, start, &center, &var);
             mean[row] = center;
         } else
-            var = NAME(mean_square)(1, n, n, x, 0);
+            var = NAME(mean)(1, 1, n, n, x, 0);
         const REAL r = (REAL)(1 / sqrt(var + eps)), m = (REAL)center, rounding = (REAL)((m - center) * r);
         rstd[row] = r;
-        if (!centered)
-            SIMD for (size i = 0; i < n; i++) out[i] = x[i] * r * (w ? w[i] : 1);
-        else
-            SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * (w ? w[i] : 1) + (b ? b[i] : 0);
+        SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * (w ? w[i] : 1) + (b ? b[i] : 0);
     }
 }
 
