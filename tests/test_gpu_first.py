@@ -128,15 +128,17 @@ def test_the_tests_of_the_table_are_all_that_need_a_gpu() -> None:
 
 def test_the_steps_of_a_cpu_run_on_one(run_job: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.first", "--device", "cpu", "--out", str(tmp_path)]
-    done = run_job([*command, "--only", "kernels,tiny-small-gpt,full-small-gpt"])
+    done = run_job([*command, "--only", "kernels,derivatives,tiny-small-gpt,full-small-gpt"])
     assert (done.returncode, done.stderr) == (0, "")
-    assert "4 of 4 steps passed" in done.stdout
+    assert "5 of 5 steps passed" in done.stdout
     assert "ms a step" in done.stdout
 
 
 def test_ops_on_the_stand_in_and_those_that_differ_are_named(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    first_steps.derivatives("cuda")
+    capsys.readouterr()
     first_steps.kernels("cuda")
     monkeypatch.setattr(first_steps, "TOLERANCES", {ddp.float32: -1.0})
     with pytest.raises(SystemExit, match="1"):

@@ -79,6 +79,7 @@ def table(device: str, logs: Path) -> Iterator[Step]:
         yield pytest_step("products", 60, logs, "tests/gpu/test_gemm.py")
         yield Step("compile", 60, step_command("compile", device))
     yield Step("kernels", 45, step_command("kernels", device), blocking)
+    yield Step("derivatives", 45, step_command("derivatives", device), blocking)
     for size in ("tiny", "full"):
         for model in MODELS:
             environ = blocking if size == "tiny" else {}

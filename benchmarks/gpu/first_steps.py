@@ -8,7 +8,7 @@ A step prints what it has found, and fails by raising. All take the device first
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ LOSS_TOLERANCE = 0.02  # relative: a GPU rounds to bfloat16 at other places
 # Relative to the largest number of a result.
 TOLERANCES = {ddp.float32: 2e-3, ddp.bfloat16: 3e-2, ddp.float16: 1e-2}
 Case = tuple[Callable[..., Any], Sequence[tuple[int, ...]]]  # a function, and the shapes of the tensors that it takes
+Compute = Callable[[Any, Sequence[Any], Any], list[Any]]  # of a result, the inputs and the result's gradient
 
 
 def versions(device: str, path: str) -> None:
@@ -99,11 +100,33 @@ def cases() -> dict[str, Case]:
 
 def kernels(device: str) -> None:
     """Every case in three dtypes: result and gradients against those of the CPU in float32."""
+    compare(device, first_order, TOLERANCES)
+
+
+def derivatives(device: str) -> None:
+    """Every case in float32: gradients with a graph, and their gradients, against those of the CPU."""
+    compare(device, second_order, {ddp.float32: 5 * TOLERANCES[ddp.float32]})
+
+
+def first_order(out: Any, inputs: Sequence[Any], g: Any) -> list[Any]:
+    out.backward(g)
+    return [out, *(x.grad for x in inputs)]
+
+
+def second_order(out: Any, inputs: Sequence[Any], g: Any) -> list[Any]:
+    wanted = [*inputs, g.requires_grad_()]
+    gradients = ddp.autograd.grad(out, inputs, g, create_graph=True)
+    value = sum(dx.square().sum() for dx in gradients)
+    return [*gradients, *ddp.autograd.grad(value, wanted, materialize_grads=True)]
+
+
+def compare(device: str, compute: Compute, tolerances: Mapping[Any, float]) -> None:
+    """What `compute` makes of every case, in some dtypes. Raises: SystemExit if it is another on the device."""
     wrong = []
     for name, case in cases().items():
-        for dtype, tolerance in TOLERANCES.items():
+        for dtype, tolerance in tolerances.items():
             try:
-                error = largest_error(case, device, dtype)
+                error = largest_error(case, device, dtype, compute)
                 assert error < tolerance, f"{error:.2g} off"
             except Exception as error:
                 wrong.append(f"{name}, {dtype}: {type(error).__name__}: {error}")
@@ -112,8 +135,8 @@ def kernels(device: str) -> None:
         sys.exit(1)
 
 
-def largest_error(case: Case, device: str, dtype: Any) -> float:
-    """Of result and gradients in a dtype on the device, beside the largest number of the same on the CPU in float32."""
+def largest_error(case: Case, device: str, dtype: Any, compute: Compute) -> float:
+    """Of what `compute` makes in a dtype on the device, beside the largest number of the same on the CPU in float32."""
     function, shapes = case
     random = np.random.default_rng(0)
     numbers = [ddp.from_numpy(random.standard_normal(shape)).to(dtype) for shape in shapes]
@@ -123,11 +146,10 @@ def largest_error(case: Case, device: str, dtype: Any) -> float:
         out = function(*inputs)
         assert out.dtype is computed_in, f"the result is {out.dtype}"
         g = np.random.default_rng(1).standard_normal(out.shape)
-        out.backward(ddp.as_tensor(g).to(computed_on, computed_in))
-        results.append([x.detach().cpu().double().numpy() for x in (out, *(x.grad for x in inputs))])
-    return max(
-        np.abs(expected - actual).max() / np.abs(expected).max() for expected, actual in zip(*results, strict=True)
-    )
+        computed = compute(out, inputs, ddp.as_tensor(g).to(computed_on, computed_in))
+        results.append([x.detach().cpu().double().numpy() for x in computed])
+    pairs = zip(*results, strict=True)
+    return max(np.abs(expected - actual).max() / (np.abs(expected).max() or 1) for expected, actual in pairs)
 
 
 def tiny(device: str, model: str, implementation: str) -> None:
@@ -155,5 +177,5 @@ def memcheck(device: str) -> None:
 
 
 if __name__ == "__main__":
-    steps = (versions, compile, kernels, tiny, full, memcheck)
+    steps = (versions, compile, kernels, derivatives, tiny, full, memcheck)
     {step.__name__: step for step in steps}[sys.argv[1]](*sys.argv[2:])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ddp._cuda import cudnn_graph
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec, tensor_spec
 from ddp._engine import modes
+from ddp.errors import GraphError
 from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.attention import attention as reference
 from ddp.ops.memory_formats import dense_strides, empty_in_order, order_of
@@ -158,6 +159,17 @@ def _cudnn_forward(
     if not graph.run(xp, arrays, key):
         return None
     return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (stats, key, options))
+
+
+def reference_residual(xp: Any, residual: Any) -> Any:
+    """The residual of the op's reference. Raises: GraphError if cuDNN dropped elements: it does not tell which."""
+    op, inner = residual
+    if op is None and inner[1] is not None:
+        raise GraphError(
+            "scaled_dot_product_attention: create_graph=True after dropout by cuDNN, which has no second derivative: "
+            "run the forward with ddp.backends.cudnn.enabled = False"
+        )
+    return inner
 
 
 def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

@@ -60,8 +60,7 @@ def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order:
     order: the axes in the order in which elements are numbered
     """
     if shape != x.shape:
-        axes = tuple(range(len(shape)))
-        factors = drop(xp, xp.ones(shape, opmath_dtype(x.dtype)), key, p, shape, axes)
+        factors = drop(xp, xp.ones(shape, opmath_dtype(x.dtype)), key, p, shape, order)
         return as_format(xp, (x * factors).astype(x.dtype, copy=False), prefers_channels_last(x))
     transposed = x.transpose(order)
     # Reshaped, since ascontiguousarray makes one axis of none.
@@ -74,12 +73,19 @@ def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order:
 
 def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
     key = dropout_seed(xp, generator)
-    order = order_of(x)
+    order = order_of(x) if shape == x.shape else tuple(range(len(shape)))
     return drop(xp, x, key, p, shape, order), (key, p, shape, order)
 
 
 def dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     return (drop(xp, g, *residual),)
+
+
+def kept_elements(xp: Any, residual: Any) -> tuple[Array, float]:
+    """The residual of the reference of dropout: which elements are kept (bool), and their factor."""
+    key, p, shape, order = residual
+    kept = drop(xp, xp.ones(shape, "float32"), key, p, shape, order) != 0
+    return kept, 1 / (1 - p) if p < 1 else 0.0
 
 
 def drawn_masks(xp: Any, key: Array, p: float) -> Callable[[tuple[int, ...]], Array]:

@@ -228,7 +228,7 @@ def linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     layer, shape = residual
-    return linear_backward(xp, _activation_backward(xp, _rows(g), layer), needs, saved, shape, grad_outs)
+    return linear_backward(xp, _activation_backward(xp, _rows(g), layer), needs, saved[:2], shape, grad_outs)
 
 
 def feed_forward(

@@ -6,6 +6,8 @@ computes in float32, and rounds the result (`ddp.ops.op.Upcast`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddp._cuda import (
     array_forms,
     cross_entropy_kernels,
@@ -35,29 +37,38 @@ from ddp.ops import (
     special,
 )
 
-# Ops by our own kernels or by NVIDIA's libraries.
+# Ops by our own kernels or by NVIDIA's libraries, and how create_graph makes the reference's residual of theirs.
+
+
+def _same(xp: Any, residual: Any) -> Any:
+    return residual
+
+
 products.matmul.attach_device_form(products.matmul.forward, products.matmul.backward)
 products.einsum.attach_device_form(products.einsum.forward, products.einsum.backward)
-products.linear.attach_device_form(matmul_kernels.linear, matmul_kernels.linear_backward, grad_out="accumulate")
-products.linear_act.attach_device_form(
-    matmul_kernels.linear_act, matmul_kernels.linear_act_backward, grad_out="accumulate"
+for op, forward, backward in (
+    (products.linear, matmul_kernels.linear, matmul_kernels.linear_backward),
+    (products.linear_act, matmul_kernels.linear_act, matmul_kernels.linear_act_backward),
+    (products.feed_forward, matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward),
+    (normalization.layer_norm, norm_kernels.layer_norm, norm_kernels.layer_norm_backward),
+    (normalization.rms_norm, norm_kernels.rms_norm, norm_kernels.rms_norm_backward),
+    (indexing.embedding, embedding_kernels.embedding, embedding_kernels.embedding_backward),
+):
+    op.attach_device_form(forward, backward, grad_out="accumulate", residual=_same)
+convolution.conv2d.attach_device_form(
+    cudnn_convolution.conv2d, cudnn_convolution.backward, residual=cudnn_convolution.reference_residual
 )
-products.feed_forward.attach_device_form(
-    matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, grad_out="accumulate"
+convolution.conv_transpose2d.attach_device_form(
+    cudnn_convolution.conv_transpose2d, cudnn_convolution.backward, residual=cudnn_convolution.reference_residual
 )
-convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.backward)
-convolution.conv_transpose2d.attach_device_form(cudnn_convolution.conv_transpose2d, cudnn_convolution.backward)
-attention.attention.attach_device_form(cudnn_attention.attention, cudnn_attention.attention_backward)
-activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
-normalization.layer_norm.attach_device_form(
-    norm_kernels.layer_norm, norm_kernels.layer_norm_backward, grad_out="accumulate"
+attention.attention.attach_device_form(
+    cudnn_attention.attention, cudnn_attention.attention_backward, residual=cudnn_attention.reference_residual
 )
-normalization.rms_norm.attach_device_form(norm_kernels.rms_norm, norm_kernels.rms_norm_backward, grad_out="accumulate")
-indexing.embedding.attach_device_form(
-    embedding_kernels.embedding, embedding_kernels.embedding_backward, grad_out="accumulate"
+activation.dropout.attach_device_form(
+    elementwise_kernels.dropout, elementwise_kernels.dropout_backward, residual=elementwise_kernels.kept_elements
 )
 losses.cross_entropy.attach_device_form(
-    cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward
+    cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward, residual=_same
 )
 
 # Formulas whose results keep the memory format of the images.
@@ -127,7 +138,7 @@ products.column_sums.attach_device_form(matmul_kernels.column_sums)
 products.ones.attach_device_form(lambda xp, n, dtype: xp.ones(n, dtype))
 products.merges_batches.attach_device_form(lambda xp: False)
 convolution.tile_bytes.attach_device_form(lambda xp: 1 << 28)
-attention.score_bytes.attach_device_form(lambda xp: 256 << 20)
+attention.score_bytes.attach_device_form(lambda xp: attention.DEVICE_SCORE_BYTES)
 attention.dropout_seed.attach_device_form(array_forms.dropout_seed)
 attention.drawn_masks.attach_device_form(elementwise_kernels.drawn_masks)
 indexing.assign.attach_device_form(array_forms.assign)

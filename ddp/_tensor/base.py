@@ -184,14 +184,14 @@ def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
 
 
 def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Tensor | None]:
-    """Tensors on the CPU around arrays that a node kept, at these edges; None for what is no array.
+    """Tensors around arrays that a node kept, at these edges; None for what is no array.
 
     Nodes that save one of them now notice writes to it.
     """
     counters = {position: version for version, _, position in versions}
     restored: list[Tensor | None] = []
     for i, (array, edge) in enumerate(zip(arrays, edges, strict=True)):
-        x = wrap(array, CPU) if hasattr(array, "dtype") else None
+        x = wrap(array, device_of(array)) if hasattr(array, "dtype") else None
         if x is not None:
             x.edge = edge
             x.version = counters.get(i, x.version)

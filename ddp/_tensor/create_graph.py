@@ -2,7 +2,8 @@
 
 What a node saved becomes a tensor of the graph again: an input gets the edge of that input, the result the node itself.
 The residual is constant. If it changes with the inputs (`Op.derived`), the reference forward runs again, recorded, to
-compute it; or the op is differentiated as a composite of other ops, where these are fewer steps.
+compute it; or the op is differentiated as a composite of other ops, where these are fewer steps. A native form has the
+residual of its reference. A device form is made of formulas itself, or makes that residual (`Op.reference_residual`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddp import _engine
+from ddp._device import on
 from ddp._engine import Edge, Node, SelectOutput, Versions, enable_grad, modes
 from ddp._engine.anomaly import check_gradients
 from ddp._tensor.base import (
@@ -30,7 +32,7 @@ from ddp._tensor.base import (
     wrap,
 )
 from ddp._tensor.operands import convert
-from ddp._tensor.recording import FULL, RecordingArray, as_operand, record, recording_numpy
+from ddp._tensor.recording import FULL, RecordingArray, as_operand, record, recording_module
 from ddp.errors import GraphError, VersionError
 from ddp.ops import (
     activation,
@@ -41,6 +43,7 @@ from ddp.ops import (
     fft,
     indexing,
     losses,
+    memory_formats,
     normalization,
     products,
     reduction,
@@ -48,7 +51,7 @@ from ddp.ops import (
     softmax_ops,
     special,
 )
-from ddp.ops.arrays import Array, Ints
+from ddp.ops.arrays import BFLOAT16, Array, Ints
 from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops, of its inputs and parameters
@@ -57,8 +60,8 @@ Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops
 
 
 def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
-    zero = np.zeros((), next(part.dtype for part in parts if part is not None))
-    zeros = shape.cut(np, np.broadcast_to(zero, sizes), dim, lengths)
+    zero = xp.module.zeros((), next(part.dtype for part in parts if part is not None))
+    zeros = shape.cut(xp.module, xp.module.broadcast_to(zero, sizes), dim, lengths)
     some = [blank if part is None else part for part, blank in zip(parts, zeros, strict=True)]
     return record(shape.stack if lengths is None else shape.cat, *some, dim=dim)
 
@@ -83,8 +86,8 @@ def _adjoint(xp: Any, g: Array, w: Array, x: Array, sizes: convolution.Shape) ->
 
 
 def _zeros_but(xp: Any, g: Array, sizes: Ints, view: Callable[[Any, Any], Any]) -> RecordingArray:
-    where = view(np, np.arange(math.prod(sizes)).reshape(sizes)).copy()
-    zeros = np.zeros(math.prod(sizes), g.dtype)
+    where = view(xp.module, xp.module.arange(math.prod(sizes)).reshape(sizes)).copy()
+    zeros = xp.module.zeros(math.prod(sizes), g.dtype)
     return record(indexing.setitem, zeros, g, steps=((where,),)).reshape(sizes)
 
 
@@ -95,7 +98,7 @@ def _moments(xp: Any, x: Array) -> tuple[Any, Any]:
 
 
 activation.times_tanh_derivative.attach_recording_form(lambda xp, g, z: record(activation.tanh_gradient, g, z))
-arrays.where_or_zero.attach_recording_form(lambda xp, mask, g: record(elementwise.where, np.asarray(mask), g, 0))
+arrays.where_or_zero.attach_recording_form(lambda xp, mask, g: record(elementwise.where, xp.module.asarray(mask), g, 0))
 fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
 shape.zeros_but.attach_recording_form(_zeros_but)
 shape.diagonal_of.attach_recording_form(
@@ -109,11 +112,14 @@ indexing.add_flat.attach_recording_form(
 )
 shape.join.attach_recording_form(_join)
 shape.cut.attach_recording_form(_cut)
+memory_formats.as_format.attach_recording_form(lambda xp, x, last: x)
 convolution.correlate.attach_recording_form(
     lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
 )
 convolution.adjoint.attach_recording_form(_adjoint)
-attention.score_bytes.attach_recording_form(lambda xp: 1 << 62)  # all heads at once: few steps
+# As many heads at a time as on a GPU: few steps, and what is dropped is drawn as there.
+attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
+attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
 reduction.moments.attach_recording_form(_moments)
 # What float64 statistics make up for is lost in those of a recording array, which are of its dtype.
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
@@ -139,11 +145,11 @@ def recorded_gradients(
     Results of collectives that no gradient here depends on are in the graph of all of them, with a gradient of zero:
     gradients of other ranks depend on them, and differentiating those runs collectives in which this rank takes part.
 
-    Raises: GraphError for tensors on a GPU, and for an op without a second derivative; GraphFreedError, VersionError.
+    Raises: GraphError for an op without a second derivative; GraphFreedError, VersionError.
     """
     sinks: dict[Edge, Any] = dict.fromkeys(wanted)
     for_others: list[Tensor] = []
-    with _recorded():
+    with _recorded(), on(tensors[0].device):
         seeds = [_seed(x, g) for x, g in zip(tensors, gradients, strict=True)]
         _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks, partial(_run_node, for_others))
         results = map(sinks.get, wanted)
@@ -158,8 +164,6 @@ class _recorded(enable_grad):
 
 
 def _seed(x: TensorBase, gradient: Any) -> Tensor:
-    if x.device.type != "cpu":
-        raise GraphError("create_graph=True: gradients have a graph on the CPU only, and this tensor is on a GPU")
     array = seed_of(x, gradient)
     return wrap(array, x.device) if gradient is None else apply(elementwise.cast, (gradient,), dtype=array.dtype)
 
@@ -177,7 +181,9 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
     if hasattr(node.op, "record_backward"):
         results = node.op.record_backward(node, g, needs)
         for_others += [x for x, need in zip(results, needs, strict=True) if x is not None and not need]
-    elif type(node.op) in (Op, Upcast) and node.op.name != "transfer":
+    elif node.op.name == "transfer":
+        results = [g.to(node.residual)]
+    elif type(node.op) in (Op, Upcast):
         results = run_reference(node, node.op, g, needs)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
@@ -188,14 +194,13 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
 
 def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence[Tensor | None]:
     """As `_run_node`, by the reference of `op`."""
-    reference = OPS[op.name].reference
-    run: Any = reference if type(op) is Op else Upcast(reference)
+    run, residual = _recordable(node, op, g)
+    xp: Any = recording_module(node.xp)
     edges: Sequence[Any] = node.edges or ()
     places = (*edges, node)
-    plan = reference.plan(needs)  # without what only gradients read that are not wanted
+    plan = op.plan(needs)  # without what only gradients read that are not wanted
     kept = [None if i is None else x for x, i in zip(node.saved, plan, strict=True)]
     saved = _recording(kept, [None if i is None else places[i] for i in plan], node.versions)
-    residual = node.residual
     read = saved
     if node.call is not None:
         arrays, versions, parameters = node.call
@@ -203,15 +208,30 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
             if version.count != count:
                 raise VersionError(f"{node.op.name}: input {i}, which create_graph=True reads, was changed in place")
         inputs = _recording(arrays, edges, versions)
-        if reference.name in _COMPOSITES and inputs[0].size and not parameters.get("smoothing"):
-            return _run_composite(_COMPOSITES[reference.name], inputs, parameters, g, needs)
+        if op.name in _COMPOSITES and inputs[0].size and not parameters.get("smoothing"):
+            return _run_composite(_COMPOSITES[op.name], inputs, parameters, g, needs)
         if "tell" in parameters:
             parameters = {**parameters, "tell": None}  # statistics are told once
-        _, residual = run.forward(recording_numpy, *inputs, **parameters)
+        _, residual = run.forward(xp, *inputs, **parameters)
         read = [*saved, *inputs]
     boxed = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)
-    results = run.backward(recording_numpy, boxed, needs, saved, residual)
+    results = run.backward(xp, boxed, needs, saved, residual)
     return [_result(x, read) if need else None for x, need in zip(results, needs, strict=True)]
+
+
+def _recordable(node: Node, op: Op | Upcast, g: Any) -> tuple[Any, Any]:
+    """What runs on recording arrays in place of `op`, and the residual that its backward takes."""
+    reference = OPS[op.name].reference
+    if type(op) is not Op:
+        return reference.upcast, node.residual
+    if op.reference is op and node.call is None:
+        return op, node.residual
+    convert = op.reference_residual
+    residual = node.residual if convert is None else convert(node.xp, node.residual)
+    # A device form takes bfloat16 as it is, and its reference may not.
+    if op.backward_supports_bfloat16 and any(x is not None and x.dtype is BFLOAT16 for x in (g, *node.saved)):
+        return reference.upcast, (residual, None)
+    return reference, residual
 
 
 def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Any]:

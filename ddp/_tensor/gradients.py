@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ddp import _engine
-from ddp._device import device
+from ddp._device import device, on
 from ddp._engine import Leaf, Node, RemovableHandle
 from ddp._tensor.base import Tensor, TensorBase, apply, required_edge, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
@@ -148,7 +148,8 @@ def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
 
 def hold_grad(x: TensorBase, g: TensorBase) -> None:
     """Makes a copy of g, at its place in the graph, the `grad` of x."""
-    x.grad_view = wrap(g.array.copy(), x.device)
+    with on(x.device):
+        x.grad_view = wrap(g.array.copy(), x.device)
     x.grad_view.edge = g.edge
     x.leaf.grad_buffer.replace(x.grad_view.array)
 

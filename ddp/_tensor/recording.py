@@ -1,20 +1,20 @@
 """Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
 
-A `RecordingArray` looks like a NumPy array and holds a tensor; `recording_numpy` stands for NumPy. A formula that is
-given both runs as on arrays, but every step of it is an op on tensors, so that its results have a graph. No memory is
-written to: a write gives the recording array another tensor, and a write into a view goes on to what it is a view of.
+A `RecordingArray` looks like an array and holds a tensor; a `recording_module` stands for NumPy or CuPy. A formula that
+is given both runs as on arrays, but every step of it is an op on tensors, so that its results have a graph. No memory
+is written to: a write gives the recording array another tensor, and one into a view goes on to what it is a view of.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from ddp._device import CPU
+from ddp._device import device_of
 from ddp._tensor.base import FLOATS, Tensor, TensorBase, TensorFunction, apply, wrap
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.operands import convert, operand_as_tensor
@@ -37,7 +37,7 @@ def as_operand(x: Any) -> Any:
         return x.tensor
     if isinstance(x, np.generic):
         return x.item()
-    return wrap(x, CPU) if isinstance(x, np.ndarray) else x
+    return x if isinstance(x, TensorBase) or not hasattr(x, "dtype") else wrap(x, device_of(x))
 
 
 def as_array(x: Any) -> Any:
@@ -219,32 +219,32 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _add_comparison(_name)
 
 
-class _RecordingNumpy(RecordingModule):
-    """NumPy with functions for recording arrays; those of arrays alone are NumPy's own."""
+class _RecordingModule(RecordingModule):
+    """An array module with functions for recording arrays; those of arrays alone are its own."""
 
     def __getattr__(self, name: str) -> Any:
         """Finds a function when it is first asked for."""
-        value = getattr(np, name)
+        value = getattr(self.module, name)
         if callable(value) and not isinstance(value, type):
-            value = _function(name, value)
+            value = _function(self.module, name, value)
         setattr(self, name, value)
         return value
 
 
-recording_numpy = _RecordingNumpy()
+recording_module = lru_cache(2)(_RecordingModule)  # of NumPy or CuPy
 
 
 def _constant(array: Any) -> Any:
     """A new array: a recording one if it may come to hold what was recorded."""
-    return RecordingArray(wrap(array, CPU)) if array.dtype.kind in FLOATS else array
+    return RecordingArray(wrap(array, device_of(array))) if array.dtype.kind in FLOATS else array
 
 
 def _is_recorded(x: Any) -> bool:
     return isinstance(x, RecordingArray) or (isinstance(x, list | tuple) and any(map(_is_recorded, x)))
 
 
-def _function(name: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy's function of this name, for recording arrays as well."""
+def _function(module: Any, name: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+    """An array module's function of this name, for recording arrays as well."""
 
     def call(*args: Any, **named: Any) -> Any:
         if name in _MAKES:
@@ -253,7 +253,7 @@ def _function(name: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
             return of_arrays(*args, **named)
         out, dtype = named.pop("out", None), named.pop("dtype", None)
         if name in _FLAT:
-            return _constant(np.asarray(of_arrays(*map(as_array, args))))
+            return _constant(module.asarray(of_arrays(*map(as_array, args))))
         if dtype is not None:
             args = tuple([x.astype(dtype, copy=False) if hasattr(x, "astype") else x for x in args])
         result = _FUNCTIONS[name](*args, **named)
@@ -279,7 +279,9 @@ def _as_tensors(x: Any, y: Any) -> list[Any]:
 
 
 def _where(condition: Any, x: Any, y: Any) -> RecordingArray:
-    return RecordingArray(select_where(wrap(np.asarray(condition), CPU), *_as_tensors(x, y)))
+    values = _as_tensors(x, y)
+    mask = wrap(values[0].device.xp.asarray(condition), values[0].device)
+    return RecordingArray(select_where(mask, *values))
 
 
 def _split(x: RecordingArray, sections: int, axis: int) -> list[RecordingArray]:
@@ -302,7 +304,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ascontiguousarray": lambda x, dtype=None: x.astype(dtype or x.dtype, copy=False),
     "broadcast_to": lambda x, sizes: x if x.shape == sizes else record(shape.expand, x, shape=tuple(sizes)),
     "clip": lambda x, low, high: record(elementwise.clamp, x, low=low, high=high),
-    "copyto": lambda x, v, where: x.write(_where(np.broadcast_to(where, x.shape), v, x)),
+    "copyto": lambda x, v, where: x.write(_where(where, v, x)),
     "cumprod": lambda x, axis: record(reduction.cumprod, x, dim=axis % x.ndim),
     "cumsum": lambda x, axis: record(reduction.cumsum, x, dim=axis % x.ndim),
     "divide": operator.truediv,

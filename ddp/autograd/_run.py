@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddp._device import on
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.gradients import run_backward, sink_gradients
@@ -82,8 +83,11 @@ def grad(
             raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
         if isinstance(g, Tensor):
             results.append(g.clone() if any(g is result for result in results) else g)
+        elif g is None:
+            results.append(None)
         else:  # a copy: what the engine hands over may be shared, broadcast or read-only
-            results.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
+            with on(x.device):
+                results.append(wrap(x.device.xp.array(g, x.dtype), x.device))
     return tuple(results)
 
 

@@ -32,7 +32,13 @@ class _Forms(dict[Any, Callable[..., Any]]):
 
 
 class RecordingModule:
-    """An array module whose arrays record what is computed with them: see `ddp._tensor.recording`."""
+    """An array module whose arrays record what is computed with them: see `ddp._tensor.recording`.
+
+    module: that of the arrays in them
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
 
 
 class ArrayFunction(Protocol[P, R]):

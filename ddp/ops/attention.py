@@ -15,6 +15,8 @@ from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, compute_d
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
+DEVICE_SCORE_BYTES = 256 << 20
+
 Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last
 
 

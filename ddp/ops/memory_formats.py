@@ -10,7 +10,7 @@ import enum
 import math
 from typing import Any
 
-from ddp.ops.arrays import Array
+from ddp.ops.arrays import Array, array_function
 
 
 class memory_format(enum.Enum):
@@ -72,6 +72,7 @@ def empty_image(xp: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Arra
     return empty_in_order(xp, shape, dtype, (0, 2, 3, 1)) if last else xp.empty(shape, dtype)
 
 
+@array_function
 def as_format(xp: Any, x: Array, last: bool) -> Array:
     """x (N, C, H, W) with channels last in memory, or in the order of its axes: itself where it lies so."""
     if not last:

@@ -38,6 +38,7 @@ class Op:
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
     view: the result may share the first input's memory, and no number changes.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, recorded.
+    reference_residual: of a device form whose backward takes no recording arrays: (xp, residual) -> the reference's.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
         gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward
@@ -50,7 +51,7 @@ class Op:
 
     __slots__ = (
         *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
-        *("derived", "grad_out", "name", "reference", "saves", "supports_bfloat16", "view"),
+        *("derived", "grad_out", "name", "reference", "reference_residual", "saves", "supports_bfloat16", "view"),
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class Op:
         self._upcast: Upcast | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
         self.reference = self.device_form = self
+        self.reference_residual: Callable[[Any, Any], Any] | None = None
         OPS[name] = self
 
     def attach_native_form(
@@ -101,25 +103,23 @@ class Op:
         forward: Callable[..., tuple[Array, Any]],
         backward: Callable[..., Gradients],
         *,
-        saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] | None = None,
         grad_out: bool | str | None = None,
+        residual: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         """Gives CuPy arrays a pair of their own; called by `ddp._cuda.register` alone.
 
         Both take bfloat16 as it is, in any mix with the other dtypes that the op is given, compute in float32 and round
         once. A pair that cannot take some case hands it on to `op.upcast.forward`, and its residual to
         `op.upcast.backward`.
-        saves: as for the op, where this backward reads something else; grad_out: as for the op, where they differ.
+        grad_out: as for the op, where they differ. residual: `reference_residual`; None for a backward of array
+        formulas.
         """
         form = self.device_form = copy.copy(self)
         form.forward, form.backward = forward, backward
         form.supports_bfloat16 = form.backward_supports_bfloat16 = True
-        form.derived = False  # create_graph is the CPU's
         form._upcast = None
-        if saves is not None:
-            form._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(self.inputs, saves)
-            form.saves = tuple(dict.fromkeys(value for values in form._reads.values() for value in values))
-            form._plans = {}
+        form.reference_residual = residual
+        form.reference = form if residual is None else self.reference
         if grad_out is not None:
             form.grad_out = grad_out
 

@@ -244,7 +244,7 @@ def _linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     kept, activation, shape = residual
-    return _linear_backward(xp, _act_backward(xp, g, kept, activation), needs, saved, shape, grad_outs)
+    return _linear_backward(xp, _act_backward(xp, g, kept, activation), needs, saved[:2], shape, grad_outs)
 
 
 linear_act = Op(
@@ -252,7 +252,7 @@ linear_act = Op(
     _linear_act,
     _linear_act_backward,
     inputs=("x", "w", "b"),
-    saves={"x": ("w",), "w": ("x",), "b": ()},
+    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: see `keep_call`
     derived=True,
     grad_out=True,
 )

@@ -21,7 +21,7 @@ import collectives
 from collectives import Communicator, ReduceOp
 from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
-from ddp._device import CPU
+from ddp._device import CPU, device_of
 from ddp._engine import CollectiveNode, Node, modes, no_grad
 from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
@@ -129,7 +129,7 @@ def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
 
     like: an array with the shape and dtype of the result
     """
-    result = wrap(like, CPU)
+    result = wrap(like, device_of(like))
     result.edge = node
     return result * 0.0 if g is None else g + result * 0.0
 

@@ -52,7 +52,7 @@ class DataParallel(Module):
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. After
-    `loss.backward(create_graph=True)` these means have a graph, on the CPU and without a communication hook. Unused
+    `loss.backward(create_graph=True)` these means have a graph, without a communication hook. Unused
     parameters need no flag: the grad of a parameter that no rank has used is None. Parameters may be frozen and
     unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
     dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without its

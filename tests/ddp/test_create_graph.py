@@ -114,6 +114,12 @@ def test_what_depends_on_the_inputs_is_differentiated(op: str, monkeypatch: pyte
         compare()
 
 
+def test_a_bias_alone_is_differentiated_twice() -> None:
+    x, w, b = (ddp.from_numpy(draw(*shape)) for shape in ((3, 4), (5, 4), (5,)))
+    act = functools.partial(F.linear_act, x, w, activation="gelu", approximate="tanh")
+    assert ddp.autograd.gradgradcheck(lambda b: act(bias=b), b.requires_grad_())
+
+
 def standardized(x: Any, dims: Any) -> Any:
     centered = x - x.mean(dims, keepdim=True)
     return centered / ((centered * centered).mean(dims, keepdim=True) + 1e-5).sqrt()
