@@ -141,7 +141,8 @@ class ZeroOptimizer(Optimizer):
         xp = self._device.xp
         with errstate(all="ignore"), on(self._device):
             non_finite = xp.zeros(1, np.float32)
-            gradients.unscale(xp, self._shards.gradients(), to_device(scale, self._device), non_finite)
+            every = [*self._shards.gradients(), *self._whole_gradients()]
+            gradients.unscale(xp, every, to_device(scale, self._device), non_finite)
             self._comm.all_reduce(non_finite, op="max", out=non_finite)
         found[...] = to_device(non_finite, device_of(found))
         self._scaled = True
@@ -200,25 +201,31 @@ class ZeroOptimizer(Optimizer):
     def _clip(self, max_norm: float, order: float, error_if_nonfinite: bool) -> Tensor:
         xp = self._device.xp
         parts = self._shards.gradients()
-        buffers = [p.leaf.grad_buffer for p in self._shards.params]
-        full: list[Any] = [buffer.array for buffer in buffers if buffer.full]
-        if self._model.micro_batches is not None:  # every rank has the whole gradients
-            norm = gradients.total_norm(xp, full, order) if full else xp.zeros(())
+        whole = self._whole_gradients()
+        if self._model.micro_batches is not None:
+            norm = gradients.total_norm(xp, whole, order) if whole else xp.zeros(())
         else:
             part_norm = gradients.total_norm(xp, parts, order, root=False) if parts else xp.zeros(())
             # Each rank combines the norms of all: MPI's maximum may lose a nan.
             norms = self._comm.all_gather(part_norm.astype(np.float64).reshape(1), lengths="equal")
             norm = norms.max() if order == math.inf else norms.sum() ** (1 / order)
-        wide = any(grad.dtype == np.float64 for grad in full)
+        wide = any(p.array.dtype == np.float64 for p in self._shards.params if p.leaf.grad_buffer.full)
         total = xp.asarray(norm, np.float64 if wide else np.float32)
         if error_if_nonfinite and not xp.isfinite(total):
             raise ArgumentError(
                 f"the total norm of order {order} is {float(total)}, so gradients cannot be clipped by it; "
                 "pass error_if_nonfinite=False to scale by it nevertheless"
             )
-        gradients.scale_to_norm(xp, parts, total, max_norm)
+        gradients.scale_to_norm(xp, [*parts, *whole], total, max_norm)
         self._scaled = True
         return wrap(total, self._device)
+
+    def _whole_gradients(self) -> list[Any]:
+        """With micro_batches all mean gradients, which every rank has beside its copy of its own part; otherwise []."""
+        if self._model.micro_batches is None:
+            return []
+        buffers = [p.leaf.grad_buffer for p in self._shards.params]
+        return [buffer.array for buffer in buffers if buffer.full]
 
     def _check_params(self, named: Mapping[str, Tensor]) -> None:
         for p in self._shards.params:

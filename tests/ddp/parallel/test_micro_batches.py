@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,13 +22,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import ddp
 from collectives import Communicator
-from ddp import nn
+from ddp import _device, nn
 from ddp.autograd import checkpoint
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, Dataset, DistributedSampler
 from ddp.errors import ArgumentError, DdpError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, micro_batches
+from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, data_parallel, micro_batches
+from ddp.parallel.control import ControlMessage
 from ddp.parallel.micro_batches import Subtree, blocks, share, tree_sum
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
@@ -125,6 +127,11 @@ def digest(*nets: nn.Module) -> str:
     return hashlib.sha256(b"".join(x.tobytes() for x in tensors)).hexdigest()
 
 
+def loss_of_step(comm: Communicator, losses: list[float]) -> float:
+    """The mean over the micro-batches of all ranks, in their order."""
+    return float(comm.all_gather(np.array(losses)).mean())
+
+
 def train(
     comm: Communicator,
     make: Callable[[], nn.Module] = MLP,
@@ -161,7 +168,7 @@ def train(
             mine.append(loss.item())
             if model.accumulating:
                 continue
-            losses.append(comm.all_gather(np.array(mine)).mean().item())
+            losses.append(loss_of_step(comm, mine))
             mine.clear()
             scaler.unscale_(optimizer)
             if isinstance(optimizer, ZeroOptimizer):
@@ -222,10 +229,12 @@ def test_bits_are_the_same_wherever_ranks_are(job: dict[str, Any], count: Callab
         assert found == [whole] * len(found), place
 
 
-def test_optimizer_state_in_shards_gives_the_same_bits() -> None:
-    [whole] = on_ranks(train, 1)
+@pytest.mark.parametrize("name", ["MLP", "GPT under autocast"])
+def test_optimizer_state_in_shards_gives_the_same_bits(name: str) -> None:
+    rank = partial(train, **CASES[name])
+    [whole] = on_ranks(rank, 1)
     for size in SIZES:
-        assert on_ranks(partial(train, make_optimizer=sharded), size) == [whole] * size
+        assert on_ranks(partial(rank, make_optimizer=sharded), size) == [whole] * size
 
 
 def test_worker_processes_draw_what_this_one_would() -> None:
@@ -256,8 +265,10 @@ def test_the_layout_of_buckets_does_not_matter() -> None:
         ((micro_batches, "tree_sum", lambda parts, add: add_in_order(parts, add)), {"count": 4}),
         ((DistributedSampler, "number_of", lambda self, batch: batch), {}),
         ((micro_batches.MicroBatches, "_update_statistics", lambda self: move_alone(self)), {"make": CNN}),
+        ((ControlMessage, "scale", lambda self: 1 / self.array[0]), {"count": 4, "weighted": True}),
+        ((sys.modules[__name__], "loss_of_step", lambda comm, mine: mean_of_means(comm, mine)), {}),
     ],
-    ids=["draws", "order of sums", "augmentation", "running statistics"],
+    ids=["draws", "order of sums", "augmentation", "running statistics", "weights", "losses"],
 )
 def test_each_part_is_needed(left_out: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*left_out)
@@ -269,6 +280,10 @@ def add_in_order(parts: list[Subtree], add: Any) -> Any:
     for part in parts[1:]:
         total = add(total, part.total)
     return total
+
+
+def mean_of_means(comm: Communicator, losses: list[float]) -> float:
+    return float(comm.all_reduce(np.array(np.mean(losses)), "mean"))
 
 
 def move_alone(progress: Any) -> None:
@@ -354,6 +369,13 @@ def mixed(model: Any) -> None:
     model.backward(model(ddp.ones(2, 2)).sum(), weight=2)
 
 
+def captured(model: Any) -> None:
+    loss = model(ddp.ones(2, 2)).sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_device.capturing, "now", Mock(spec=["guard_value", "undo"]))
+        loss.backward()
+
+
 def joined(model: Any) -> None:
     with model.join():
         pass
@@ -375,6 +397,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[[Any]
     "frozen": (frozen, {}, thaw, "0.weight has no place in the tree"),
     "a second step": (frozen, {"micro_batches": 4}, lambda model: step(model, 3), r"call zero_grad\(\) after each"),
     "weights": (frozen, {"micro_batches": 4}, mixed, "with and without a weight"),
+    "CUDA graph": (frozen, {}, captured, "run without a graph"),
     "join": (frozen, {}, joined, 'join: .*tail="exact"'),
     "state": (
         frozen,
@@ -484,6 +507,17 @@ def test_a_machine_that_computes_otherwise_is_told(monkeypatch: pytest.MonkeyPat
         UserWarning, match=r"saved with BLAS threads 64, here .*; kernels kernels-armv8.so, here .*OPENBLAS"
     ):
         model.load_plan_state(state)
+
+
+def test_ranks_that_compute_otherwise_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = iter([1, 2])
+    monkeypatch.setattr(data_parallel, "machine", lambda: {"BLAS threads": next(threads)})
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(DdpError, match="BLAS threads"):
+            DataParallel(nn.Linear(2, 1), comm, micro_batches=2)
+
+    on_ranks(rank, 2)
 
 
 @pytest.mark.mpi
