@@ -1,33 +1,44 @@
-"""`python -m benchmarks.chaos_train --elastic`: one job whose ranks are killed, and become more and fewer.
+"""`python -m benchmarks.chaos_train --elastic`: jobs that lose ranks, agents and hosts, and become more and fewer.
 
-The CNN of the chaos test learns with four micro-batches a step. One rank does it undisturbed. Then a job with
-`--max-restarts` does, and at random steps a rank of it is killed, or it is resized to another number of ranks from 1 to
-4. Each step must have had the same samples, and the final weights must be those of the undisturbed rank, bit by bit.
+The CNN of the chaos test learns with four micro-batches a step. One rank does it undisturbed. Then jobs with
+`--max-restarts` do, and at random steps something happens to them. Each step must have had the same samples, and the
+final weights must be those of the undisturbed rank, bit by bit.
 
-A recovery's time is, after a kill, from the kill to the end of the next step on all ranks, and after a resize from the
-end of the last step before to the end of the first after it. After kills in a row ddp-launch makes a pause before it
-starts ranks again (1, 2, 4, ... s), which is shown beside it, and is part of it.
+kill      a rank is killed
+agent     the agent of a rank is killed
+resize    the job goes on with another number of ranks from 1 to 4
+host      the cable of one of two hosts of one rank each is pulled (`tests/cluster/hosts.sh`), and the job goes on with
+          the other. One in twenty events, each in a job of its own, where this machine can have such hosts
+torchrun  a rank of PyTorch's job is killed: the same model and step, state by torch.save after each step, restarted by
+          torchrun. In a job of its own, too; where it does not come back, as may happen, another one is struck
+
+A recovery's time is from the event to the end of the next step on all ranks, and for a resize from the end of the last
+step before to the end of the first after it. After failures in a row ddp-launch makes a pause before it starts ranks
+again (1, 2, 4, ... s), and a host counts as lost after some seconds without a heartbeat: this is part of the time, and
+is shown beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib.util
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks import harness
-from benchmarks.chaos_jobs import GONE, PAUSE
+from benchmarks import two_hosts
+from benchmarks.chaos_jobs import PAUSE
 from benchmarks.chaos_worker import BATCH
-from benchmarks.startup import marked_job, processes
+from benchmarks.jobs import Note, Notes, job_of, repeated, results_of, starts_of, that_count, wait_until
+from launcher.linux import stat_of
 from launcher.resize import resize
 from launcher.supervisor.supervisor import restart_delay
 
@@ -35,158 +46,252 @@ SAMPLES = 144  # whole steps alone: nine an epoch
 MOST = 4  # ranks, and micro-batches
 BETWEEN = 15  # steps from one event to the next, and up to as many more
 POLL, PATIENCE = 0.02, 300.0  # s; on a machine that is busy with other things a step may take long
-Note = dict[str, Any]
+STEP = 0.5  # s that a step of an undisturbed rank may take
+HOSTS_EVERY = 20  # events, one of which is the loss of a host
+SAVED_EVERY = 5  # steps, of a job on two hosts: its state is on disk
+HEARTBEAT = 5.0  # s without one, after which a host is lost
+CUT_OFF = 60.0  # s until processes on a host that was lost have ended
+TRIES = 4  # of torchrun
+KINDS = ("kill", "agent", "resize", "host", "torchrun")
 
 
 class Event(NamedTuple):
-    """What happens once a step has ended. ranks: that the job has then; rank: who is killed, None: it is resized"""
+    """What happens once a step has ended. ranks: that the job has then; rank: who is struck, None: it is resized"""
 
+    kind: str
     step: int
     ranks: int
     rank: int | None = None
 
-    @property
-    def kind(self) -> str:
-        """Its row of the table."""
-        return "resize" if self.rank is None else "kill"
+    def __str__(self) -> str:
+        what = f"to {self.ranks} ranks" if self.rank is None else f"of rank {self.rank} of {self.ranks}"
+        return f"after step {self.step}: {self.kind} {what}"
+
+
+class Recovery(NamedTuple):
+    """What came of an event. seconds: to the end of the next step; pause: of ddp-launch's, in it"""
+
+    event: Event
+    seconds: float
+    pause: float = 0.0
 
 
 def plan(count: int, chance: random.Random) -> list[Event]:
     """So many events, for a job that starts with two ranks.
 
     >>> plan(2, random.Random(1))
-    [Event(step=17, ranks=1, rank=None), Event(step=36, ranks=1, rank=0)]
+    [Event(kind='resize', step=17, ranks=1, rank=None), Event(kind='agent', step=36, ranks=1, rank=0)]
     """
     step, ranks, events = 0, 2, []
     for _ in range(count):
         step += BETWEEN + chance.randrange(BETWEEN)
-        rank = None
-        if chance.random() < 0.5:
+        number = chance.random()
+        if number < 0.5:
             rank = chance.randrange(ranks)
+            events.append(Event("agent" if number < 0.2 else "kill", step, ranks, rank))
         else:
             ranks = chance.choice([n for n in range(1, MOST + 1) if n != ranks])
-        events.append(Event(step, ranks, rank))
+            events.append(Event("resize", step, ranks))
     return events
 
 
-def command(work: Path, digits: Path, ranks: int, restarts: int, epochs: int) -> list[str]:
-    """ddp-launch and its script."""
-    launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={restarts}"]
+def pauses(events: Sequence[Event]) -> list[float]:
+    """The pause that ddp-launch makes at each event: a resize ends a row of failures."""
+    found, in_a_row = [], 0
+    for event in events:
+        in_a_row = 0 if event.rank is None else in_a_row + 1
+        found.append(restart_delay(in_a_row) if in_a_row else 0.0)
+    return found
+
+
+def epochs_for(events: Sequence[Event]) -> int:
+    """Passes over the digits that last some steps longer than these events."""
+    return -(-(events[-1].step + BETWEEN) * BATCH // SAMPLES)
+
+
+def command(work: Path, digits: Path, launch: Sequence[str], epochs: int, every: int = 100) -> list[str]:
+    """ddp-launch and its script. every: steps from one save to the next"""
     script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={PAUSE}"]
-    return [*launch, *script, f"--micro-batches={MOST}", f"--epochs={epochs}", "--every=100", "--memory-every=1"]
+    options = [f"--micro-batches={MOST}", f"--epochs={epochs}", f"--every={every}", "--memory-every=1"]
+    return [sys.executable, "-m", "launcher", *launch, *script, *options]
 
 
-def notes_of(work: Path) -> list[Note]:
-    """What ranks have noted in whole lines."""
-    texts = [path.read_text() for path in sorted(work.glob("rank-*"))]
-    return [json.loads(line) for text in texts for line in text.splitlines(True) if line.endswith("\n")]
+def strike(event: Event, job: subprocess.Popen[bytes], work: Path) -> None:
+    """Causes an event on this machine. Raises: SystemExit if the job cannot be resized"""
+    if event.rank is None:
+        done, text = resize(job.pid, event.ranks)
+        if not done:
+            raise SystemExit(f"{event}: {text}")
+    else:
+        rank = int((work / f"pid-{event.rank}").read_text())
+        os.kill(stat_of(rank).parent if event.kind == "agent" else rank, signal.SIGKILL)
 
 
-def starts_of(notes: Sequence[Note]) -> dict[int, dict[int, float]]:
-    """By start of the job, when each step of it had ended on all ranks."""
-    times: dict[int, dict[int, list[float]]] = {}
-    sizes = {note["start"]: note["size"] for note in notes}
-    for note in notes:
-        if "step" in note:
-            times.setdefault(note["start"], {}).setdefault(note["step"], []).append(note["time"])
-    return {
-        start: {step: max(times) for step, times in steps.items() if len(times) == sizes[start]}
-        for start, steps in sorted(times.items())
-    }
+def follow(event: Event, job: subprocess.Popen[bytes], notes: Notes, cause: Callable[[], None]) -> float:
+    """Waits for the event's step, causes the event, and waits for the next step. Returns: the recovery's seconds
 
-
-@contextlib.contextmanager
-def job_of(work: Path, line: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A running job, which must end well. Raises: SystemExit with its output otherwise"""
-    work.mkdir()
-    with (work / "output").open("w+") as output, marked_job(line, output, OMP_NUM_THREADS="1") as (job, mark):
-        try:
-            yield job
-            code = job.wait(PATIENCE)
-        except (subprocess.TimeoutExpired, AssertionError) as error:
-            output.seek(0)
-            raise SystemExit(f"{error}\n{output.read()}") from None
-        ended = time.monotonic()
-        while (left := processes(mark)) and time.monotonic() < ended + GONE:
-            time.sleep(0.01)
-        if code or left:
-            output.seek(0)
-            raise SystemExit(f"exit code {code}, {len(left)} processes are left\n{output.read()}")
-
-
-def wait_until(ready: Callable[[], bool], job: subprocess.Popen[bytes]) -> None:
-    """Raises: AssertionError if it takes too long, or the job ends before."""
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        assert job.poll() is None, "the job ended before it reached the step that was waited for"
-        assert time.monotonic() < deadline, f"no step that was waited for within {PATIENCE:g} s"
-        time.sleep(POLL)
-
-
-def cause(event: Event, job: subprocess.Popen[bytes], work: Path) -> dict[str, Any]:
-    """Waits for the event's step, causes it, and waits for the next step; its row of the results."""
+    Raises: subprocess.TimeoutExpired if a step takes too long, or the job ends before.
+    """
 
     def reached() -> bool:
-        return any(event.step in steps for steps in starts_of(notes_of(work)).values())
+        done = (note for note in notes.all() if note.get("step") == event.step)
+        return any(starts_of(list(done)).values())
 
-    wait_until(reached, job)
-    before, began = max(starts_of(notes_of(work))), time.time()
-    if event.rank is not None:
-        os.kill(int((work / f"pid-{event.rank}").read_text()), signal.SIGKILL)
-    else:
-        done, text = resize(job.pid, event.ranks)
-        assert done, text
+    wait_until(reached, PATIENCE, job, POLL)
+    before, began = max(note["start"] for note in notes.all()), time.time()
+    cause()
 
     def later() -> list[float]:
-        starts = starts_of(notes_of(work))
-        return [ended for start, steps in starts.items() if start > before for ended in steps.values()]
+        starts = starts_of([note for note in notes.all() if note["start"] > before])
+        return [ended for steps in starts.values() for ended in steps.values()]
 
-    wait_until(lambda: bool(later()), job)
+    wait_until(lambda: bool(later()), PATIENCE, job, POLL)
     if event.rank is None:
-        began = max(starts_of(notes_of(work))[before].values())
-    return {"kind": event.kind, **event._asdict(), "recovery": min(later()) - began}
+        began = max(starts_of(notes.all())[before].values())
+    return min(later()) - began
+
+
+def undisturbed(folder: Path, digits: Path, epochs: int) -> tuple[dict[int, list[int]], str]:
+    """The samples of each step, and the digest of the weights, of one rank that is left alone.
+
+    Raises: SystemExit if even that goes wrong
+    """
+    work = folder / "alone"
+    steps = epochs * SAMPLES // BATCH
+    with job_of(work, command(work, digits, ["-n", "1"], epochs), PATIENCE + STEP * steps):
+        pass
+    return judged(work)
+
+
+def judged(work: Path) -> tuple[dict[int, list[int]], str]:
+    """The same of a job that has ended. Raises: SystemExit if its ranks have different weights"""
+    digests = {result["sha256"] for result in results_of(work)}
+    if len(digests) != 1:
+        raise SystemExit(f"the ranks' weights differ: {sorted(digests)}")
+    return samples_of(Notes(work).all()), digests.pop()
 
 
 def samples_of(notes: Sequence[Note]) -> dict[int, list[int]]:
     """By step, the samples that its last start had."""
-    last = {note["step"]: note["start"] for note in sorted(notes, key=lambda note: note["start"]) if "step" in note}
-    samples: dict[int, list[int]] = {}
-    for note in notes:
-        if "step" in note and note["start"] == last[note["step"]]:
-            samples.setdefault(note["step"], []).extend(note["ids"])
-    return {step: sorted(ids) for step, ids in samples.items()}
+    return {step: sorted(each for note in own for each in note["ids"]) for step, own in that_count(notes).items()}
 
 
-def run(folder: Path, digits: Path, events: Sequence[Event]) -> tuple[list[dict[str, Any]], str, dict[str, str]]:
-    """The results of all events, what is wrong, "" if nothing, and the digests of both runs.
+def on_this_machine(work: Path, digits: Path, events: Sequence[Event], said: Callable[[Recovery], None]) -> None:
+    """One job in which all events happen. said: is given what came of each
 
-    Raises: SystemExit if a run does not come to its end.
+    Raises: SystemExit if it does not come to its end
     """
-    steps = events[-1].step + BETWEEN if events else BETWEEN
-    epochs = -(-steps * BATCH // SAMPLES)
-    alone, work = folder / "alone", folder / "elastic"
-    with job_of(alone, command(alone, digits, 1, 0, epochs)) as job:
-        job.wait(PATIENCE)
-    kills = sum(event.rank is not None for event in events)
-    with job_of(work, command(work, digits, 2, kills, epochs)) as job:
-        rows = [cause(event, job, work) for event in events]
-    in_a_row = 0
-    for row in rows:
-        in_a_row = in_a_row + 1 if row["kind"] == "kill" else 0
-        row["pause"] = restart_delay(in_a_row) if in_a_row else 0.0
-    digests = {folder.name: json.loads((folder / "result-0.json").read_text())["sha256"] for folder in (alone, work)}
-    wrong = "" if samples_of(notes_of(alone)) == samples_of(notes_of(work)) else "steps had other samples"
-    return rows, wrong or ("" if len({*digests.values()}) == 1 else f"other weights: {digests}"), digests
+    failures = sum(event.rank is not None for event in events)
+    launch = ["-n", "2", f"--max-restarts={failures}"]
+    with job_of(work, command(work, digits, launch, epochs_for(events)), PATIENCE) as job:
+        notes = Notes(work)
+        for event, pause in zip(events, pauses(events), strict=True):
+            said(Recovery(event, follow(event, job, notes, lambda event=event: strike(event, job, work)), pause))
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each event, and then one for each kind."""
-    lines = [harness.row("event", ("after step", "ranks then", "recovery (s)", "pause in it"), 10, 14)]
-    for row in rows:
-        cells = (row["step"], row["ranks"], f"{row['recovery']:.2f}", f"{row['pause']:g}")
-        lines.append(harness.row(row["kind"], cells, 10, 14))
-    for kind in ("kill", "resize"):
-        if seconds := [row["recovery"] - row["pause"] for row in rows if row["kind"] == kind]:
-            median = f"{statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (longest)"
-            lines.append(f"{len(seconds)} times {kind}, without pauses: {median}")
+def without_a_host(work: Path, digits: Path, event: Event, names: Sequence[str], ssh: str) -> Recovery:
+    """A job on two hosts, one of which is lost. ssh: the command between them
+
+    Raises: SystemExit if it does not come to its end
+    """
+    launch = ["--hosts=10.0.0.1:1,10.0.0.2:1", "--max-restarts=1", "--min-ranks=1", f"--heartbeat-timeout={HEARTBEAT}"]
+    line = [str(two_hosts.SCRIPT), names[0], *command(work, digits, launch, epochs_for([event]), SAVED_EVERY)]
+    # The hosts share one kernel, and UCX must not find its ways from process to process.
+    environ = {"HYDRA_LAUNCHER_EXEC": ssh, "PRTE_MCA_plm_ssh_agent": ssh, "UCX_TLS": "tcp,self"}
+    with job_of(work, line, PATIENCE, CUT_OFF, **environ) as job:
+        try:
+            seconds = follow(event, job, Notes(work), lambda: two_hosts.set_cable(names[1], "down"))
+        finally:
+            two_hosts.set_cable(names[1], "up")
+    return Recovery(event, seconds, HEARTBEAT)
+
+
+@contextlib.contextmanager
+def hosts(folder: Path) -> Iterator[list[str]]:
+    """The names of two hosts that reach each other by `folder`/ssh; none, and says why, where this is not possible."""
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        names: list[str] = []
+        try:
+            if shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+                raise SystemExit("there is no sshd")
+            names = stack.enter_context(two_hosts.hosts("", str(folder)))
+        except SystemExit as lacking:
+            print(f"no host is lost on this machine: {lacking}", flush=True)
+        yield names
+
+
+def by_torchrun(work: Path, digits: Path, event: Event) -> Recovery:
+    """PyTorch's job, one of whose ranks is killed. Raises: SystemExit if it does not come to its end"""
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    script = ["-m", "benchmarks.chaos_torch", str(work), str(digits), f"--pause={PAUSE}"]
+    line = [torchrun, "--standalone", f"--nproc-per-node={event.ranks}", "--max-restarts=1", *script]
+    with job_of(work, [*line, f"--steps={event.step + BETWEEN}"], PATIENCE) as job:
+        return Recovery(event, follow(event, job, Notes(work), lambda: strike(event, job, work)))
+
+
+def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[list[Recovery], str, dict[str, int]]:
+    """What came of `count` events, what is wrong, "" if nothing, and how many steps each kind of job made again.
+
+    Raises: SystemExit if a job does not come to its end.
+    """
+    found: list[Recovery] = []
+
+    def said(recovery: Recovery) -> None:
+        found.append(recovery)
+        print(f"{len(found)} {recovery.event}: {recovery.seconds:.2f} s, {recovery.pause:g} of them pause", flush=True)
+
+    wrong = ""
+    again = {"one machine": 0, "two hosts": 0}
+    losses = [Event("host", BETWEEN + chance.randrange(BETWEEN), 2, 1) for _ in range(count // HOSTS_EVERY)]
+    with hosts(folder / "hosts") as names:
+        losses = losses if names else []
+        jobs = [("one machine", plan(count - len(losses), chance)), *(("two hosts", [loss]) for loss in losses)]
+        for number, (place, events) in enumerate(jobs):
+            part = folder / f"job-{number}"
+            part.mkdir()
+            expected = undisturbed(part, digits, epochs_for(events))
+            work = part / "elastic"
+            if place == "one machine":
+                on_this_machine(work, digits, events, said)
+            else:
+                said(without_a_host(work, digits, events[0], names, str(folder / "hosts" / "ssh")))
+            samples, digest = judged(work)
+            if samples != expected[0]:
+                wrong = f"{place}: steps had other samples"
+            elif digest != expected[1]:
+                wrong = f"{place}: other weights: {digest}, expected {expected[1]}"
+            again[place] += repeated(Notes(work).all())
+    return found, wrong, again
+
+
+def torchruns(folder: Path, digits: Path, count: int, chance: random.Random) -> list[Recovery]:
+    """What came of so many kills of PyTorch's ranks, or of fewer, where it often fails; of none without PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    found: list[Recovery] = []
+    for number in range(TRIES * count):
+        event = Event("torchrun", BETWEEN + number, 2, chance.randrange(2))
+        try:
+            found.append(by_torchrun(folder / f"torchrun-{number}", digits, event))
+        except SystemExit as failure:
+            print(f"torchrun: {str(failure).splitlines()[0]}", flush=True)
+        if len(found) == count:
+            break
+    return found
+
+
+def seconds_of(found: Sequence[Recovery]) -> dict[str, list[float]]:
+    """By kind, the seconds of each recovery without its pause."""
+    kinds = {kind: [each for each in found if each.event.kind == kind] for kind in KINDS}
+    return {kind: [each.seconds - each.pause for each in own] for kind, own in kinds.items() if own}
+
+
+def table(found: Sequence[Recovery]) -> str:
+    """A line for each kind."""
+    lines = [f"{'recovery, s':<12}{'times':>8}{'median':>10}{'longest':>10}{'longest with its pause':>26}"]
+    for kind, seconds in seconds_of(found).items():
+        whole = max(each.seconds for each in found if each.event.kind == kind)
+        figures = f"{len(seconds):>8}{statistics.median(seconds):>10.2f}{max(seconds):>10.2f}{whole:>26.2f}"
+        lines.append(f"{kind:<12}{figures}")
     return "\n".join(lines)

@@ -1,8 +1,4 @@
-"""Jobs of the chaos test: started, struck from outside, started again, and followed to their end.
-
-All processes of a job are found by a mark in their environment: what is left when it has ended is a failure, and is
-killed.
-"""
+"""Jobs of the chaos test: started, struck from outside, started again, and followed to their end."""
 
 from __future__ import annotations
 
@@ -18,11 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chaos_worker import Strike
-from benchmarks.startup import kill, marked_job, processes, wait_for
+from benchmarks.jobs import Notes, kill, left, marked_job, results_of, wait_until
 from collectives.world import STOPPED
 
 LIMIT = 60.0  # s a start
-GONE = 5.0  # s until nothing is left of a job that has ended
 PAUSE = 0.02  # s a step, so that there is time to strike
 STILL = 0.3  # s for which a rank is stopped
 
@@ -104,8 +99,8 @@ def _run(case: Case, work: Path, digits: Path) -> Ended:
     else:
         wrong = f"{number + 1} starts were not enough"
     events = [json.loads(line)["event"] for line in (work / "events.jsonl").read_text().splitlines()]
-    notes = [json.loads(line) for path in sorted(work.glob("rank-*")) for line in path.read_text().splitlines()]
-    results = [json.loads(path.read_text()) for path in sorted(work.glob("result-*"))] if not wrong else []
+    notes = Notes(work).all()
+    results = results_of(work) if not wrong else []
     restarts, starts = events.count("restart"), number + 1
     struck = struck or restarts > 0 or starts > 1
     seconds = time.monotonic() - began
@@ -128,10 +123,8 @@ def _start(command: list[str], case: Case | None, work: Path) -> tuple[int | Non
             code = job.wait(LIMIT)
         except subprocess.TimeoutExpired:
             return None, struck, f"it still ran after {LIMIT:g} s"
-        ended = time.monotonic()
-        while (left := processes(mark)) and time.monotonic() < ended + GONE:
-            time.sleep(0.01)
-        return code, struck, f"it left {len(left)} processes" if left else ""
+        rest = left(mark)
+        return code, struck, f"it left {rest} processes" if rest else ""
 
 
 def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bool:
@@ -145,7 +138,7 @@ def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bo
         kill(mark)
     else:
         path = work / f"pid-{case.rank}"
-        wait_for(lambda: path.exists() and path.read_text() != "", job)
+        wait_until(lambda: path.exists() and path.read_text() != "", LIMIT, job)
         with contextlib.suppress(ProcessLookupError):
             pid = int(path.read_text())
             if case.kind == "stop":

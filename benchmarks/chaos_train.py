@@ -1,7 +1,7 @@
 """Kill it anywhere, lose nothing: a training job is struck at random moments and must end as if nothing had been.
 
     python -m benchmarks.chaos_train [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
-    python -m benchmarks.chaos_train --elastic [--events 20] [--seed 0] [--json FILE]
+    python -m benchmarks.chaos_train --elastic [--events 100] [--torchruns 5] [--seed 0] [--json FILE]
 
 A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_worker.py`). It
 runs once undisturbed. Then it runs again and again, each time from nothing, and each time it is struck:
@@ -24,7 +24,7 @@ bit, and so must every random number drawn in a step that counts; no sample may 
 Then the job moves: two ranks, killed or asked to stop, one rank, killed or asked to stop, four ranks. No sample may be
 lost or come twice, and the loss of every step is that of the undisturbed run up to rounding in float64.
 
---elastic is another test: one job, whose ranks are killed, and become more and fewer (`chaos_elastic.py`).
+--elastic is another test: jobs that lose ranks, agents and hosts, and become more and fewer (`chaos_elastic.py`).
 
 Whatever hangs ends after a minute, and what a job leaves behind counts as a failure. Linux; a few seconds a kill.
 """
@@ -36,14 +36,14 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import chaos_elastic, harness
 from benchmarks.chaos_jobs import Case, Ended, run, write_digits
 from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
-from collectives.errors import align_columns
+from benchmarks.jobs import repeated, that_count
 
 KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked", "memory")
 RESTARTS = 5  # of the launcher
@@ -94,34 +94,15 @@ def _case(kind: str, undisturbed: Undisturbed, chance: random.Random) -> Case:
 
 def move(chance: random.Random) -> Case:
     """A job on two ranks, then on one, then on four: strikes end the first two."""
-    strikes = []
+    found = []
     for number, ranks in enumerate((2, 1)):
         during = chance.choice(("step", "save", "asked"))
         event = chance.randrange(4, 25) if during == "save" else chance.randrange(1, 7)
-        strikes.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
-    return Case(MOVE, (2, 1, 4), strikes=tuple(strikes))
+        found.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
+    return Case(MOVE, (2, 1, 4), strikes=tuple(found))
 
 
 # -- what must come of it
-
-
-def that_count(notes: Iterable[Note]) -> dict[int, list[Note]]:
-    """By step, what all ranks noted in the last start that made it: later starts went on from before that step."""
-    kept: dict[int, list[Note]] = {}
-    for note in notes:
-        if "step" in note:
-            step = kept.setdefault(note["step"], [])
-            if step and step[0]["start"] < note["start"]:
-                step.clear()
-            if not step or step[0]["start"] == note["start"]:
-                step.append(note)
-    return kept
-
-
-def repeated(notes: Iterable[Note]) -> int:
-    """How many steps were made that do not count."""
-    start_steps = {(note["start"], note["step"]) for note in notes if "step" in note}
-    return len(start_steps) - len({step for _, step in start_steps})
 
 
 def recovery(notes: Sequence[Note]) -> float | None:
@@ -146,9 +127,7 @@ def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, lis
     for step, notes in sorted(steps.items()):
         if len(notes) != notes[0]["size"]:
             return f"step {step} was noted by {len(notes)} of {notes[0]['size']} ranks"
-        ids, expected = (
-            sorted(sample for note in some for sample in note["ids"]) for some in (notes, undisturbed[step])
-        )
+        ids, expected = (sorted(each for note in some for each in note["ids"]) for some in (notes, undisturbed[step]))
         if ids != expected:
             return f"step {step} had samples {ids}, expected {expected}"
         epochs.setdefault(notes[0]["epoch"], Counter()).update(ids)
@@ -166,7 +145,7 @@ def loss_difference(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, l
     )
 
 
-def evaluate(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
+def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
     """What is wrong with a job that has come to its end, the steps that it made again, and how far its losses are off.
 
     exactly: it ran on as many ranks, so that all bits must be the same
@@ -204,12 +183,15 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
     ended = run(folder, case)
     wrong, again, difference = ended.wrong, 0, 0.0
     if not wrong:
-        wrong, again, difference = evaluate(ended, reference, case.kind != MOVE)
+        wrong, again, difference = judge(ended, reference, case.kind != MOVE)
     if not wrong and case.kind == "memory" and again > 1:
         wrong = f"{again} steps were made again"
     struck = ended.struck and (case.kind != MOVE or ended.starts == len(case.sizes))
     row = {"case": str(case), "wrong": wrong, "struck": struck, "restarts": ended.restarts, "starts": ended.starts}
     return {**row, "repeated": again, "loss": difference, "recovery": recovery(ended.notes)}, ended.output
+
+
+ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>14}{:>8}"
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -224,27 +206,32 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "recovery (s)",
         "same",
     )
-    rows: list[Sequence[str]] = [titles]
-    for kind, jobs in results.items():
-        if jobs:
-            sums = [str(sum(job[key] for job in jobs)) for key in ("struck", "restarts", "starts", "repeated")]
-            difference = max(job["loss"] for job in jobs)
-            same = sum(not job["wrong"] for job in jobs)
-            seconds = [job["recovery"] for job in jobs if job["recovery"] is not None]
+    rows = [ROW.format(*titles)]
+    for kind, each in results.items():
+        if each:
+            sums = (sum(one[key] for one in each) for key in ("struck", "restarts", "starts", "repeated"))
+            difference, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
+            seconds = [one["recovery"] for one in each if one["recovery"] is not None]
             median = f"{statistics.median(seconds):.2f}" if seconds else "-"
-            rows.append((kind, *sums, f"{difference:.1e}", median, f"{same}/{len(jobs)}"))
-    return "\n".join(align_columns(rows))
+            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(each)}"))
+    return "\n".join(rows)
 
 
-def elastic(count: int, seed: int, path: Path | None) -> int:
-    """Runs the test of `chaos_elastic`, and prints and writes what came of it; the exit code."""
+def elastic(count: int, kills: int, seed: int, path: Path | None) -> int:
+    """Runs the test of `chaos_elastic`, and prints and writes what came of it; the exit code. kills: of torchrun's"""
+    chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         digits = Path(name, "digits.npz")
         write_digits(digits, chaos_elastic.SAMPLES)
-        planned = chaos_elastic.plan(count, random.Random(seed))
-        rows, wrong, digests = chaos_elastic.run(Path(name), digits, planned)
-    print(f"{chaos_elastic.table(rows)}\n{wrong or 'the same weights, bit by bit'}\nseed {seed}")
-    harness.write(path, "chaos_train --elastic", seed=seed, wrong=wrong, sha256=digests, events=rows)
+        found, wrong, again = chaos_elastic.run(Path(name), digits, count, chance)
+        found += chaos_elastic.torchruns(Path(name), digits, kills, chance)
+    print(f"\n{chaos_elastic.table(found)}\n{wrong or 'the same weights, bit by bit'}\nseed {seed}")
+    seconds = chaos_elastic.seconds_of(found)
+    medians = harness.medians(seconds)
+    goals = [harness.at_most("kill: s to the end of the next step", 1.0, medians.get("kill"))]
+    events = [str(each.event) for each in found]
+    results = {"seconds": seconds, "repeated": again, "events": events}
+    harness.write(path, "chaos_train --elastic", goals, seed=seed, wrong=wrong, **results)
     return int(bool(wrong))
 
 
@@ -253,11 +240,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
     parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--elastic", action="store_true", help="one job that is resized, and whose ranks are killed")
-    parser.add_argument("--events", type=int, default=20, help="of --elastic (default: 20)")
+    parser.add_argument("--elastic", action="store_true", help="one job to which all that can happen happens")
+    parser.add_argument("--events", type=int, default=100, help="of --elastic (default: 100)")
+    parser.add_argument("--torchruns", type=int, default=5, help="kills of torchrun's, of --elastic (default: 5)")
     args = parser.parse_args()
     if args.elastic:
-        sys.exit(elastic(args.events, args.seed, args.json))
+        sys.exit(elastic(args.events, args.torchruns, args.seed, args.json))
     chance = random.Random(args.seed)
     results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*args.only, MOVE)}
     with tempfile.TemporaryDirectory() as name:

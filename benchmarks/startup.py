@@ -15,28 +15,22 @@ limit of 20 s.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from benchmarks import harness
+from benchmarks.jobs import marked_job, processes, wait_until
 
 RANK = str(harness.ROOT / "benchmarks" / "startup_rank.py")
 N = 2
 LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before without end
 TRIES = 4  # of torchrun
 GOAL = 0.2  # of torchrun's
-# An installed package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-MARK = "DDP_BENCHMARK_JOB"
 MATTERS = ("first", "exit", "killed", "restart", "memory")
 # What mpiexec cannot do: it restarts nothing, and bare mpi4py hangs when a rank dies.
 LACKS = {"mpiexec + collectives": ("restart",), "mpiexec + mpi4py": ("exit", "killed", "restart")}
@@ -59,26 +53,9 @@ def implementations(matter: str) -> dict[str, list[str]]:
     return {name: command for name, command in able.items() if Path(command[0]).exists()}
 
 
-@contextlib.contextmanager
-def marked_job(
-    command: Sequence[str], output: IO[str], **environ: str
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A job and the mark of all its processes, which end with the context at the latest."""
-    mark = uuid.uuid4().hex
-    environ = {**ENVIRONMENT, **environ, MARK: mark}
-    job = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=harness.ROOT
-    )
-    try:
-        yield job, mark
-    finally:
-        kill(mark)
-        job.wait()
-
-
 def measure(command: Sequence[str], matter: str) -> float:
     """Seconds, or MiB. Raises: SystemExit with its output, if the job does not end as it should or in time."""
-    ends_badly, start, memory = matter in ("exit", "killed"), time.monotonic(), 0.0
+    ends_badly, start, found = matter in ("exit", "killed"), time.monotonic(), 0.0
     with (
         tempfile.TemporaryDirectory() as name,
         tempfile.TemporaryFile("w+") as output,
@@ -87,13 +64,13 @@ def measure(command: Sequence[str], matter: str) -> float:
         folder = Path(name)
         try:
             if matter == "memory":
-                wait_for(lambda: all((folder / f"pid.{rank}").exists() for rank in range(N)), job)
+                wait_until(lambda: all((folder / f"pid.{rank}").exists() for rank in range(N)), LIMIT, job)
                 ranks = {int((folder / f"pid.{rank}").read_text()) for rank in range(N)}
-                memory = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
+                found = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
                 (folder / "enough").touch()
             code = job.wait(LIMIT)
             if ends_badly:
-                wait_for(lambda: not processes(mark))
+                wait_until(lambda: not processes(mark), LIMIT)
             end = time.monotonic()
         except subprocess.TimeoutExpired:
             code = None
@@ -105,7 +82,7 @@ def measure(command: Sequence[str], matter: str) -> float:
             return latest(folder, "first0") - start
         if matter == "restart":
             return latest(folder, "first1") - latest(folder, "failed")
-        return end - latest(folder, "failed") if ends_badly else memory
+        return end - latest(folder, "failed") if ends_badly else found
 
 
 def measure_again(name: str, command: Sequence[str], matter: str) -> float:
@@ -125,39 +102,6 @@ def latest(folder: Path, name: str) -> float:
     return max(float(path.read_text()) for path in folder.glob(f"{name}.[0-9]"))
 
 
-def wait_for(ready: Callable[[], bool], job: subprocess.Popen[bytes] | None = None) -> None:
-    """Waits, polling every millisecond. Raises: TimeoutExpired if it takes too long or the job ends before."""
-    deadline = time.monotonic() + LIMIT
-    while not ready():
-        if time.monotonic() > deadline or (job is not None and job.poll() is not None):
-            raise subprocess.TimeoutExpired("waiting", LIMIT)
-        time.sleep(0.001)
-
-
-def processes(mark: str) -> list[int]:
-    """The living processes of one job."""
-    needle = f"{MARK}={mark}".encode()
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                if needle in (entry / "environ").read_bytes():  # a zombie has none
-                    pids.append(int(entry.name))
-    return pids
-
-
-def kill(mark: str) -> None:
-    """Ends whatever is left of a job that failed."""
-    for _ in range(50):
-        left = processes(mark)
-        if not left:
-            return
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-        time.sleep(0.01)
-
-
 def pss(pid: int) -> float:
     """Proportional set size in MiB: pages shared by n processes count 1/n in each."""
     with contextlib.suppress(OSError):
@@ -169,17 +113,17 @@ def pss(pid: int) -> float:
 
 def main() -> None:
     args = harness.parser(__doc__, rounds=10, only=MATTERS).parse_args()
-    results: dict[str, harness.Rounds] = {}
+    found: dict[str, harness.Rounds] = {}
     goals = []
     for matter in args.only:
         commands = implementations(matter)
         calls = {name: partial(measure_again, name, command, matter) for name, command in commands.items()}
-        rounds = results[matter] = harness.take_turns(calls, args.rounds, warmup=1)
+        rounds = found[matter] = harness.take_turns(calls, args.rounds, warmup=1)
         harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
         for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
             ratio = harness.over(rounds["ddp-launch"], rounds[name])
             goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
-    harness.write(args.json, "startup", goals, ranks=N, rounds=results)
+    harness.write(args.json, "startup", goals, ranks=N, rounds=found)
 
 
 if __name__ == "__main__":

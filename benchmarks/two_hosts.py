@@ -47,10 +47,16 @@ def describe_network(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def hosts(rate: str) -> Iterator[list[str]]:
-    """The names of two hosts, for as long as the context lasts. Raises: SystemExit with what this machine lacks."""
+def hosts(rate: str, *folder: str) -> Iterator[list[str]]:
+    """The names of two hosts, for as long as the context lasts.
+
+    rate: of the cable, "" for one without a limit; folder: given, each host has an sshd, for the command `folder`/ssh
+
+    Raises: SystemExit with what this machine lacks.
+    """
+    command = [str(SCRIPT), "up", rate, *folder]
     process = subprocess.Popen(
-        [str(SCRIPT), "up", rate], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -67,6 +73,12 @@ def hosts(rate: str) -> Iterator[list[str]]:
         finally:
             process.kill()
             process.wait()
+
+
+def set_cable(name: str, state: str) -> None:
+    """Pulls the cable out of a host, "down", or puts it back, "up"."""
+    command = ["nsenter", "--target", name.removeprefix("host-"), "--net", "ip", "link", "set", "eth0", state]
+    subprocess.run(command, check=True)
 
 
 def start(names: list[str]) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_elastic import BETWEEN, MOST, plan, samples_of, starts_of, table
+from benchmarks.chaos_elastic import BETWEEN, MOST, Event, Recovery, pauses, plan, samples_of, table
+from benchmarks.jobs import Notes, repeated, starts_of
 
 
 def test_events_follow_from_the_seed_and_fit_the_job() -> None:
@@ -23,7 +24,13 @@ def test_events_follow_from_the_seed_and_fit_the_job() -> None:
         assert 1 <= event.ranks <= MOST
         assert (event.ranks != ranks) if event.rank is None else (event.ranks, event.rank < ranks) == (ranks, True)
         ranks = event.ranks
-    assert {event.kind for event in events} == {"kill", "resize"}
+    assert {event.kind for event in events} == {"kill", "agent", "resize"}
+
+
+def test_a_resize_ends_a_row_of_failures() -> None:
+    kinds = ["kill", "agent", "kill", "resize", "agent"]
+    events = [Event(kind, 15, 2, None if kind == "resize" else 1) for kind in kinds]
+    assert pauses(events) == [0.0, 1.0, 2.0, 0.0, 0.0]
 
 
 NOTES = [
@@ -41,23 +48,34 @@ NOTES = [
 def test_a_step_counts_as_its_last_start_made_it_and_ends_when_all_ranks_have() -> None:
     assert starts_of(NOTES) == {0: {1: 1.0, 2: 2.0}, 1: {2: 5.0}}
     assert samples_of(NOTES) == {1: [2], 2: [4, 5], 3: [6]}
+    assert repeated(NOTES) == 1
+
+
+def test_notes_are_read_on_in_whole_lines(tmp_path: Path) -> None:
+    notes = Notes(tmp_path)
+    assert notes.all() == []
+    with (tmp_path / "rank-0.jsonl").open("w", buffering=1) as file:
+        file.write('{"step": 1}\n{"st')
+        file.flush()
+        assert notes.all() == [{"step": 1}]
+        file.write('ep": 2}\n')
+    assert notes.all() == [{"step": 1}, {"step": 2}]
 
 
 def test_pauses_of_the_launcher_are_shown_and_not_counted() -> None:
-    row = {"kind": "kill", "step": 17, "ranks": 1, "rank": 0, "recovery": 2.5, "pause": 1.0}
-    assert table([row]).splitlines()[1:] == [
-        "kill                  17             1          2.50             1",
-        "1 times kill, without pauses: 1.50 s (median), 1.50 s (longest)",
-    ]
+    found = [Recovery(Event("kill", 17, 1, 0), 2.5, 1.0), Recovery(Event("kill", 40, 1, 0), 0.5)]
+    assert table(found).splitlines()[1:] == ["kill               2      1.00      1.50                      2.50"]
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 def test_a_job_that_is_resized_ends_with_the_same_bits(run_job: Callable[..., Any], tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    args = ["--elastic", "--events", "2", "--seed", "1", "--json", str(found)]  # a resize to one rank, and its kill
+    # A resize to three ranks, and the deaths of an agent and of a rank.
+    args = ["--elastic", "--events", "3", "--torchruns", "0", "--seed", "7", "--json", str(found)]
     done = run_job([sys.executable, "-m", "benchmarks.chaos_train", *args], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(found.read_text())
-    assert (results["wrong"], len({*results["sha256"].values()})) == ("", 1)
-    assert [event["kind"] for event in results["events"]] == ["resize", "kill"]
+    assert results["wrong"] == ""
+    assert {kind: len(seconds) for kind, seconds in results["seconds"].items()} == {"kill": 1, "agent": 1, "resize": 1}
+    assert results["repeated"]["one machine"] <= 2

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.startup import implementations, measure, processes
+from benchmarks.jobs import processes
+from benchmarks.startup import implementations, measure
 
 
 def test_who_hangs_when_a_rank_dies_is_not_measured() -> None:
