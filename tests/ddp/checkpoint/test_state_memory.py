@@ -6,7 +6,9 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +166,29 @@ def test_what_is_no_json_is_refused_and_the_rest_stays(slots: Slots) -> None:
     assert newest(slots) == 4
 
 
+def test_a_rank_that_dies_in_the_middle_of_a_copy_leaves_the_one_before_alone(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    write(slots, 4, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_memory, "to_device", dies)
+        with pytest.raises(KeyboardInterrupt):
+            write(slots, 6, start=1, ranks=(1,))
+    assert newest(slots) == 5
+    half_written(slots)
+    assert newest(slots) is None  # what is half 6 is not taken for 4
+
+
+def test_copies_take_a_hundredth_of_the_time(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = opened(slots)
+    monkeypatch.setattr(time, "monotonic", lambda: 52.0)
+    held.took(50.0)
+    assert held.due == pytest.approx(52 + 99 * 2)
+
+
 def test_a_slot_grows_with_the_state(slots: Slots) -> None:
     write(slots, 4)
     held = opened(slots, size=1)
@@ -296,27 +321,59 @@ def train(folder: Path, until: int = 12, **options: Any) -> tuple[int, dict[str,
 
 
 @pytest.mark.parametrize(
-    ("every", "began"),
+    ("every", "until", "began"),
     [
-        (1, 8),
-        (3, 6),
-        (7, 7),
-        (20, 5),  # never held: from disk
-        (None, 5),
+        (1, 8, 8),
+        (3, 8, 6),
+        (7, 8, 7),
+        (4, 7, 5),  # held before the checkpoint on disk
+        (20, 8, 5),  # never held
+        (None, 8, 5),
     ],
 )
 def test_a_loop_goes_on_from_what_is_newest(
-    every: int | None, began: int, rank: Callable[[int], None], tmp_path: Path
+    every: int | None, until: int, began: int, rank: Callable[[int], None], tmp_path: Path
 ) -> None:
     rank(0)
     _, whole = train(tmp_path / "whole")
     ddp.manual_seed(1)
-    assert train(tmp_path / "run", until=8, memory_every=every)[0] == 0
+    assert train(tmp_path / "run", until=until, memory_every=every)[0] == 0
     rank(1)
     found, same = train(tmp_path / "run", memory_every=every)
     assert found == began
     assert_same(same, whole)
     assert open_checkpoint(tmp_path / "run/step-0000000012").step == 12
+
+
+def test_a_loop_of_ones_own_goes_on_from_what_it_saved(rank: Callable[[int], None], tmp_path: Path) -> None:
+    x, y = data()
+
+    def loop(until: int) -> tuple[int, dict[str, Any]]:
+        ddp.manual_seed(1)
+        model = ddp.DataParallel(net(dropout=0.5, norm=True))
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        with Checkpointer(tmp_path, model=model, optimizer=optimizer, memory_every=1) as ckpt:
+            ckpt.load()
+            began = ckpt.step
+            while ckpt.step < until:
+                optimizer.zero_grad()
+                ddp.nn.functional.cross_entropy(model(x[ckpt.step :][:4]), y[ckpt.step :][:4]).backward()
+                optimizer.step()
+                ckpt.step += 1
+                assert not ckpt.stop_requested
+                if ckpt.step % 3 == 0:
+                    ckpt.save()
+        return began, everything(model, [optimizer])
+
+    rank(0)
+    loop(5)
+    rank(1)
+    began, same = loop(9)
+    assert began == 3
+    for path in tmp_path.glob("step-*"):
+        shutil.rmtree(path)
+    _, whole = loop(9)
+    assert_same(same, whole)
 
 
 def test_by_itself_the_first_step_is_held_at_once_and_the_next_when_it_costs_little(
@@ -340,7 +397,7 @@ def test_memory_of_the_same_start_is_not_loaded(rank: Callable[[int], None], tmp
         assert ckpt.step == 5
 
 
-@pytest.mark.parametrize("moment", ["start", "first step", "later"])
+@pytest.mark.parametrize("moment", ["start", "first step", "first step in a control group", "later"])
 def test_without_memory_the_job_is_told_once_and_goes_on_with_the_disk(
     moment: str,
     rank: Callable[[int], None],
@@ -353,6 +410,8 @@ def test_without_memory_the_job_is_told_once_and_goes_on_with_the_disk(
         monkeypatch.setenv(world.STATE_MEMORY, variable([10**6, 10**6]))
     elif moment == "first step":
         monkeypatch.setattr(state_memory, "available_memory", lambda: 1000)
+    elif moment == "first step in a control group":
+        monkeypatch.setattr(state_memory, "control_group_memory", lambda: iter([10**9, 1000]))
     else:
         monkeypatch.setattr(state_memory.Slot, "write", fails_after(3))
     with caplog.at_level(logging.WARNING, "ddp.checkpoint"):

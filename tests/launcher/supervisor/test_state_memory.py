@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,36 @@ def test_it_is_there_where_a_restart_may_come(options: tuple[str, ...], slots: i
     around = {**os.environ, STATE_MEMORY: "of a job around this one"}
     body = f"print(len(os.environ[{STATE_MEMORY!r}].split()[1:]))"
     assert ddp_launch(body, n=1, options=options, env=around).stdout == f"{slots}\n"
+
+
+def who_has(token: str) -> list[str]:
+    """The processes in which the memory of that job is open or mapped."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            links = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+            if token in " ".join(links) + (process / "maps").read_text():
+                found.append(process.name)
+    return found
+
+
+@pytest.mark.mpi
+def test_it_is_freed_when_the_launcher_is_killed(start_launch: Any) -> None:
+    body = f"""
+import mmap, os, time
+token, pid, fd, *_ = os.environ[{STATE_MEMORY!r}].split()
+slot = os.open(f"/proc/{{pid}}/fd/{{fd}}", os.O_RDWR)
+os.ftruncate(slot, 1 << 20)
+held = mmap.mmap(slot, 1 << 20)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    job = start_launch(body, n=2, options=("--max-restarts", "1"))
+    links = [os.readlink(fd) for fd in Path(f"/proc/{job.process.pid}/fd").iterdir()]
+    [token] = {link.split()[0].rpartition("-")[2] for link in links if STATE_MEMORY_NAME in link}
+    assert len(who_has(token)) >= 3
+    job.process.kill()
+    deadline = time.monotonic() + 10
+    while left := who_has(token):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
