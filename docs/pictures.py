@@ -1,4 +1,4 @@
-"""Draws what jobs really print and do: `python docs/pictures.py [train] [failures] [step]`, all three by default.
+"""Draws what jobs really print and do: `python docs/pictures.py [train] [failures] [step] [recovery]`, all by default.
 
 Run it on an idle machine, in an environment that has `.[mpich,examples,bench]`. Lines are folded between words, at 110
 columns at most.
@@ -6,6 +6,7 @@ columns at most.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from diagrams import save
+from diagrams import box, save, text
 
 ROOT = Path(__file__).parent.parent
 COLUMNS, HEIGHT, WIDTH = 110, 19, 7.83  # columns; px of a line and of a character
@@ -57,7 +58,52 @@ for step in range(30):
     loss.backward()
     optimizer.step()
 """,
+    # Each rank notes when it had come how far; the clock is the machine's, as that of --events.
+    "recovery.py": """import os, signal, time
+import collectives, ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+notes = []
+note = lambda name: notes.append(f"{os.environ['DDP_ATTEMPT']} {name} {time.monotonic()}")
+note("imported")
+comm = collectives.init()
+note("met")
+ddp.manual_seed(1)
+dataset = ddp.data.TensorDataset(ddp.randn(640, 64), ddp.randint(10, (640,)))
+loader = ddp.data.DataLoader(dataset, batch_size=16, sampler=ddp.data.DistributedSampler(dataset))
+model = ddp.DataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+optimizer = ddp.optim.AdamW(model.parameters(), lr=1e-3)
+ckpt = ddp.checkpoint.Checkpointer("run", model=model, optimizer=optimizer, memory_every=1)
+note("made")
+for images, labels in ckpt.resume(loader, epochs=2):
+    if len(notes) == 3:
+        note("read")
+    if (ckpt.step, comm.rank, os.environ["DDP_ATTEMPT"]) == (20, 1, "0"):
+        note("killed")
+        open("notes-killed", "w").write(notes[-1])
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    if len(notes) == 4:
+        note("stepped")
+open(f"notes-{comm.rank}", "w").write("\\n".join(notes))
+""",
 }
+
+
+# What a recovery is waiting for, and the moment at which it has that, on the last of the ranks.
+PHASES = (
+    ("0 failure", "ddp-launch hears of the kill", "c2"),
+    ("1 rank_up", "the other rank ends, both start", "c3"),
+    ("1 imported", "Python starts, import ddp", "c0"),
+    ("1 met", "ranks meet: collectives.init()", "c0"),
+    ("1 made", "data, model, optimizer", "c0"),
+    ("1 read", "the state is read from memory", "c1"),
+    ("1 stepped", "the next step", "c1"),
+)
+LEFT = 330  # px, of the time 0
 
 
 def lines_of(command: str, folder: str | Path) -> list[str]:
@@ -95,8 +141,35 @@ def step(folder: str) -> None:
     shutil.copy(Path(folder, "trace", "step.png"), ROOT / "docs" / "step.png")
 
 
+def recovery(folder: str) -> None:
+    print(*lines_of("ddp-launch -n 2 --max-restarts 1 --events events.jsonl recovery.py", folder), sep="\n")
+    lines = [line for path in Path(folder).glob("notes-*") for line in path.read_text().splitlines()]
+    moments = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in sorted(lines, key=_moment)}
+    for line in Path(folder, "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        moments[f"{event['attempt']} {event['event']}"] = event["monotonic"]
+    ends = [1e3 * (moments[name] - moments["0 killed"]) for name, *_ in PHASES]
+    bottom, scale = 44 + 34 * len(PHASES), 450 / ends[-1]
+    parts = []
+    for ms in range(0, int(ends[-1]) + 100, 100):
+        x = round(LEFT + scale * ms, 1)
+        parts += [f'<path class="l" opacity="0.3" d="M{x} 36V{bottom}"/>', text(x, 28, str(ms), "s", size=13)]
+    for row, (_, words, style) in enumerate(PHASES):
+        begin, end, y = ends[row - 1] if row else 0.0, ends[row], 44 + 34 * row
+        x, width = round(LEFT + scale * begin, 1), round(max(2.0, scale * (end - begin)), 1)
+        parts += [text(16, y + 19, words, anchor="start"), box(x, y, width, 26, style=style)]
+        parts.append(text(round(x + width + 8, 1), y + 19, f"{end - begin:.0f} ms", "s", "start"))
+    words = f"SIGKILL to the end of the next step on both ranks: {ends[-1]:.0f} ms"
+    parts.append(text(16, bottom + 24, words, "s", "start"))
+    save("recovery", "From the kill of a rank to the end of the next step", 860, bottom + 40, parts)
+
+
+def _moment(line: str) -> float:
+    return float(line.rpartition(" ")[2])
+
+
 def main() -> None:
-    made = {each.__name__: each for each in (train, failures, step)}
+    made = {each.__name__: each for each in (train, failures, step, recovery)}
     with tempfile.TemporaryDirectory() as folder:
         for name, text in SCRIPTS.items():
             Path(folder, name).write_text(text)

@@ -157,6 +157,7 @@ def train(
     for _ in range(epochs):
         for x, t in loader:
             x = x + 0.1 * ddp.randn(x.shape)
+            ddp.rand(comm.rank)  # as for a picture that rank 1 makes
             with ddp.autocast("cpu", dtype=ddp.bfloat16, enabled=amp):
                 y = model(x).float()
             if weighted:
@@ -235,6 +236,25 @@ def test_optimizer_state_in_shards_gives_the_same_bits(name: str) -> None:
     [whole] = on_ranks(rank, 1)
     for size in SIZES:
         assert on_ranks(partial(rank, make_optimizer=sharded), size) == [whole] * size
+
+
+def test_each_micro_batch_has_draws_of_its_own() -> None:
+    def rank(comm: Communicator) -> list[float]:
+        ddp.manual_seed(comm.rank)
+        model = DataParallel(nn.Linear(1, 1), comm, micro_batches=4)
+        draws = []
+        for _ in range(3):
+            for _ in share(4, comm.rank, comm.size):
+                y = model(ddp.rand(1, 1))
+                draws.append(float(ddp.rand(1)))
+                y.sum().backward()
+            model.zero_grad()
+        return draws
+
+    [whole] = on_ranks(rank, 1)
+    assert len({*whole}) == 12
+    first, second = on_ranks(rank, 2)
+    assert sorted(first + second) == sorted(whole)
 
 
 def test_worker_processes_draw_what_this_one_would() -> None:
