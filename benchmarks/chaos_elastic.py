@@ -109,9 +109,11 @@ def epochs_for(events: Sequence[Event]) -> int:
     return -(-(events[-1].step + BETWEEN) * BATCH // SAMPLES)
 
 
-def command(work: Path, digits: Path, launch: Sequence[str], epochs: int, every: int = 100) -> list[str]:
-    """ddp-launch and its script. every: steps from one save to the next"""
-    script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={PAUSE}"]
+def command(
+    work: Path, digits: Path, launch: Sequence[str], epochs: int, every: int = 100, pause: float = PAUSE
+) -> list[str]:
+    """ddp-launch and its script. every: steps from one save to the next; pause: s that each step takes longer"""
+    script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={pause}"]
     options = [f"--micro-batches={MOST}", f"--epochs={epochs}", f"--every={every}", "--memory-every=1"]
     return [sys.executable, "-m", "launcher", *launch, *script, *options]
 
@@ -158,7 +160,7 @@ def undisturbed(folder: Path, digits: Path, epochs: int) -> tuple[dict[int, list
     """
     work = folder / "alone"
     steps = epochs * SAMPLES // BATCH
-    with job_of(work, command(work, digits, ["-n", "1"], epochs), PATIENCE + STEP * steps):
+    with job_of(work, command(work, digits, ["-n", "1"], epochs, pause=0.0), PATIENCE + STEP * steps):
         pass
     return judged(work)
 

@@ -15,8 +15,8 @@ up, beside the gradient (up to two more if V is above 48, depending on where its
 Exchange. In the backward of a rank's last micro-batch, each full bucket completes the rank's own blocks. Each rank then
 sums one part of the bucket: it receives this part of all blocks by an all-to-all, adds them in the order of the tree
 and scales the sum. An all-gather joins the parts. If each rank has one block and all blocks are equally long, this is
-`all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Buckets go through
-these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
+`all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Otherwise buckets go
+through these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
 
 Random numbers are seeded by step and micro-batch. Batch norm normalizes by the statistics of one micro-batch. At the
 end of a step the ranks exchange these statistics, and each updates its running statistics by all of them, in the order
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives import Communicator, ReduceOp
+from collectives import Communicator, ReduceOp, Work
 from collectives.reduction import tree
 from ddp import _device, _native
 from ddp._device import CPU, device, to_device
@@ -46,6 +46,7 @@ from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 from ddp.parallel.comm_hooks.hook_exchange import HookExchange
 from ddp.parallel.error_context import error_context
+from ddp.parallel.exchange import Exchange, Times
 from ddp.parallel.sync_batch_norm import SyncBatchNorm
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -155,10 +156,24 @@ class TreeExchange(HookExchange):
     def launch(self, index: int) -> None:
         with np.errstate(all="ignore"):
             self._sums[index].append(self.add(index, self._last))
-        super().launch(index)
+        if self._by_rank:
+            Exchange.launch(self, index)  # at once: rounds would begin when the control message has arrived
+        else:
+            super().launch(index)
+
+    def _start(self, index: int) -> Work[Any]:
+        buffer = self._buckets.memory.buffers[index]
+        scale = self._control.scale
+        return self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, order="tree", out=buffer, async_op=True)
+
+    def times(self) -> list[Times | None]:
+        return Exchange.times(self) if self._by_rank else super().times()
 
     def finish(self) -> None:
-        super().finish()
+        if self._by_rank:
+            Exchange.finish(self)
+        else:
+            super().finish()
         for sums in self._sums:
             sums.pop()  # its memory is the bucket
         self.discard()
@@ -171,8 +186,6 @@ class TreeExchange(HookExchange):
         if comm.size == 1:
             tree_sum(sums, self._add)
             self._xp.multiply(buffer, bucket.scale, out=buffer)
-        elif self._by_rank:
-            yield comm.all_reduce(buffer, ReduceOp.SUM, scale=bucket.scale, order="tree", out=buffer, async_op=True)
         else:
             ends = [len(buffer) * rank // comm.size for rank in range(comm.size + 1)]
             ranges = list(itertools.pairwise(ends))
