@@ -267,20 +267,28 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
     return found, wrong, again
 
 
-def torchruns(folder: Path, digits: Path, count: int, chance: random.Random) -> list[Recovery]:
-    """What came of so many kills of PyTorch's ranks, or of fewer, where it often fails; of none without PyTorch."""
+def torchruns(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[list[Recovery], int]:
+    """What came of so many kills of PyTorch's ranks, and how many jobs did not come back; of none without PyTorch."""
     if importlib.util.find_spec("torch") is None:
-        return []
+        return [], 0
     found: list[Recovery] = []
+    failed = 0
     for number in range(TRIES * count):
         event = Event("torchrun", BETWEEN + number, 2, chance.randrange(2))
         try:
             found.append(by_torchrun(folder / f"torchrun-{number}", digits, event))
         except SystemExit as failure:
             print(f"torchrun: {str(failure).splitlines()[0]}", flush=True)
+            failed += 1
         if len(found) == count:
             break
-    return found
+    return found, failed
+
+
+def one_of_two(found: Sequence[Recovery]) -> float | None:
+    """The median of the seconds after the kill of one of two ranks, without pauses; None: there was none."""
+    seconds = [each.seconds - each.pause for each in found if (each.event.kind, each.event.ranks) == ("kill", 2)]
+    return statistics.median(seconds) if seconds else None
 
 
 def seconds_of(found: Sequence[Recovery]) -> dict[str, list[float]]:

@@ -114,8 +114,9 @@ def half_written(slots: Slots) -> None:
 
 
 def another_format(slots: Slots) -> None:
-    begin = os.pread(slots[3], 4096, 0)
-    os.pwrite(slots[3], begin.replace(b"ddp-st02", b"ddp-st01"), 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_memory, "_FORMAT", b"ddp-st00")
+        opened(slots[:2] + slots[2:][::-1], rank=1).write(5, one(np.ones(3)))
 
 
 def another_step(slots: Slots) -> None:

@@ -30,7 +30,7 @@ from ddp.errors import ArgumentError, DdpError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, data_parallel, micro_batches
 from ddp.parallel.control import ControlMessage
-from ddp.parallel.micro_batches import Subtree, blocks, share, tree_sum
+from ddp.parallel.micro_batches import Subtree, TreeExchange, blocks, share, tree_sum
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
 from tests.collectives.test_contract import by_messages
@@ -236,6 +236,45 @@ def test_optimizer_state_in_shards_gives_the_same_bits(name: str) -> None:
     [whole] = on_ranks(rank, 1)
     for size in SIZES:
         assert on_ranks(partial(rank, make_optimizer=sharded), size) == [whole] * size
+
+
+def test_a_rank_keeps_no_more_sums_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep, kept = TreeExchange.keep, []
+
+    def counted(self: TreeExchange, number: int) -> None:
+        keep(self, number)
+        kept.append(len(self._sums[0]) + len(self._free[0]))
+
+    monkeypatch.setattr(TreeExchange, "keep", counted)
+    model = DataParallel(nn.Linear(2, 1), collectives.init(), micro_batches=8)
+    for _ in range(3):
+        step(model, 8)
+        model.zero_grad()
+    assert max(kept) == 3
+
+
+def test_draws_go_on_after_a_resume(tmp_path: Path) -> None:
+    """In a loop without a DataLoader, before the forward."""
+
+    def rank(comm: Communicator, folder: Path, end: int) -> list[float]:
+        ddp.manual_seed(comm.rank)
+        model = DataParallel(nn.Linear(1, 1), comm, micro_batches=4)
+        draws = []
+        with Checkpointer(folder, model=model, comm=comm) as checkpointer:
+            checkpointer.load()
+            while checkpointer.step < end:
+                for _ in share(4, comm.rank, comm.size):
+                    draws.append(float(ddp.rand(1)))
+                    model(ddp.ones(1, 1)).sum().backward()
+                model.zero_grad()
+                checkpointer.step += 1
+            checkpointer.save()
+        return draws
+
+    [whole] = on_ranks(partial(rank, folder=tmp_path / "whole", end=3), 1)
+    on_ranks(partial(rank, folder=tmp_path / "parts", end=1), 1)
+    first, second = on_ranks(partial(rank, folder=tmp_path / "parts", end=3), 2)
+    assert sorted(first + second) == sorted(whole[4:])
 
 
 def test_each_micro_batch_has_draws_of_its_own() -> None:

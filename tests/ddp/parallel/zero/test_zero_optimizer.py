@@ -194,3 +194,17 @@ def test_a_model_is_wrapped_again_and_its_old_optimizer_says_so() -> None:
         train(model, ZeroOptimizer(model, optim.Adam, lr=0.1), range(2))
 
     collectives.run_threads(rank, 2)
+
+
+def test_an_infinity_in_the_part_of_one_rank_makes_all_leave_out_the_step() -> None:
+    def rank(comm: Communicator) -> tuple[float, bool]:
+        model = DataParallel(nn.Linear(4, 4, bias=False), comm)
+        optimizer = ZeroOptimizer(model, optim.SGD, lr=0.1)
+        scaler = ddp.amp.GradScaler("cpu", init_scale=2.0)
+        before = model.module.weight.detach().numpy().copy()
+        scaler.scale((model(ddp.ones(1, 4)) * ddp.tensor([1.0, 1.0, 1.0, float("inf")])).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale(), bool((model.module.weight.detach().numpy() == before).all())
+
+    assert collectives.run_threads(rank, 2) == [(1.0, True)] * 2
