@@ -48,12 +48,12 @@ NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel":
 
 def defined_in(package: str, modules: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """The public names that these modules of a package define, as functions or as classes."""
-    found = {}
+    definitions = {}
     for home in [f"{package}.{name}" for name in modules.split()]:
         for name, value in vars(importlib.import_module(home)).items():
             if isinstance(value, kind) and value.__module__ == home and name[0] != "_":
-                found[name] = value
-    return found
+                definitions[name] = value
+    return definitions
 
 
 def attribute(package: str) -> Callable[[str], Any]:
@@ -85,10 +85,10 @@ class _Finder:  # without the base class of importlib.abc, whose import takes as
     def exec_module(self, module: ModuleType) -> None:
         home, renamed = MODULES[module.__name__]
         if home:
-            theirs = importlib.import_module(home)
-            names = {name: renamed.get(name, name) for name in (*theirs.__all__, *renamed)}
+            source = importlib.import_module(home)
+            names = {name: renamed.get(name, name) for name in (*source.__all__, *renamed)}
             here = {name: there for name, there in names.items() if f"{module.__name__}.{name}" not in NAMES}
-            vars(module).update({name: getattr(theirs, there) for name, there in here.items()}, __all__=sorted(names))
+            vars(module).update({name: getattr(source, there) for name, there in here.items()}, __all__=sorted(names))
         vars(module)["__getattr__"] = attribute(module.__name__)
 
 

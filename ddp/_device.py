@@ -108,7 +108,7 @@ def _cupy(asked: device) -> Any:
     if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
     runtime().memory_pool.allocator(cupy)  # before the first array there
-    _met.append(os.getpid())
+    _cuda_processes.append(os.getpid())
     for prepare in on_first_use:
         prepare()
     return cupy
@@ -125,18 +125,18 @@ def runtime() -> Any:
     return load_runtime[0]()
 
 
-_met: list[int] = []  # the processes in which CUDA was met: this one, or one that it was forked from
+_cuda_processes: list[int] = []  # the processes in which CUDA was met: this one, or one that it was forked from
 _lost: list[bool] = []
 
 
 def _forked() -> None:
     """In a child: what CUDA was to the parent is of no use here."""
-    if _met:
+    if _cuda_processes:
         _lost.append(True)
-        for each in _known.values():
-            if each.type == "cuda":
+        for known in _known.values():
+            if known.type == "cuda":
                 with contextlib.suppress(AttributeError):  # nothing ever asked for its module
-                    del each.xp
+                    del known.xp
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -215,7 +215,7 @@ def raise_cuda_error(where: device, error: BaseException, call: str) -> None:
 
 def raise_pending() -> None:
     """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
-    if _met:
+    if _cuda_processes:
         runtime().device_checks.raise_pending()
 
 
@@ -329,8 +329,8 @@ def manual_seed(seed: int) -> BaseGenerator:
     """
     thread_generator(CPU).manual_seed(seed)
     _random.seed = int(seed)
-    for each in _random.streams.values():
-        each.manual_seed(seed)
+    for generator in _random.streams.values():
+        generator.manual_seed(seed)
     return thread_generator(CPU)
 
 
@@ -343,15 +343,15 @@ def thread_generator(where: device) -> BaseGenerator:
     """This thread's stream on `where`."""
     if where.type == "cuda" and where.index is None:
         where = device("cuda", where.xp.cuda.Device().id)  # one stream, whichever way the device is named
-    found = _random.streams.get(where)
-    if found is None:
-        found = _random.streams[where] = _kind[0](where).manual_seed(_random.seed)
-    return found
+    generator = _random.streams.get(where)
+    if generator is None:
+        generator = _random.streams[where] = _kind[0](where).manual_seed(_random.seed)
+    return generator
 
 
 def thread_generators() -> list[BaseGenerator]:
     """The streams of CUDA devices that this thread has drawn from."""
-    return [each for where, each in _random.streams.items() if where.type == "cuda"]
+    return [generator for where, generator in _random.streams.items() if where.type == "cuda"]
 
 
 def generator(where: device, given: BaseGenerator | None = None) -> Any:
@@ -375,14 +375,16 @@ def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple
 
 def random_state() -> Any:
     """Where all streams of this thread are, for `set_random_state`: what recomputing a forward needs."""
-    return _random.seed, {where: (each._seed, each.snapshot()) for where, each in _random.streams.items()}
+    return _random.seed, {
+        where: (generator._seed, generator.snapshot()) for where, generator in _random.streams.items()
+    }
 
 
 def set_random_state(state: Any) -> None:
     """Puts all streams of this thread back to where `random_state` found them."""
     _random.seed, known = state
-    for where, each in _random.streams.items():
+    for where, generator in _random.streams.items():
         seed, snapshot = known.get(where, (_random.seed, None))
-        each.manual_seed(seed)
+        generator.manual_seed(seed)
         if snapshot is not None:
-            each.restore(snapshot)
+            generator.restore(snapshot)

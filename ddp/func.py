@@ -38,8 +38,8 @@ def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., 
     call = jacobians.Call(func, primals, None)
 
     def pull_back(*cotangents: Tensor) -> Any:
-        found = jacobians.differentiate(call.outputs, call.inputs, cotangents, call.create_graph)
-        return call.finish(found, primals if len(primals) > 1 else primals[0])
+        results = jacobians.differentiate(call.outputs, call.inputs, cotangents, call.create_graph)
+        return call.finish(results, primals if len(primals) > 1 else primals[0])
 
     return call.finish(call.outputs, call.result), pull_back
 

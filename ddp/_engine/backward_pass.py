@@ -85,22 +85,22 @@ def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], colle
 
     Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
     """
-    found: set[Edge] = set()
+    visited: set[Edge] = set()
     freed: Node | None = None
     arrivals: list[Edge | None] = [*roots]
     while arrivals:
         edge = arrivals.pop()
-        if edge is None or edge in found:
+        if edge is None or edge in visited:
             continue
-        found.add(edge)
+        visited.add(edge)
         if isinstance(edge, Node):
             if edge.edges is None:
                 freed = edge
             arrivals += edge.edges or ()
-    reached = {edge for edge in found if edge in sinks}
+    reached = {edge for edge in visited if edge in sinks}
     if freed is not None and len(reached) < len(sinks):
         raise _freed_error(freed)
-    nodes = [edge for edge in found if isinstance(edge, Node)]
+    nodes = [edge for edge in visited if isinstance(edge, Node)]
     collectives = collectives and reached.isdisjoint(nodes)
     for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
         if (collectives and type(node) is CollectiveNode and node.edges) or not reached.isdisjoint(node.edges or ()):

@@ -42,10 +42,10 @@ assert library is not None
 
 def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
     """The kernel `name` by the dtype character of what it works on."""
-    found = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
-    for function in found.values():
+    functions = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
+    for function in functions.values():
         function.argtypes, function.restype = arguments, None
-    return found
+    return functions
 
 
 N, P, FLAG, REAL = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
@@ -187,7 +187,7 @@ _ROW_BLOCKS = 16  # each is summed by itself, on any number of threads, so that 
 
 
 def _takes(x: Array, *others: Array | None) -> bool:
-    return is_plain(x) and x.size > 0 and all(each is None or is_plain(each, x.dtype.char) for each in others)
+    return is_plain(x) and x.size > 0 and all(array is None or is_plain(array, x.dtype.char) for array in others)
 
 
 def _normalize(
@@ -210,7 +210,7 @@ def _normalize_backward(
         *(*rows.shape, address(g), address(x), address(w), address(mean), address(rstd)),
         *(mean is not None, address(dx), blocks, *map(address, sums)),
     )
-    return dx, *[None if each is None else each[0] for each in sums]
+    return dx, *[None if rows is None else rows[0] for rows in sums]
 
 
 # --- normalization over channels
@@ -389,21 +389,21 @@ def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array
         return pooling.maxima.__wrapped__(xp, x, window)
     x = np.require(x, requirements=["C", "A"])
     top = np.empty((*x.shape[:2], *window.out), x.dtype)
-    at = np.empty(top.shape, np.int32)
+    indices = np.empty(top.shape, np.int32)
     # An image one element wide is the same memory as one element high, whose loops are long.
     turned = window.image[1] == window.kernel[1] == window.out[1] == 1 and not window.padding[1]
     description = describe_window(window, turned)
-    MAX_POOL[x.dtype.char](description, len(x) * x.shape[1], address(x), address(top), address(at))
-    return top, at
+    MAX_POOL[x.dtype.char](description, len(x) * x.shape[1], address(x), address(top), address(indices))
+    return top, indices
 
 
-def _add_at_maxima(xp: Any, g: Array, at: Array, window: convolution.Window) -> Array:
+def _add_at_maxima(xp: Any, g: Array, indices: Array, window: convolution.Window) -> Array:
     if type(g) is not np.ndarray or g.dtype.char not in _TAGS:
-        return pooling.add_at_maxima.__wrapped__(xp, g, at, window)
+        return pooling.add_at_maxima.__wrapped__(xp, g, indices, window)
     g = np.require(g, requirements=["C", "A"])
     dx = np.zeros((*g.shape[:2], *window.image), g.dtype)
     sizes = len(g) * g.shape[1], math.prod(window.out), math.prod(window.image)
-    MAX_POOL_BACKWARD[g.dtype.char](*sizes, address(g), address(at), address(dx))
+    MAX_POOL_BACKWARD[g.dtype.char](*sizes, address(g), address(indices), address(dx))
     return dx
 
 
@@ -429,8 +429,8 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
         return
     if rows.addresses is None:
         sizes = np.array([row[0].size for row in rows.arrays], np.int64)
-        at = np.array([[address(each) for each in row] for row in rows.arrays], np.int64)
-        rows.addresses = (*at.shape, address(sizes), address(at)), (sizes, at)
+        addresses = np.array([[address(array) for array in row] for row in rows.arrays], np.int64)
+        rows.addresses = (*addresses.shape, address(sizes), address(addresses)), (sizes, addresses)
     kernel(*_encode(program)[:2], address(scalars), *rows.addresses[0])
 
 
@@ -487,15 +487,17 @@ def _describe(
 ) -> tuple[_Shape, Array]:
     """The description of a call, and the offsets that it points to. q, k: the shapes; strides, itemsizes: of arrays"""
     lead = q[:-2]
-    at = np.zeros((*lead, _ARRAYS), np.int64)
+    addresses = np.zeros((*lead, _ARRAYS), np.int64)
     rows, column = (ctypes.c_int64 * _ARRAYS)(), 0
     for array, (steps, itemsize) in enumerate(zip(strides, itemsizes, strict=True)):
         if steps is not None:
             for axis, step in enumerate(steps[:-2]):
-                at[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (step // itemsize)
+                addresses[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (
+                    step // itemsize
+                )
             rows[array], column = steps[-2] // itemsize, steps[-1] // itemsize
-    sizes = at.size // _ARRAYS, q[-2], k[-2], q[-1], width
-    return _Shape(*sizes, causal, masked, column, rows, at.ctypes.data, scale), at
+    sizes = addresses.size // _ARRAYS, q[-2], k[-2], q[-1], width
+    return _Shape(*sizes, causal, masked, column, rows, addresses.ctypes.data, scale), addresses
 
 
 def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float, causal: bool) -> _Shape:

@@ -137,10 +137,10 @@ class _CastRules:
         end = x.edge
         if not (self.caches and isinstance(end, Leaf) and modes.state.enabled):
             return convert(x, low)
-        found = self.cache.get(end)
-        if found is None or found[0] is not x.version or found[1] != x.version.count:
-            found = self.cache[end] = (x.version, x.version.count, _cast_leaf(x, low))
-        return found[2]
+        cached = self.cache.get(end)
+        if cached is None or cached[0] is not x.version or cached[1] != x.version.count:
+            cached = self.cache[end] = (x.version, x.version.count, _cast_leaf(x, low))
+        return cached[2]
 
 
 def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
@@ -149,7 +149,7 @@ def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     # Of no checkpointed region: another run of it finds this one made. But of the stream that it is made on.
     before, state.observers = (
         state.observers,
-        tuple([each for each in state.observers if each is stream_sync.note_stream]),
+        tuple([observer for observer in state.observers if observer is stream_sync.note_stream]),
     )
     try:
         result = convert(x, low)

@@ -69,7 +69,7 @@ class GradScaler:
         self._enabled = enabled
         self._state = _ScaleState(CPU, float(init_scale), 0)  # moves to the GPU of the first loss on one
         # By optimizer: (1,) float32 of the state, not zero where its gradients are not all finite.
-        self._found: dict[int, Array] = {}
+        self._found_infs: dict[int, Array] = {}
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
@@ -77,7 +77,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         if isinstance(outputs, list | tuple):
-            return type(outputs)([self.scale(each) for each in outputs])
+            return type(outputs)([self.scale(output) for output in outputs])
         # By a tensor of float32: as a float16, the first scale would be infinite.
         return outputs * self._on(outputs.device).scale.to(outputs.device)
 
@@ -88,24 +88,24 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        if id(optimizer) in self._found:
+        if id(optimizer) in self._found_infs:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
         gradients = _gradients(optimizer)
         state = self._on(next(iter(gradients), self._state.where))
-        found = state.take()
+        found_inf = state.take()
         # Of an optimizer that holds gradients in parts.
         if hasattr(optimizer, "unscale_gradients"):
             with on(state.where):
-                optimizer.unscale_gradients(state.scale.array.reshape(1), found)
+                optimizer.unscale_gradients(state.scale.array.reshape(1), found_inf)
         else:
             for where, arrays in gradients.items():
                 with on(where):
                     scale = to_device(state.scale.array.reshape(1), where)
-                    here = found if where is state.where else where.xp.zeros(1, np.float32)
+                    here = found_inf if where is state.where else where.xp.zeros(1, np.float32)
                     unscale(where.xp, arrays, scale, here)
-                if here is not found:
-                    found += to_device(here, state.where)
-        self._found[id(optimizer)] = found
+                if here is not found_inf:
+                    found_inf += to_device(here, state.where)
+        self._found_infs[id(optimizer)] = found_inf
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
         """optimizer.step(), unless a gradient is infinite or nan; unscales first where that has not been done.
@@ -118,16 +118,16 @@ class GradScaler:
             return optimizer.step()
         if id(optimizer) in self._stepped:
             raise GraphError("step: called already since the last update()")
-        if id(optimizer) not in self._found:
+        if id(optimizer) not in self._found_infs:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found, where = self._found[id(optimizer)], self._state.where
+        found_inf, where = self._found_infs[id(optimizer)], self._state.where
         devices = {p.device for group in optimizer.param_groups for p in group["params"]}
         on_gpu = where.type == "cuda" and devices == {where}
         if not (on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)):
-            return None if found[0] else optimizer.step()  # on a GPU the host waits to know
+            return None if found_inf[0] else optimizer.step()  # on a GPU the host waits to know
         own: Any = optimizer
-        own.found_inf = found
+        own.found_inf = found_inf
         try:
             return optimizer.step()
         finally:
@@ -142,13 +142,13 @@ class GradScaler:
             return
         if new_scale is not None:
             self._state.set(new_scale)
-        elif not self._found:
+        elif not self._found_infs:
             raise GraphError("update: no step() or unscale_() since the last one")
         else:
             self._state.adapt(*self._rule())
             if capturing.now is not None:
                 capturing.now.guard_value(self._rule)
-        self._found.clear()
+        self._found_infs.clear()
         self._stepped.clear()
 
     def get_scale(self) -> float:
@@ -202,7 +202,7 @@ class GradScaler:
 
     def _on(self, where: device) -> _ScaleState:
         """The state, on the first GPU that it is asked for."""
-        if where.type == "cuda" and self._state.where.type == "cpu" and not self._found:
+        if where.type == "cuda" and self._state.where.type == "cpu" and not self._found_infs:
             if capturing.now is not None:
                 raise CaptureError(
                     "GradScaler: a scale begun within a capture would begin anew with every replay: scale a loss before"
@@ -213,13 +213,13 @@ class GradScaler:
 
 def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
     """The existing gradients of each device, as arrays that are about to change."""
-    found = defaultdict(list)
+    by_device = defaultdict(list)
     for p in [p for group in optimizer.param_groups for p in group["params"]]:
         if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
             if p.grad_view is not None:
                 p.grad_view.version.count += 1
-            found[p.device].append(p.accumulate_grad.grad_buffer.array)
-    return found
+            by_device[p.device].append(p.accumulate_grad.grad_buffer.array)
+    return by_device
 
 
 class _ScaleState:
@@ -233,7 +233,7 @@ class _ScaleState:
         with on(where):
             self.scale: Tensor = wrap(xp.full((), scale, np.float32), where)
             self._good = xp.full(1, good_steps, np.int32)
-            self._found_infs = xp.zeros(_MOST_OPTIMIZERS, np.float32)
+            self._found_infs_infs = xp.zeros(_MOST_OPTIMIZERS, np.float32)
         self._used = 0
 
     @property
@@ -248,12 +248,12 @@ class _ScaleState:
         if self._used == _MOST_OPTIMIZERS:
             raise ArgumentError(f"GradScaler: at most {_MOST_OPTIMIZERS} optimizers between two updates")
         self._used += 1
-        return self._found_infs[self._used - 1 : self._used]
+        return self._found_infs_infs[self._used - 1 : self._used]
 
     def adapt(self, growth: float, backoff: float, interval: int) -> None:
         """Adapts the scale to what was found since the last time."""
         with on(self.where):
-            update_scale(self.where.xp, self._scale, self._good, self._found_infs, growth, backoff, interval)
+            update_scale(self.where.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
         self._used = 0
         self.scale.version.count += 1
 
@@ -261,7 +261,7 @@ class _ScaleState:
         """Begins with another scale, a number or a tensor, and another count of good steps; forgets what was found."""
         with on(self.where):
             self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
-            self._found_infs[...] = 0
+            self._found_infs_infs[...] = 0
             if good_steps is not None:
                 self._good[...] = good_steps
         self._used = 0

@@ -7,9 +7,9 @@
 Kill the job at any moment and start the same command again: it goes on, with the same numbers.
 """
 
+from ddp.checkpoint.checkpoint_reader import Saved, open_checkpoint
 from ddp.checkpoint.checkpointer import Checkpointer
 from ddp.checkpoint.restore import load_model
-from ddp.checkpoint.saved import Saved, open_checkpoint
 from ddp.checkpoint.store import Store
 
 __all__ = ["Checkpointer", "Saved", "Store", "load_model", "open_checkpoint"]

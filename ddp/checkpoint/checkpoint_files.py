@@ -34,7 +34,7 @@ import numpy as np
 
 from ddp._files import open_regular
 from ddp.checkpoint import remote_files
-from ddp.checkpoint.agreement import reason
+from ddp.checkpoint.rank_group import reason
 from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import CODES, STORED, are_sizes, lay_out, read_into
@@ -136,7 +136,10 @@ def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, T
         for name, entry in table.items():
             first = tensors.setdefault(name, entry)
             if first[:2] != entry[:2]:
-                one, other = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
+                one, other = (
+                    f"{description.dtype} {description.shape} on rank {description.pieces[0].rank}"
+                    for description in (first, entry)
+                )
                 raise CheckpointError(f"{name} is {one} and {other}")
             if first is not entry:
                 tensors[name] = first._replace(pieces=first.pieces + entry.pieces)

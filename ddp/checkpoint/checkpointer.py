@@ -24,9 +24,9 @@ from ddp._device import CPU, to_device
 from ddp._engine import RemovableHandle
 from ddp._engine.grad_buffer import FULL
 from ddp.checkpoint import state_memory
+from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
-from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
 from ddp.checkpoint.state import TrainedObjects, capture
@@ -168,7 +168,7 @@ class Checkpointer:
 
     def request_stop(self) -> None:
         """Asks all ranks to save and stop after the next step, as a signal to this rank does."""
-        self._requests.mine[STOP] = True
+        self._requests.requested[STOP] = True
 
     def signals(self) -> StopSignals:
         """A context in which signals ask for a stop. For loops without `resume`, which does this itself."""
@@ -242,7 +242,7 @@ class Checkpointer:
             return False
         restorer = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
         for part in (restorer.check, restorer.load_model, restorer.load_rest):
-            self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
+            self._store.ranks.run_on_all_ranks(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step
         self._saved_at = saved.step if path is None and saved is not in_memory else None
@@ -317,7 +317,7 @@ class Checkpointer:
         self._saved_at = self._reached
 
     def _report_saved(self) -> None:
-        self._requests.mine[SAVED] = True
+        self._requests.requested[SAVED] = True
 
     def _end_saving(self) -> bool:
         """Waits for the save in the background, if there is one. Returns False if it must be repeated."""
@@ -330,7 +330,7 @@ class Checkpointer:
         try:
             path = saving.result()
         finally:
-            self._requests.mine[SAVED] = False
+            self._requests.requested[SAVED] = False
         if path is not None:
             self._saved_at = reached
         elif self._comm.rank == 0:
@@ -356,7 +356,7 @@ class Checkpointer:
         def take() -> None:
             self._memory = state_memory.take(os.fspath(self.folder), self._comm)
 
-        self._store.ranks.run(state_memory.FAILED, take)
+        self._store.ranks.run_on_all_ranks(state_memory.FAILED, take)
         assert self._memory is not None
         self._in_memory = self._memory.newest(self._store.ranks)
 
@@ -364,7 +364,7 @@ class Checkpointer:
         if self._memory is not None:
             self._memory.close()
         self._memory = self._in_memory = None
-        self._requests.mine[HOLD] = False
+        self._requests.requested[HOLD] = False
 
     def _hold(self) -> None:
         """Copies the state to memory."""
@@ -377,7 +377,7 @@ class Checkpointer:
 
     def _hold_together(self) -> None:
         """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
-        self._store.ranks.run(state_memory.FAILED, self._hold)
+        self._store.ranks.run_on_all_ranks(state_memory.FAILED, self._hold)
         world.report(held=self._reached)
 
     def _held_by_all(self) -> bool:
@@ -479,7 +479,7 @@ class Checkpointer:
         """Tells the launcher that this loop can leave for another number of ranks."""
         if not self._resizable:
             self._resizable = True
-            counts = [each.micro_batches.count for each in self._training.parallel if each.micro_batches is not None]
+            counts = [model.micro_batches.count for model in self._training.parallel if model.micro_batches is not None]
             world.report(resizable=min(counts, default=0))
 
     def _stop_if_requested(self) -> None:
@@ -493,9 +493,9 @@ class Checkpointer:
         if any(model.joining for model in self._training.parallel):
             raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
         if self._every_seconds is not None and self._comm.rank == 0:  # its clock decides for all ranks
-            requests.mine[SAVE] |= time.monotonic() - self._saved_time >= self._every_seconds
+            requests.requested[SAVE] |= time.monotonic() - self._saved_time >= self._every_seconds
         if self._memory is not None:
-            requests.mine[HOLD] = time.monotonic() >= self._memory.due
+            requests.requested[HOLD] = time.monotonic() >= self._memory.due
         self._exchange_requests()
         if self._saving is not None and requests.received[SAVED] == self._comm.size and not self._end_saving():
             self._due = True
@@ -535,12 +535,12 @@ class Checkpointer:
 
     def _exchange_requests(self) -> None:
         """Exchanges the ranks' requests, if no DataParallel does it; then it is collective."""
-        self._requests.mine[RESIZE] = resize_requested()
+        self._requests.requested[RESIZE] = resize_requested()
         if self._comm.size == 1 or not self._training.parallel:
             self._sum_requests()
 
     def _sum_requests(self) -> None:
-        counts = np.array(self._requests.mine, np.int64)
+        counts = np.array(self._requests.requested, np.int64)
         if self._comm.size > 1:
             counts = self._comm.all_reduce(counts, ReduceOp.SUM)
         self._requests.receive(counts.tolist())
@@ -556,11 +556,11 @@ def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, user:
         raise DtypeError(f"Checkpointer: model is a Module or a DataParallel, not {type(model).__name__}")
     optimizers = _as_list(optimizer)
     schedulers = _as_list(scheduler)
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
-            raise DtypeError(f"Checkpointer: optimizer is an Optimizer, or a list of them, not {type(each).__name__}")
-    for each in schedulers:
-        _check_stateful("scheduler", each)
+    for item in optimizers:
+        if not isinstance(item, Optimizer):
+            raise DtypeError(f"Checkpointer: optimizer is an Optimizer, or a list of them, not {type(item).__name__}")
+    for item in schedulers:
+        _check_stateful("scheduler", item)
     _check_stateful("scaler", scaler)
     if not isinstance(user, dict):
         _check_stateful("user", user)

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from ddp._files import open_regular
 from ddp.checkpoint import remote_files
-from ddp.checkpoint.agreement import describing_os_errors
 from ddp.checkpoint.checkpoint_files import open_file
+from ddp.checkpoint.rank_group import describing_os_errors
 from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 

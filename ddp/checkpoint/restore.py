@@ -12,10 +12,10 @@ from typing import Any
 
 from collectives.errors import name_ranks
 from ddp._tensor.base import TensorBase
-from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, exists
+from ddp.checkpoint.checkpoint_reader import Saved, find, open_checkpoint
 from ddp.checkpoint.optimizer_state import SavedOptimizer
-from ddp.checkpoint.saved import Saved, find, open_checkpoint
+from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import (
     TrainedObjects,
     derive_random,
@@ -264,7 +264,7 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
     # A single checkpoint is verified as it is read; of several, all bytes are verified first, to find an undamaged one.
     single = exists(os.path.join(path, MANIFEST_FILE))
-    saved: Any = open_checkpoint(path) if single else find(Agreement(), path)
+    saved: Any = open_checkpoint(path) if single else find(RankGroup(), path)
     if saved.state["model"] is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
     return load_into(model, saved, 0, strict)

@@ -65,6 +65,6 @@ class StopSignals:
                 signal.signal(number, previous)
                 signal.raise_signal(number)
             return
-        self._requests.mine[STOP] = True
+        self._requests.requested[STOP] = True
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)

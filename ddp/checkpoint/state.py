@@ -24,9 +24,9 @@ from ddp import _device
 from ddp._device import CPU, device, to_device
 from ddp._engine import Version
 from ddp._tensor.base import TensorBase
-from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import PieceRange
 from ddp.checkpoint.optimizer_state import encode_optimizer
+from ddp.checkpoint.rank_group import RankGroup
 from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
@@ -311,7 +311,7 @@ class Captured(NamedTuple):
         return self.equal + self.pieces + self.per_rank
 
 
-def capture(training: TrainedObjects, ranks: Agreement, node: tuple[int, int] | None = None) -> Captured:
+def capture(training: TrainedObjects, ranks: RankGroup, node: tuple[int, int] | None = None) -> Captured:
     """Collects the state as it is now. Nothing is copied. Collective, unless `node` is given.
 
     node: this rank's number on its node, and their number: the ranks of each node write all that is equal on all ranks.
@@ -333,7 +333,7 @@ def capture(training: TrainedObjects, ranks: Agreement, node: tuple[int, int] | 
         compared = () if alone or ranks.size == 1 else encoder.to_compare.sources
         return {source.name: _checksum(source.array) for source in compared}
 
-    tables = [encode_all()] if alone else ranks.run("the state cannot be saved", encode_all, reraise=True)
+    tables = [encode_all()] if alone else ranks.run_on_all_ranks("the state cannot be saved", encode_all, reraise=True)
     replicated = encoder.replicated.sources
     per_rank = encoder.per_rank.sources
     for source in encoder.to_compare.sources:

@@ -42,9 +42,9 @@ from collectives.backends.shm.segment import available_memory
 from collectives.communicator import Communicator
 from collectives.start import joined
 from ddp._device import CPU, to_device
-from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, assemble_tensors, new_entry
-from ddp.checkpoint.saved import Saved
+from ddp.checkpoint.checkpoint_reader import Saved
+from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, rank_array_name
 from ddp.errors import ArgumentError
 
@@ -257,7 +257,7 @@ class StateMemory:
 
     # -- reading
 
-    def newest(self, ranks: Agreement) -> SavedInMemory | None:
+    def newest(self, ranks: RankGroup) -> SavedInMemory | None:
         """The newest complete state of earlier starts; None if there is none. Collective.
 
         Every state of a later start of the job is newer than those of the starts before.
@@ -276,12 +276,12 @@ class StateMemory:
                 memories[stamp.rank] = np.empty(stamp.end, np.uint8) if slot is None else slot.map()
 
         with ExitStack() as stack:
-            choice = choose_state(ranks.run(FAILED, find))
+            choice = choose_state(ranks.run_on_all_ranks(FAILED, find))
             if choice is None:
                 if slots and self._comm.rank == 0:
                     _log.warning("no state in memory is complete, as a part of it was lost: training goes on from disk")
                 return None
-            ranks.run(FAILED, lambda: map_slots(choice.stamps))
+            ranks.run_on_all_ranks(FAILED, lambda: map_slots(choice.stamps))
             # The next write must not replace this state.
             self._turn = int(self._own[0].stamp() in choice.stamps)
         for stamp, root, begin, end in choice.moves:

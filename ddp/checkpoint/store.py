@@ -27,12 +27,12 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files as files
-from ddp.checkpoint import remote_files, saved
-from ddp.checkpoint.agreement import Agreement, describing_os_errors, reason
+from ddp.checkpoint import checkpoint_reader, remote_files
 from ddp.checkpoint.checkpoint_files import Array, PieceRange
+from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_content, wait_until
+from ddp.checkpoint.rank_group import RankGroup, describing_os_errors, reason
 from ddp.checkpoint.remote_files import is_url
-from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA
 
@@ -80,15 +80,15 @@ class Store:
         if not os.fspath(folder):
             raise ArgumentError("the folder's name is empty: '.' is this one")
         text = os.fspath(folder)
-        self.folder = saved.as_path(text if is_url(text) else os.path.abspath(text))
+        self.folder = checkpoint_reader.as_path(text if is_url(text) else os.path.abspath(text))
         self.keep = keep
-        self.ranks = Agreement(comm)
+        self.ranks = RankGroup(comm)
         self._folder = os.fspath(self.folder)
         self._lock = FolderLock(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
-            locked = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
-            self.ranks.run(failed, lambda: wait_for_content(self._folder, locked))
+            locked = self.ranks.run_on_all_ranks(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
+            self.ranks.run_on_all_ranks(failed, lambda: wait_for_content(self._folder, locked))
         except BaseException:
             self.close()
             raise
@@ -122,7 +122,7 @@ class Store:
         """
         failed = f"the checkpoint of step {step} was not saved, those before are as they were"
         rank = self.ranks.rank
-        run = self.ranks.run
+        run = self.ranks.run_on_all_ranks
         pieces = pieces or {}
         unfinished = path = ""
 
@@ -130,7 +130,7 @@ class Store:
             nonlocal unfinished, path
             if not ready():
                 return False, step, "", None, None
-            if type(step) is not int or not 0 <= step < saved.MOST_STEPS:
+            if type(step) is not int or not 0 <= step < checkpoint_reader.MOST_STEPS:
                 raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
             check_tensors(tensors, pieces)
             state_copy = copy_json("state", None if rank else state)
@@ -141,7 +141,7 @@ class Store:
 
         def write_shard() -> tuple[files.ShardInfo, dict[str, files.TensorEntry]]:
             wait_until(lambda: is_url(folders[0]) or os.path.isdir(folders[0]))
-            file = os.path.join(folders[0], saved.shard_name(rank))
+            file = os.path.join(folders[0], checkpoint_reader.shard_name(rank))
             with describing_os_errors("writing", file):
                 written = files.write_shard(file, rank, tensors, pieces, self.ranks.progress)
                 files.sync_folder(folders[0])
@@ -170,17 +170,17 @@ class Store:
             raise
         if rank == 0 and self.keep is not None:
             self._remove_surplus(self.keep)
-        return saved.as_path(path)
+        return checkpoint_reader.as_path(path)
 
     def newest_step(self) -> int:
         """The step of the newest checkpoint, damaged or not; -1 if there is none. Raises: see `newest`."""
 
         def read_step() -> int:
             with describing_os_errors("reading", self._folder):
-                names = saved.newest_first(saved.committed_names(self._folder))
-            return next((order[1] for order in map(saved.folder_order, names) if order is not None), -1)
+                names = checkpoint_reader.newest_first(checkpoint_reader.committed_names(self._folder))
+            return next((order[1] for order in map(checkpoint_reader.folder_order, names) if order is not None), -1)
 
-        return self.ranks.run(f"{self.folder} cannot be loaded", read_step)[0]
+        return self.ranks.run_on_all_ranks(f"{self.folder} cannot be loaded", read_step)[0]
 
     def newest(self) -> Saved | None:
         """The newest checkpoint of which every byte is as it was written; None if there is no checkpoint.
@@ -190,14 +190,14 @@ class Store:
         Raises: CheckpointError on every rank if all checkpoints are damaged (a job does not start over unless it is
         told to), or if the folder or a file cannot be read, because it may be undamaged.
         """
-        return saved.find(self.ranks, self._folder, required=False)
+        return checkpoint_reader.find(self.ranks, self._folder, required=False)
 
     def find(self, path: str | os.PathLike[str]) -> Saved:
         """The checkpoint at a path, or the newest undamaged one in another run's folder. Every byte of it is verified.
 
         Raises: CheckpointError on every rank if there is no undamaged one, or it cannot be read.
         """
-        checkpoint = saved.find(self.ranks, path)
+        checkpoint = checkpoint_reader.find(self.ranks, path)
         assert checkpoint is not None
         return checkpoint
 
@@ -206,23 +206,25 @@ class Store:
     def _make_folder(self, step: int) -> tuple[str, str]:
         """Makes a folder with a temporary name. Returns its path, and the path after the commit: at a URL the same."""
         with describing_os_errors("reading", self._folder):
-            names = saved.committed_names(self._folder)
+            names = checkpoint_reader.committed_names(self._folder)
         if self._lock.exclusive:
-            for temporary in filter(saved.is_temporary, names):  # saves or removals that were killed left these
+            for temporary in filter(
+                checkpoint_reader.is_temporary, names
+            ):  # saves or removals that were killed left these
                 path = os.path.join(self._folder, temporary)
                 try:
                     if _is_folder(path):
                         files.remove_folder(path)
                 except OSError as error:
                     _log.warning("%s, which a save has left, cannot be removed: %s", path, error.strerror)
-        name = saved.next_name(step, names)
+        name = checkpoint_reader.next_name(step, names)
         path = os.path.join(self._folder, name)
         if is_url(path):
             with describing_os_errors("making the folder", path):
                 files.remove_folder(path)  # a save that was killed may have left files there
                 remote_files.make_folder(path)
             return path, path
-        unfinished = os.path.join(self._folder, saved.temporary_name(name))
+        unfinished = os.path.join(self._folder, checkpoint_reader.temporary_name(name))
         with describing_os_errors("making the folder", unfinished):
             os.mkdir(unfinished)
         return unfinished, path
@@ -256,7 +258,7 @@ class Store:
         try:
             kept = 0
             surplus: list[str] = []
-            for name in saved.newest_first(files.list_folder(self._folder)):
+            for name in checkpoint_reader.newest_first(files.list_folder(self._folder)):
                 path = os.path.join(self._folder, name)
                 if not _is_folder(path):
                     continue  # a symbolic link: its target is not ours to remove
@@ -264,12 +266,12 @@ class Store:
                     surplus.insert(0, path)
                 else:
                     with suppress(files.DamagedCheckpoint):
-                        saved.open_checkpoint(path)
+                        checkpoint_reader.open_checkpoint(path)
                         kept += 1
             if not is_url(self._folder):
                 for index, path in enumerate(surplus):
                     folder, name = os.path.split(path)
-                    surplus[index] = os.path.join(folder, saved.temporary_name(name))
+                    surplus[index] = os.path.join(folder, checkpoint_reader.temporary_name(name))
                     os.rename(path, surplus[index])
             if surplus:
                 files.sync_folder(self._folder)

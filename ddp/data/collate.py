@@ -104,15 +104,16 @@ def _check_kind(samples: Sequence[Any], kind: type | tuple[type, ...], path: str
     if len(set(map(type, samples))) > 1:  # else the first is of this kind, and so are all
         for index, sample in enumerate(samples):
             if not isinstance(sample, kind):
-                was, found = type(samples[0]).__name__, type(sample).__name__
-                raise DtypeError(f"default_collate: batch[{index}]{path} is a {found}, and batch[0]{path} a {was}")
+                first = type(samples[0]).__name__
+                name = type(sample).__name__
+                raise DtypeError(f"default_collate: batch[{index}]{path} is a {name}, and batch[0]{path} a {first}")
 
 
-def _check_same(found: Sequence[Any], what: str, path: str, error: type[ArgumentError]) -> None:
-    for index, each in enumerate(found):
-        if each != found[0]:
+def _check_same(values: Sequence[Any], what: str, path: str, error: type[ArgumentError]) -> None:
+    for index, value in enumerate(values):
+        if value != values[0]:
             raise error(
-                f"default_collate: batch[{index}]{path} has {what} {each}, and batch[0]{path} has {found[0]}. {_FIX}"
+                f"default_collate: batch[{index}]{path} has {what} {value}, and batch[0]{path} has {values[0]}. {_FIX}"
             )
 
 
@@ -153,9 +154,9 @@ def _tensors(tensors: Sequence[Any], path: str, out: Out | None) -> Any:
 
 def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
     _check_kind(numbers, (bool, int, float, np.generic), path)
-    found = np.array(numbers)
-    into = (out or np.empty)(found.shape, _supported(found.dtype, path))
-    into[...] = found
+    array = np.array(numbers)
+    into = (out or np.empty)(array.shape, _supported(array.dtype, path))
+    into[...] = array
     return wrap(into, CPU)
 
 

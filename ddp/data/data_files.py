@@ -235,7 +235,7 @@ class _Pictures(Dataset[Any]):
 
     def _path(self, name: str, below: str, endings: Sequence[str] = ("",)) -> str:
         """The path of a file in the folder, or in `below` in it, where archives and PyTorch's downloads put it."""
-        for path in (os.path.join(self.folder, at, name + ending) for at in ("", below) for ending in endings):
+        for path in (os.path.join(self.folder, place, name + ending) for place in ("", below) for ending in endings):
             if os.path.exists(path):
                 return path
         raise DataFileError(f"{type(self).__name__}: there is no {name} in {self.folder}, nor in {below} there")

@@ -199,8 +199,8 @@ class DataLoader:
         """
         state, wanted = state_dict, "streams" if self._stream else "sampler"
         if not isinstance(state, Mapping) or wanted not in state:
-            found = sorted(state) if isinstance(state, Mapping) else state
-            raise StateDictError(f"DataLoader: the state has {found!r}, expected {wanted!r} among them")
+            keys = sorted(state) if isinstance(state, Mapping) else state
+            raise StateDictError(f"DataLoader: the state has {keys!r}, expected {wanted!r} among them")
         for name in ("epoch", "batches", *(["seed"] if state.get("seed") is not None else [])):
             check_count(self, state, name, 2**63)
         inner, order = state[wanted], self._order

@@ -51,14 +51,14 @@ class DevicePrefetcher(Iterator[Any]):
             if self._failed is not None:
                 raise self._failed
             self._sent = self._send(*next(self._batches))
-        (found, arrived), self._sent = self._sent, None
+        (batch, arrived), self._sent = self._sent, None
         if self._batches.ready():
             try:
                 self._sent = self._send(*next(self._batches))
             except Exception as error:
                 self._failed = error
         self._streams.current(self._xp, self._stream.device).wait(arrived)
-        return found
+        return batch
 
     def _send(self, batch: Any, position: Any) -> tuple[Any, Any]:
         where, under_way = device("cuda", self._stream.device), []

@@ -220,8 +220,8 @@ class DistributedSampler(IndexSampler):
 
     def _indices(self, began: State) -> tuple[Order]:
         length, cursor, order = len(self.dataset), began["cursor"], self._order(began)
-        mine = count(length - cursor, self.rank, self.num_replicas, self.tail)
-        places = cursor + self.rank + self.num_replicas * np.arange(mine)
+        count_here = count(length - cursor, self.rank, self.num_replicas, self.tail)
+        places = cursor + self.rank + self.num_replicas * np.arange(count_here)
         return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
 
     def _order(self, began: State) -> Order:

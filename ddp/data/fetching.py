@@ -149,7 +149,7 @@ class BatchMaker:
     """
 
     def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
-        self.at: Any = None
+        self.position: Any = None
         self._config, self._seeding, self._out = config, seeding, out
         plain = config.collate is default_collate
         self._collate = functools.partial(default_collate, out=out) if plain else config.collate
@@ -158,7 +158,7 @@ class BatchMaker:
 
     def start_pass(self, start: StartPass) -> None:
         """Prepares a pass: that over a stream begins, or goes on, here."""
-        dataset, size, self.at = self._config.dataset, self._config.size, None
+        dataset, size, self.position = self._config.dataset, self._config.size, None
         self._seeding(start.seed)
         if not self._config.stream:
             return
@@ -174,7 +174,7 @@ class BatchMaker:
         """The batch of a list of indices, or of one index; None: the next one of a stream."""
         self._seeding(seed)
         dataset, _, _, stream, size, drop_last = self._config
-        self.at = "the next of the stream" if stream else indices
+        self.position = "the next of the stream" if stream else indices
         if not stream:
             return FetchResult(self._collate(dataset[indices]) if size is None else self._indexed(indices))
         samples = list(itertools.islice(self._stream, size or 1))
@@ -187,16 +187,16 @@ class BatchMaker:
     def _indexed(self, indices: Any) -> Any:
         dataset = self._config.dataset
         if not indices:  # this rank has run out of samples
-            self.at = 0
+            self.position = 0
             return empty_like_batch(self._config.collate([dataset[0]]))
         if self._rows is not None:
             return self._rows(indices, self._out)
         if hasattr(dataset, "__getitems__"):
             return self._collate(fetch_samples(dataset, indices))
         samples = []
-        for self.at in indices:
-            samples.append(dataset[self.at])
-        self.at = indices
+        for self.position in indices:
+            samples.append(dataset[self.position])
+        self.position = indices
         return self._collate(samples)
 
 
@@ -209,19 +209,21 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     while type(dataset) is Subset:
         subsets.append(dataset.indices)
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or any(getattr(each, "requires_grad", False) for each in dataset.tensors):
+    if type(dataset) is not TensorDataset or any(getattr(x, "requires_grad", False) for x in dataset.tensors):
         return None
-    arrays = [each.array if isinstance(each, TensorBase) else each for each in dataset.tensors]
-    if not all(isinstance(each, np.ndarray) and each.dtype in SUPPORTED for each in arrays):
+    arrays = [x.array if isinstance(x, TensorBase) else x for x in dataset.tensors]
+    if not all(isinstance(array, np.ndarray) and array.dtype in SUPPORTED for array in arrays):
         return None
-    length, chosen = len(dataset), [np.asarray(each) for each in subsets]
-    if any(each.dtype.kind not in "iu" or each.ndim != 1 for each in chosen):  # as a mask, which is no index
+    length, chosen = len(dataset), [np.asarray(positions) for positions in subsets]
+    if any(
+        positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen
+    ):  # as a mask, which is no index
         return None
 
     def rows(indices: Sequence[int], out: Out) -> list[Any]:
         picked = np.asarray(indices)
-        for each in chosen:
-            picked = each[picked]
+        for positions in chosen:
+            picked = positions[picked]
         for index in (picked.min(), picked.max()):
             if not -length <= index < length:
                 raise RangeError(f"index {index} of a dataset of {length} samples")
@@ -242,6 +244,6 @@ def empty_like_batch(batch: Any) -> Any:
     """
     if isinstance(batch, Tensor | np.ndarray):
         return batch[:0] if batch.ndim else batch
-    if type(batch) in (list, tuple) and all(isinstance(each, str | bytes) for each in batch):
+    if type(batch) in (list, tuple) and all(isinstance(text, str | bytes) for text in batch):
         return type(batch)()
     return map_batch(batch, empty_like_batch)

@@ -55,9 +55,9 @@ def preparation_data(script: bool) -> dict[str, Any]:
     Raises: ArgumentError if a script is wanted, and there is none.
     """
     data = spawn.get_preparation_data("worker")
-    data["sys_path"] = [each for each in sys.path if isinstance(each, str)]
-    found = [data[name] if script else data.pop(name) for name in _SCRIPT if name in data]
-    if script and (not found or ("init_main_from_path" in data and not os.path.exists(found[0]))):
+    data["sys_path"] = [path for path in sys.path if isinstance(path, str)]
+    scripts = [data[name] if script else data.pop(name) for name in _SCRIPT if name in data]
+    if script and (not scripts or ("init_main_from_path" in data and not os.path.exists(scripts[0]))):
         raise ArgumentError(
             "num_workers: the dataset, collate_fn or worker_init_fn is defined in an interactive session, where no"
             " worker process finds it: move it to a module that can be imported, or take num_workers=0"
@@ -78,16 +78,16 @@ class ForkServer:
         self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
-        self._requests, theirs = make_pipe()
-        program = _PROGRAM.format(path=preparation["sys_path"], fd=theirs.fileno())
+        self._requests, child_end = make_pipe()
+        program = _PROGRAM.format(path=preparation["sys_path"], fd=child_end.fileno())
         flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private
         try:
-            with theirs:
+            with child_end:
                 process = subprocess.Popen(
                     [spawn.get_executable(), *flags, "-c", program],
                     env=worker_environment(),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[child_end.fileno()],
                 )
             self.pid = process.pid
             process.returncode = 0  # it is waited for by its pid: Popen would warn that it still runs
@@ -111,10 +111,10 @@ class ForkServer:
         its exit code. Raises: WorkerError if the server has ended.
         """
         tracker: Any = resource_tracker.getfd()  # None is for other systems
-        ours, theirs = make_pipe()
-        with ours, theirs:
+        ours, child_end = make_pipe()
+        with ours, child_end:
             try:
-                self._requests.post(b"", [theirs.fileno(), tracker, *fds])
+                self._requests.post(b"", [child_end.fileno(), tracker, *fds])
             except OSError as error:
                 raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
             return os.dup(ours.fileno())
@@ -163,7 +163,7 @@ def fork_server(names: Iterable[str]) -> ForkServer:
 
 def modules_of(*objects: Any) -> set[str]:
     """The modules that define these functions and classes, but for those that the server has in any case."""
-    names = {name for each in objects if isinstance(name := getattr(each, "__module__", None), str)}
+    names = {name for item in objects if isinstance(name := getattr(item, "__module__", None), str)}
     return {name for name in names if name.partition(".")[0] not in ("builtins", "ddp")}
 
 

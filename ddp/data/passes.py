@@ -104,8 +104,8 @@ class IndexBatches(Batches):
         if not failed and handed == self._number and self._at_end():
             return True
         # A batch sampler of the user's own holds the sampler of this rank as ours does.
-        for each in (self._sampler, getattr(self._sampler, "sampler", None)):
-            getattr(each, "begin_again", lambda: None)()
+        for sampler in (self._sampler, getattr(self._sampler, "sampler", None)):
+            getattr(sampler, "begin_again", lambda: None)()
         return False
 
     def _at_end(self) -> bool:

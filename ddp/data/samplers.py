@@ -362,10 +362,10 @@ class BatchSampler(Sampler[list[int]]):
         )
 
     def _batches(self, indices: Iterator[int], least: int) -> Iterator[list[int]]:
-        for made in itertools.count(1):
+        for batch_count in itertools.count(1):
             batch = list(itertools.islice(indices, self.batch_size))
             if not batch or (self.drop_last and len(batch) < self.batch_size):
-                if made > least:
+                if batch_count > least:
                     return
                 batch = []
             yield batch

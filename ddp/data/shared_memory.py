@@ -130,8 +130,8 @@ class BatchWriter:
 
     def _placed(self, arrays: list[Array]) -> list[int]:
         """Where the arrays begin in the block. If one lies elsewhere, all are copied into one that is large enough."""
-        found = [block_of(array) for array in arrays if self._slot is not None and array.flags.c_contiguous]
-        starts = [start for block, start in filter(None, found) if block is self._blocks[self._slot or 0]]
+        blocks = [block_of(array) for array in arrays if self._slot is not None and array.flags.c_contiguous]
+        starts = [start for block, start in filter(None, blocks) if block is self._blocks[self._slot or 0]]
         if len(starts) == len(arrays):
             return starts
         starts, end = [], 0
@@ -196,8 +196,8 @@ class BatchReader:
         unpickler.load_array = lambda number: self._array(slot, lease, *leaves[number])
         return unpickler.load()
 
-    def _array(self, slot: Any, lease: Lease, at: int, dtype: str, shape: tuple[int, ...], is_tensor: bool) -> Any:
-        array = self._blocks[slot].array(dtype, shape, at, keep=lease)
+    def _array(self, slot: Any, lease: Lease, offset: int, dtype: str, shape: tuple[int, ...], is_tensor: bool) -> Any:
+        array = self._blocks[slot].array(dtype, shape, offset, keep=lease)
         if self._held - len(self._back) > _HELD:
             array = array.copy()
         return wrap(array, CPU) if is_tensor else array
@@ -265,8 +265,8 @@ class Payload:
         if previous is None or previous._block is None or previous.layout != self.layout:
             return False
         start = _address(previous._block.array(np.uint8, self._nbytes))
-        pieces = ((at, np.frombuffer(piece, np.uint8)) for at, piece in self._pieces)
-        if any(_memcmp(start + at, _address(piece), piece.nbytes) for at, piece in pieces):
+        pieces = ((offset, np.frombuffer(piece, np.uint8)) for offset, piece in self._pieces)
+        if any(_memcmp(start + offset, _address(piece), piece.nbytes) for offset, piece in pieces):
             return False
         self._block, self._pieces = previous._block, []
         return True
@@ -279,10 +279,10 @@ class Payload:
     def write(self) -> None:
         """Writes it, if it does not lie there."""
         assert self._block is not None
-        for at, piece in self._pieces:
+        for offset, piece in self._pieces:
             while piece:  # by the system: through the mapping, each page would be a fault
-                written = os.pwrite(self._block.fileno(), piece, at)
-                piece, at = piece[written:], at + written
+                written = os.pwrite(self._block.fileno(), piece, offset)
+                piece, offset = piece[written:], offset + written
         self._pieces = []
 
 

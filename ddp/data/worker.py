@@ -238,13 +238,13 @@ class _Worker:
         except Exception:  # a broken __str__ must not hide the error
             text = "(its message cannot be shown)"
         where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
-        at = None if self._maker is None else self._maker.at
-        if isinstance(at, list):
-            where += f", indices {reprlib.repr(at)}"
-        elif isinstance(at, str):
-            where += f", {at}"
-        elif at is not None:
-            where += f", index {at!r}"
+        position = None if self._maker is None else self._maker.position
+        if isinstance(position, list):
+            where += f", indices {reprlib.repr(position)}"
+        elif isinstance(position, str):
+            where += f", {position}"
+        elif position is not None:
+            where += f", index {position!r}"
         message = f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
         kind = b""
         with contextlib.suppress(Exception):  # a class that was made in a function

@@ -40,10 +40,10 @@ class WorkerPool:
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._connections, self._processes, os.getpid())
         for number in range(count):
-            ours, theirs = make_pipe()
+            ours, child_end = make_pipe()
             self._connections.append(ours)
-            args = (theirs, number, count, (SentFd(block), payload.layout), payload.needs_script, environ)
-            with theirs:
+            args = (child_end, number, count, (SentFd(block), payload.layout), payload.needs_script, environ)
+            with child_end:
                 self._processes.append(WorkerProcess(server, args))
         payload.write()  # while they are forked
         for process in self._processes:

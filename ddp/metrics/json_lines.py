@@ -77,9 +77,9 @@ def _format_line(step: int, values: dict[str, Any]) -> str:
 def _finite(value: Any) -> Any:
     value = as_plain(value)
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -103,8 +103,8 @@ def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
         if not line.endswith(b"\n"):
             return  # torn
         try:
-            found = json.loads(line)[RESERVED]
-            if found < step:
+            line_step = json.loads(line)[RESERVED]
+            if line_step < step:
                 yield line
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             raise ArgumentError(f"{path}, line {number}: expected JSON with a step, as JsonLines writes it") from None

@@ -54,7 +54,7 @@ class SharingConnection(Connection):
 
     def send_packed(self, packed: PackedObject) -> None:
         """Sends an object that was packed by `pack`."""
-        self.post(packed.data, [each.fileno() for each in packed.fd_owners])
+        self.post(packed.data, [owner.fileno() for owner in packed.fd_owners])
 
     def post(self, data: Any, fds: list[int]) -> None:
         """Sends bytes together with descriptors. Raises: OSError if this end is closed or receives only."""

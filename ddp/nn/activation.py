@@ -154,10 +154,10 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
     """
-    at = resolve_axis(required_float(input, "glu"), dim, "glu")
-    if not input.ndim or input.shape[at] % 2:
+    axis = resolve_axis(required_float(input, "glu"), dim, "glu")
+    if not input.ndim or input.shape[axis] % 2:
         raise ShapeError(f"glu: shape {tuple(input.shape)}: expected an even size in dimension {dim}")
-    return apply(activation.glu, (input,), dim=at)
+    return apply(activation.glu, (input,), dim=axis)
 
 
 def _in_dtype(input: Tensor, dtype: Any) -> Tensor:

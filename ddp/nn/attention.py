@@ -282,10 +282,12 @@ class MultiheadAttention(Layer):
             b, b_kv = (None, None) if bias is None else bias.split(sizes)
             parts = [*self._parts(linear(query, w, b), 1), *self._parts(linear(key, w_kv, b_kv), 2)]
         else:
-            each = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weight is None else weight.chunk(3)
+            weights = (
+                (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weight is None else weight.chunk(3)
+            )
             biases = (None, None, None) if bias is None else bias.chunk(3)
             inputs = (query, key, value)
-            parts = [self._parts(linear(x, w, b), 1)[0] for x, w, b in zip(inputs, each, biases, strict=True)]
+            parts = [self._parts(linear(x, w, b), 1)[0] for x, w, b in zip(inputs, weights, biases, strict=True)]
         if self.bias_k is not None:
             extra = (x.reshape((1, self.num_heads, 1, self.head_dim)) for x in (self.bias_k, self.bias_v))
             parts[1:] = [
@@ -300,9 +302,9 @@ class MultiheadAttention(Layer):
     def _parts(self, x: Tensor, count: int) -> list[Tensor]:
         split = x.reshape((*x.shape[:-1], count, self.num_heads, self.head_dim)).unbind(-3)
         if x.ndim == 2:
-            return [each.permute(1, 0, 2).unsqueeze(0) for each in split]
+            return [part.permute(1, 0, 2).unsqueeze(0) for part in split]
         order = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
-        return [each.permute(order) for each in split]
+        return [part.permute(order) for part in split]
 
     def _mask(
         self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, keys: int, added: int
@@ -311,10 +313,12 @@ class MultiheadAttention(Layer):
         batch, heads, length = q.shape[:3]
         masks = []
         if attn_mask is not None:
-            one, each = (length, keys), (batch * heads, length, keys)
-            if tuple(attn_mask.shape) not in (one, each):
-                raise ShapeError(f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {one} or {each}")
-            masks.append(attn_mask.reshape((1, 1, *one) if attn_mask.ndim == 2 else (batch, heads, *one)))
+            shared, per_head = (length, keys), (batch * heads, length, keys)
+            if tuple(attn_mask.shape) not in (shared, per_head):
+                raise ShapeError(
+                    f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {shared} or {per_head}"
+                )
+            masks.append(attn_mask.reshape((1, 1, *shared) if attn_mask.ndim == 2 else (batch, heads, *shared)))
         if padding is not None:
             if tuple(padding.shape) != (batch, keys) and not (batch == 1 and tuple(padding.shape) == (keys,)):
                 raise ShapeError(f"MultiheadAttention: key_padding_mask {tuple(padding.shape)}: not {(batch, keys)}")

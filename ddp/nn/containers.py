@@ -87,12 +87,12 @@ class _ModuleSequence(_Sequence):
 
     def _refill(self, modules: Iterable[Any]) -> None:
         """Replaces all children, named by position. Raises: DtypeError."""
-        found = list(modules)
-        for module in found:
+        children = list(modules)
+        for module in children:
             if module is not None and not isinstance(module, Module):
                 raise DtypeError(f"{type(self).__name__}: expected a Module, got {type(module).__name__}")
         self._modules.clear()
-        self._modules.update((str(i), module) for i, module in enumerate(found))
+        self._modules.update((str(i), module) for i, module in enumerate(children))
         note_registration()
 
     def __delitem__(self, index: int | slice) -> None:

@@ -193,8 +193,8 @@ def _conv_volumes(
 
 def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
     """The size that a transposed convolution gives without output_padding."""
-    each = zip(image, kernel, stride, padding, dilation, strict=True)
-    return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in each)
+    axes = zip(image, kernel, stride, padding, dilation, strict=True)
+    return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in axes)
 
 
 def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:

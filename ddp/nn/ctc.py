@@ -61,18 +61,18 @@ def ctc_loss(
     message = "ctc_loss: target {value} is not one of the {limit} labels 0 to {last}"
     table = indexing.check_index(xp, table, 0, classes, RangeError, message)
     settings = {"blank": blank, "zero_infinity": zero_infinity, "input_lengths": xp.asarray(times)}
-    each = apply(ctc.ctc_loss, (floating(x),), targets=table, target_lengths=lengths, **settings)
+    sample_losses = apply(ctc.ctc_loss, (floating(x),), targets=table, target_lengths=lengths, **settings)
     if reduction == "mean":
-        each = each / wrap(xp.maximum(lengths, 1), where)
-    return each.squeeze(0) if single and reduction == "none" else _reduce_losses(each, reduction)
+        sample_losses = sample_losses / wrap(xp.maximum(lengths, 1), where)
+    return sample_losses.squeeze(0) if single and reduction == "none" else _reduce_losses(sample_losses, reduction)
 
 
 def _lengths(name: str, given: Any, n: int, limit: int) -> Any:
     """Lengths on the host. Raises: ShapeError unless there are n of them, from 0 to the limit."""
-    found = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.int64).reshape(-1)
-    if found.shape != (n,) or not ((found >= 0) & (found <= limit)).all():
-        raise ShapeError(f"ctc_loss: {name} {found.tolist()}: expected {n} lengths of 0 to {limit}")
-    return found
+    lengths = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.int64).reshape(-1)
+    if lengths.shape != (n,) or not ((lengths >= 0) & (lengths <= limit)).all():
+        raise ShapeError(f"ctc_loss: {name} {lengths.tolist()}: expected {n} lengths of 0 to {limit}")
+    return lengths
 
 
 class CTCLoss(_Loss, function=ctc_loss, inputs=4):

@@ -110,7 +110,7 @@ class HasHooks:
                 inputs = backward.attach_inputs(inputs)
             output = forward(*inputs, **options)
             for entry in self._hooks("forward"):
-                always = [each for each in always if each is not entry]
+                always = [other_entry for other_entry in always if other_entry is not entry]
                 output = _run_forward_hook(self, entry, inputs, options, output)
             return output if backward is None else backward.attach_output(output)
         except Exception:
@@ -201,7 +201,7 @@ class _Identity:
     def backward(self, xp: Any, g: Any, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
         likes, where = residual
         grads = self.on_grads(tuple(gradient_tensors(g, likes, where)))
-        return [gradient_array("backward hook", *each) for each in zip(grads, likes, strict=True)]
+        return [gradient_array("backward hook", *pair) for pair in zip(grads, likes, strict=True)]
 
 
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:

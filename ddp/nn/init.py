@@ -86,10 +86,10 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
         raise ArgumentError(f"dirac_: {groups} groups do not divide {filters} filters")
     tensor.zero_()
     centre = tuple(n // 2 for n in tensor.shape[2:])
-    each = filters // groups
+    group_filters = filters // groups
     for group in range(groups):
-        for i in range(min(each, channels)):
-            where = (group * each + i, i, *centre)
+        for i in range(min(group_filters, channels)):
+            where = (group * group_filters + i, i, *centre)
             tensor[where] = 1
     return tensor
 

@@ -117,7 +117,7 @@ def _check_shapes(name: str, input: Tensor, weight: Tensor, bias: Tensor | None)
 
 def _needs_grad(*tensors: Any) -> bool:
     """Whether a backward will come."""
-    return modes.state.enabled and any(each is not None and each.edge is not None for each in tensors)
+    return modes.state.enabled and any(tensor is not None and tensor.edge is not None for tensor in tensors)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -39,7 +39,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
         name, count = function.__name__, function.__code__.co_argcount
         declared = inspect.signature(function).parameters
         first = [*list(declared)[:count], *order]
-        at = first.index("reduction") if "reduction" in first[:count] else count
+        reduction_index = first.index("reduction") if "reduction" in first[:count] else count
 
         @functools.wraps(function)
         def inner(*args: Any, **named: Any) -> Any:
@@ -50,17 +50,17 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
                 args = args[:count]
             if "size_average" in named or "reduce" in named:
                 named = _with_reduction(name, **named)
-            word = args[at] if len(args) > at else named.get("reduction", "mean")
+            word = args[reduction_index] if len(args) > reduction_index else named.get("reduction", "mean")
             if word not in ("mean", "sum", "none", also):
                 raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
             return function(*args, **named)
 
         either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         parameters = [
-            declared[each].replace(kind=either) if each in declared else inspect.Parameter(each, either, default=None)
-            for each in first
+            declared[key].replace(kind=either) if key in declared else inspect.Parameter(key, either, default=None)
+            for key in first
         ]
-        parameters += [each for each in declared.values() if each.kind is keyword and each.name not in first]
+        parameters += [p for p in declared.values() if p.kind is keyword and p.name not in first]
         cast(Any, inner).__signature__ = inspect.Signature(parameters)
         return cast(F, inner)
 
@@ -273,8 +273,8 @@ def binary_cross_entropy_with_logits(
             positive = positive.astype("float32")
     if weight is None:
         return apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
-    each = apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
-    return _reduce_losses(each * weight, reduction)
+    element_losses = apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
+    return _reduce_losses(element_losses * weight, reduction)
 
 
 def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
@@ -373,12 +373,12 @@ def poisson_nll_loss(
     Raises: ShapeError, ArgumentError.
     """
     x, t = _broadcast_pair("poisson_nll_loss", input, target)
-    each = x.exp() - t * x if log_input else x - t * (x + eps).log()
+    element_losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
         large = t > 1
         n = t * large + ~large  # 1 where there is nothing to add, so that no logarithm of 0 is multiplied away
-        each = each + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
-    return _reduce_losses(each, reduction)
+        element_losses = element_losses + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
+    return _reduce_losses(element_losses, reduction)
 
 
 @guarded_function
@@ -409,10 +409,10 @@ def gaussian_nll_loss(
             raise ShapeError(f"gaussian_nll_loss: var {spread.shape} does not fit input {input.shape}")
     low = spread.detach() < eps
     spread = spread + (eps - spread.detach()) * low
-    each = 0.5 * (spread.log() + (input - target) ** 2 / spread)
+    element_losses = 0.5 * (spread.log() + (input - target) ** 2 / spread)
     if full:
-        each = each + 0.5 * math.log(2 * math.pi)
-    return _reduce_losses(each, reduction)
+        element_losses = element_losses + 0.5 * math.log(2 * math.pi)
+    return _reduce_losses(element_losses, reduction)
 
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
@@ -455,15 +455,15 @@ def cosine_embedding_loss(
     # A small number in the squares, as in PyTorch, rather than a smallest length.
     lengths = ((x * x).sum(-1) + 1e-12) * ((y * y).sum(-1) + 1e-12)
     cosine = (x * y).sum(-1) / lengths.sqrt()
-    each = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)
-    return _reduce_losses(each, reduction)
+    sample_losses = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)
+    return _reduce_losses(sample_losses, reduction)
 
 
 @_positional("size_average reduce reduction")
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, *, reduction: str = "mean") -> Tensor:
     """input where target is 1, max(0, margin - input) where it is -1. Raises: ShapeError, ArgumentError."""
-    each = (margin - input).clamp(min=0) * (target != 1) + input * (target != -1)
-    return _reduce_losses(each, reduction)
+    element_losses = (margin - input).clamp(min=0) * (target != 1) + input * (target != -1)
+    return _reduce_losses(element_losses, reduction)
 
 
 @_positional("size_average reduce reduction")
@@ -482,8 +482,8 @@ def margin_ranking_loss(
 def soft_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
     z: Any = -target * input
-    each = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
-    return _reduce_losses(each, reduction)
+    element_losses = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
+    return _reduce_losses(element_losses, reduction)
 
 
 @_positional("size_average reduce reduction")

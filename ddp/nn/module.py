@@ -230,13 +230,13 @@ class Module(HasStateDict, HasHooks):
 
     def get_submodule(self, target: str) -> Module:
         """The module at that path, such as "encoder.0"; this one for "". Raises: AttributeError if there is none."""
-        found: Module = self
+        module: Module = self
         for name in target.split(".") if target else ():
-            below = found._modules.get(name)
+            below = module._modules.get(name)
             if below is None:
                 raise AttributeError(f"{type(self).__name__} has no module {target!r}: {name!r} is not there")
-            found = below
-        return found
+            module = below
+        return module
 
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at that path. Raises: AttributeError if there is none."""
@@ -248,10 +248,10 @@ class Module(HasStateDict, HasHooks):
 
     def _get(self, kind: str, word: str, target: str) -> Any:
         path, _, name = target.rpartition(".")
-        found = getattr(self.get_submodule(path), kind).get(name)
-        if found is None:
+        member = getattr(self.get_submodule(path), kind).get(name)
+        if member is None:
             raise AttributeError(f"{type(self).__name__} has no {word} {target!r}")
-        return found
+        return member
 
     def apply(self: M, fn: Callable[[Module], Any]) -> M:
         """Calls `fn` on every module below this one, children first, and on this one last."""
@@ -377,7 +377,7 @@ class Module(HasStateDict, HasHooks):
         lines = head.split("\n") if head else []
         if len(lines) < 2 and not below:
             return f"{name}({head})"
-        return f"{name}(\n  " + "\n  ".join([*lines, *(each.replace("\n", "\n  ") for each in below)]) + "\n)"
+        return f"{name}(\n  " + "\n  ".join([*lines, *(text.replace("\n", "\n  ") for text in below)]) + "\n)"
 
 
 # Where a module keeps its parts, what they are called, and their class.
@@ -397,7 +397,7 @@ class Layer(Module):
     """The base of our layers. Keywords of the class set its ClassVars: `class ReLU(Layer, function=relu)`."""
 
     def __init_subclass__(cls, **named: Any) -> None:
-        kinds = {name: str(kind) for each in cls.__mro__ for name, kind in inspect.get_annotations(each).items()}
+        kinds = {name: str(kind) for base in cls.__mro__ for name, kind in inspect.get_annotations(base).items()}
         own = {name: named.pop(name) for name in tuple(named) if "ClassVar" in kinds.get(f"_{name}", "")}
         super().__init_subclass__(**named)
         for name, value in own.items():
@@ -406,8 +406,8 @@ class Layer(Module):
     def _register_empty(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
         """Registers a parameter of each shape, to be filled; None in the place of one that is not there."""
         for name, shape in shapes.items():
-            found = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
-            self.register_parameter(name, found)
+            parameter = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
 
 
 class FunctionModule(Layer):
@@ -433,7 +433,7 @@ class FunctionModule(Layer):
     @classmethod
     def _signature(cls) -> inspect.Signature:
         arguments = list(inspect.signature(cls._function).parameters.values())[cls._inputs :]
-        return inspect.Signature([each for each in arguments if each.name not in cls._omitted])
+        return inspect.Signature([argument for argument in arguments if argument.name not in cls._omitted])
 
     def _init(self, **settings: Any) -> None:
         super().__init__()

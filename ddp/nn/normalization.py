@@ -29,9 +29,9 @@ def _check_trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *
     shape, whole = tuple(normalized_shape), input.array.shape
     if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
         raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
-    for each in parameters:
-        if each is not None and each.array.shape != shape:
-            raise ShapeError(f"{name}: weight or bias {each.shape} for normalized_shape {shape}")
+    for parameter in parameters:
+        if parameter is not None and parameter.array.shape != shape:
+            raise ShapeError(f"{name}: weight or bias {parameter.shape} for normalized_shape {shape}")
     affine_dtype(name, input, *parameters)
     return len(shape)
 
@@ -71,12 +71,12 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
     Raises: RangeError, DtypeError.
     """
-    at = resolve_axis(required_float(input, "normalize"), dim, "normalize")
+    axis = resolve_axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
     if not p > 0:  # the op's formula for the gradient is that of a norm
-        return input / input.norm(p, at, keepdim=True).clamp_min(eps)
-    return apply(normalization.normalize, (input,), p=float(p), dim=at, eps=eps)
+        return input / input.norm(p, axis, keepdim=True).clamp_min(eps)
+    return apply(normalization.normalize, (input,), p=float(p), dim=axis, eps=eps)
 
 
 def batch_norm(
@@ -105,9 +105,9 @@ def batch_norm(
         return apply(normalization.channel_affine, (input, weight, bias), eps=eps, **where)
     if input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
-    for each in (running_mean, running_var):
-        if each is not None and each.device is not input.device:
-            to_common_device("batch_norm", (input, each))
+    for statistic in (running_mean, running_var):
+        if statistic is not None and statistic.device is not input.device:
+            to_common_device("batch_norm", (input, statistic))
     # An empty input has no statistics.
     tell = running_stats_update(running_mean, running_var, momentum) if input.numel() else None
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)

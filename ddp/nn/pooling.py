@@ -179,12 +179,12 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
     if dims == 1:  # lines are images one line high
         size, step, around, spread = (1, *size), (1, *step), (0, *around), (1, *spread)
-    found = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
-    if any(2 * p > k for p, k in zip(found.padding, size, strict=True)):
-        raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
-    result = apply(op, (images,), window=found, **counting)
+    checked = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
+    if any(2 * p > k for p, k in zip(checked.padding, size, strict=True)):
+        raise ArgumentError(f"{name}: padding {checked.padding} is more than half of kernel {size}")
+    result = apply(op, (images,), window=checked, **counting)
     if isinstance(result, tuple):
-        return tuple([_restore_ndim(each, dims, input) for each in result])
+        return tuple([_restore_ndim(output, dims, input) for output in result])
     return _restore_ndim(result, dims, input)
 
 

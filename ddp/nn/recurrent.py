@@ -28,9 +28,9 @@ def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[An
     """
     if modes.state.autocast is None:
         dtype = x.array.dtype
-        for each in (*state, *weights):
-            if each is not None and each.array.dtype != dtype:
-                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {each.array.dtype}: expected one")
+        for array in (*state, *weights):
+            if array is not None and array.array.dtype != dtype:
+                raise DtypeError(f"{mode}: input of {dtype}, state or weights of {array.array.dtype}: expected one")
     if mode == "LSTM":
         return apply(recurrent.lstm, (x, *state, *weights), reverse=reverse)
     if mode == "GRU":
@@ -138,17 +138,17 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         for layer in range(self.num_layers):
             outs = []
             for direction in range(self._directions):
-                at = layer * self._directions + direction
-                state = tuple(each[at] for each in initial)
-                out, *last = _run_layer(self.mode, x, state, self._op_weights(weights[at]), direction == 1)
+                index = layer * self._directions + direction
+                state = tuple(value[index] for value in initial)
+                out, *last = _run_layer(self.mode, x, state, self._op_weights(weights[index]), direction == 1)
                 outs.append(out)
                 lasts.append(tuple(last))
             x = outs[0] if len(outs) == 1 else cat(outs, dim=2)
             if self.dropout and layer < self.num_layers - 1:
                 x = dropout(x, self.dropout, self.training)
-        final = [stack(each) for each in zip(*lasts, strict=True)]
+        final = [stack(value) for value in zip(*lasts, strict=True)]
         if not batched:
-            x, final = x.squeeze(1), [each.squeeze(1) for each in final]
+            x, final = x.squeeze(1), [value.squeeze(1) for value in final]
         elif self.batch_first:
             x = x.transpose(0, 1)
         return x, (tuple(final) if self.mode == "LSTM" else final[0])
@@ -268,8 +268,8 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
                 raise ShapeError(f"{name}: state {tuple(state.shape)} for input {tuple(input.shape)}: expected {shape}")
             initial.append(state if input.ndim == 2 else state.unsqueeze(0))
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, None]
-        _, *found = _run_layer(mode, rows, tuple(initial), weights)
-        return found if input.ndim == 2 else [x.squeeze(0) for x in found]
+        _, *new_state = _run_layer(mode, rows, tuple(initial), weights)
+        return new_state if input.ndim == 2 else [x.squeeze(0) for x in new_state]
 
 
 class RNNCell(_RNNCellBase, usual={"bias": True, "nonlinearity": "tanh"}):

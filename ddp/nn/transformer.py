@@ -93,7 +93,7 @@ class _TransformerLayer(Layer):
         """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
         first, second, dropout = self.linear1, self.linear2, self.dropout
         how = None if x.device.type == "cpu" else _fusable(self.activation)
-        if how is None or any(type(each) is not Linear or each._hooks_ is not None for each in (first, second)):
+        if how is None or any(type(layer) is not Linear or layer._hooks_ is not None for layer in (first, second)):
             return second(dropout(self.activation(first(x))))
         if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
             return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)

@@ -75,18 +75,22 @@ def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
     dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")
-    for each in parameters:
-        if each is not None and each.array.dtype != dtype and (dtype.itemsize > 2 or each.array.dtype != "float32"):
-            raise DtypeError(f"{name}: input is {dtype}, weight or bias {each.dtype}; they need one dtype")
+    for parameter in parameters:
+        if (
+            parameter is not None
+            and parameter.array.dtype != dtype
+            and (dtype.itemsize > 2 or parameter.array.dtype != "float32")
+        ):
+            raise DtypeError(f"{name}: input is {dtype}, weight or bias {parameter.dtype}; they need one dtype")
 
 
 def check_channels(name: str, input: Tensor, *affine: Tensor | None, statistics: Sequence[Tensor | None] = ()) -> None:
     """Raises: ShapeError unless input is (N, C, ...) and the others are (C,); DtypeError as `affine_dtype`."""
     if input.ndim < 2:
         raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
-    for each in (*affine, *statistics):
-        if each is not None and tuple(each.shape) != (input.shape[1],):
+    for array in (*affine, *statistics):
+        if array is not None and tuple(array.shape) != (input.shape[1],):
             raise ShapeError(
-                f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {each.shape}"
+                f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {array.shape}"
             )
     affine_dtype(name, input, *affine)

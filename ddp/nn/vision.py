@@ -69,12 +69,12 @@ def _sizes(
     if (size is None) == (scale_factor is None):
         raise ArgumentError(f"interpolate: give size or scale_factor, one of them, got {size=}, {scale_factor=}")
     values: Any = scale_factor if size is None else size
-    each = list(values) if isinstance(values, Sequence) else [values] * len(old)
-    if len(each) != len(old):
+    factors = list(values) if isinstance(values, Sequence) else [values] * len(old)
+    if len(factors) != len(old):
         raise ArgumentError(f"interpolate: {values} for images of {old}: expected one number or {len(old)}")
     if scale_factor is None:
-        return each, [None] * len(old)
-    return [math.floor(n * float(factor)) for n, factor in zip(old, each, strict=True)], [float(f) for f in each]
+        return factors, [None] * len(old)
+    return [math.floor(n * float(factor)) for n, factor in zip(old, factors, strict=True)], [float(f) for f in factors]
 
 
 def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> Tensor:
@@ -168,7 +168,7 @@ class Upsample(FunctionModule, function=interpolate, omitted=("antialias",)):
     def _init(self, **settings: Any) -> None:
         factor = settings["scale_factor"]
         if factor is not None:
-            factor = tuple([float(each) for each in factor]) if isinstance(factor, Sequence) else float(factor)
+            factor = tuple([float(number) for number in factor]) if isinstance(factor, Sequence) else float(factor)
         super()._init(**{**settings, "scale_factor": factor})
 
     def extra_repr(self) -> str:

@@ -75,8 +75,8 @@ def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction
     function.attach_device_form = functools.partial(setattr, forms, "device")
     function.attach_native_form = functools.partial(forms.__setitem__, np)
     function.attach_recording_form = functools.partial(setattr, forms, "recording")
-    found: ArrayFunction[P, R] = function
-    return found
+    typed: ArrayFunction[P, R] = function
+    return typed
 
 
 @array_function

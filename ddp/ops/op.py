@@ -132,17 +132,17 @@ class Op:
 
     def plan(self, needs: Needs) -> tuple[int | None, ...]:
         """For each of `saves`: its position among the inputs (len(inputs) is the result), None if nothing reads it."""
-        found = self._plans.get(needs)
-        if found is None:
+        positions = self._plans.get(needs)
+        if positions is None:
             names = (*self.inputs, "out")
             if self.saves:
                 wanted = [name for name, need in zip(self.inputs, needs, strict=True) if need]
                 read = {value for name in wanted for value in self._reads[name]}
-                found = tuple(names.index(value) if value in read else None for value in self.saves)
+                positions = tuple(names.index(value) if value in read else None for value in self.saves)
             else:
-                found = ()
-            self._plans[needs] = found
-        return found
+                positions = ()
+            self._plans[needs] = positions
+        return positions
 
     def __repr__(self) -> str:
         return f"Op({self.name!r}, inputs={self.inputs}, saves={self.saves})"
@@ -165,12 +165,12 @@ class Upcast:
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
         out, residual = self._forward(xp, *[_widen(xp, x) for x in inputs], **parameters)
         narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
-        rounded = tuple([_round(xp, each) for each in out]) if isinstance(out, tuple) else _round(xp, out)
+        rounded = tuple([_round(xp, array) for array in out]) if isinstance(out, tuple) else _round(xp, out)
         return rounded, (residual, narrow)
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
-        wide = [_widen(xp, each) for each in g] if isinstance(g, list) else _widen(xp, g)
+        wide = [_widen(xp, gradient) for gradient in g] if isinstance(g, list) else _widen(xp, g)
         results = self._backward(xp, wide, needs, [_widen(xp, x) for x in saved], inner, *self._grad_outs)
         if narrow is None:  # the forward moved data, and did not come by here
             return [_round(xp, dx) for dx in results]

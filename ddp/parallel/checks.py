@@ -46,20 +46,20 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     return described
 
 
-def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
+def check_same(comm: Communicator, values_here: Mapping[str, Any]) -> None:
     """Returns if all ranks bring the same settings, parameters and buffers, by name. Collective.
 
     Raises: ParallelError on every rank, with the first that differs.
     """
-    digest = np.frombuffer(hashlib.sha256(repr(list(mine.items())).encode()).digest(), np.uint8)
+    digest = np.frombuffer(hashlib.sha256(repr(list(values_here.items())).encode()).digest(), np.uint8)
     with error_context("DataParallel, comparing the ranks' modules and settings"):
         digests = comm.all_gather(digest, lengths="equal").reshape(comm.size, -1)
         if (digests == digests[0]).all():
             return
-        everyones = comm.all_gather_object(dict(mine))
+        everyones = comm.all_gather_object(dict(values_here))
     # Also what is missing here: this rank would go on, and wait for those that raise.
-    for name in dict.fromkeys(name for theirs in everyones for name in theirs):
-        values = [theirs.get(name, "missing") for theirs in everyones]
+    for name in dict.fromkeys(name for rank_values in everyones for name in rank_values):
+        values = [rank_values.get(name, "missing") for rank_values in everyones]
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise ParallelError(
@@ -179,8 +179,8 @@ class FiniteCheck:
 
         Raises: ParallelError on every rank, with the first such parameter of each rank.
         """
-        found = enumerate(self._comm.all_gather_object(self.bad))
-        bad = [f"{name} on rank {rank}" for rank, name in found if name is not None]
+        names = enumerate(self._comm.all_gather_object(self.bad))
+        bad = [f"{name} on rank {rank}" for rank, name in names if name is not None]
         if bad:
             raise ParallelError(
                 f"step {step}: infinity or NaN in the gradient of {', '.join(bad)}, before it was reduced"

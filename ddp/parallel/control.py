@@ -37,12 +37,12 @@ _OWN = 2
 class PendingRequests:
     """The requests of this rank, and those received from all ranks.
 
-    mine: may be set at any time, also by a signal handler; sent with the next synchronized backward
+    requested: may be set at any time, also by a signal handler; sent with the next synchronized backward
     received: for each request, the most ranks that made it in one message since this was set to 0
     """
 
     def __init__(self) -> None:
-        self.mine = [False] * REQUEST_KINDS
+        self.requested = [False] * REQUEST_KINDS
         self.received = [0] * REQUEST_KINDS
 
     def receive(self, counts: Sequence[int]) -> None:
@@ -51,7 +51,7 @@ class PendingRequests:
 
     def clear(self, kind: int) -> None:
         """Forgets this rank's request of a kind, and those received."""
-        self.mine[kind] = False
+        self.requested[kind] = False
         self.received[kind] = 0
 
 
@@ -104,7 +104,9 @@ class ControlMessage:
         array[_USED : self._bits] = used
         if micro_batches is not None:
             own, weights = micro_batches
-            array[self._bits + own.start : self._bits + own.stop] = [1.0 if each is None else each for each in weights]
+            array[self._bits + own.start : self._bits + own.stop] = [
+                1.0 if weight is None else weight for weight in weights
+            ]
         row = self._table[self._comm.rank]
         row[:_OWN] = checksum, NOT_COUNTED if joined else skipped
         if timestamps is not None:

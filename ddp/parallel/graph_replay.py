@@ -71,7 +71,7 @@ class _ReplayedBackward:
         self._in_flight = False
 
     def send(self) -> None:
-        self._message.send(self._weight, self._used, requests=self._reducer.requests.mine)
+        self._message.send(self._weight, self._used, requests=self._reducer.requests.requested)
         self._in_flight = True
 
     def receive(self) -> None:

@@ -51,7 +51,7 @@ class JoinContext:
         self._throw = throw
         self.source = 0  # the lowest rank that still had data, at the last announcement
 
-    def announce(self, mine: str | None) -> str | None:
+    def announce(self, kind_here: str | None) -> str | None:
         """Announces what this rank does next, FORWARD or BACKWARD; None: it has run out of data. Collective.
 
         Returns: what the ranks do next; None if all have run out of data
@@ -60,9 +60,11 @@ class JoinContext:
         size = self._comm.size
         rank = self._comm.rank
         message = np.zeros(len(_KINDS) + size)
-        if mine is not None:
-            message[_KINDS.index(mine)] = message[len(_KINDS) + rank] = 1
-        with error_context(f"join: waiting for what the others do next{'' if mine is None else f' (here: {mine})'}"):
+        if kind_here is not None:
+            message[_KINDS.index(kind_here)] = message[len(_KINDS) + rank] = 1
+        with error_context(
+            f"join: waiting for what the others do next{'' if kind_here is None else f' (here: {kind_here})'}"
+        ):
             self._comm.all_reduce(message, ReduceOp.SUM, out=message)
         active = np.flatnonzero(message[len(_KINDS) :]).tolist()
         if not active:
@@ -80,7 +82,7 @@ class JoinContext:
 def checked(optimizers: Iterable[Any]) -> list[Any]:
     """As a list. Raises: DtypeError unless they are optimizers."""
     given = list(optimizers) if isinstance(optimizers, Iterable) else None
-    if given is None or not all(hasattr(each, "load_state_dict") for each in given):
+    if given is None or not all(hasattr(item, "load_state_dict") for item in given):
         raise DtypeError(f"join: optimizers is a list of optimizers, got {optimizers!r:.60}")
     return given
 

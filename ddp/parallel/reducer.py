@@ -372,7 +372,9 @@ class Reducer:
         self.in_flight = True
         timestamps = self.timeline.timestamps()
         micro = None if self.micro_batches is None else (self.micro_batches.own, self.micro_batches.weights)
-        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, self.skipped.count, micro)
+        self.control.send(
+            weight, used, checksum, timestamps, joined, self.requests.requested, self.skipped.count, micro
+        )
         self.exchange.begin(self.control)
         self._launch_full()
 

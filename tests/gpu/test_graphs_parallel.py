@@ -131,7 +131,7 @@ def test_requests_arrive_a_step_later(rig: Callable[..., Rig]) -> None:
         heard = -1
         for number, batch in enumerate(data_of(comm.rank)):
             if number == 5 and comm.rank == 1:
-                model.reducer.requests.mine[STOP] = True
+                model.reducer.requests.requested[STOP] = True
             graphed(*batch)
             if heard < 0 and model.reducer.requests.received[STOP]:
                 heard = number

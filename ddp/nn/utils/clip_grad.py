@@ -25,16 +25,16 @@ Tensors = Tensor | Iterable[Tensor]
 
 def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
     """The tensors of each device, the first one's first. Warns if an iterator gives none: it was used before."""
-    found: dict[device, list[Tensor]] = {}
+    by_device: dict[device, list[Tensor]] = {}
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
-        found.setdefault(x.device, []).append(x)
-    if not found and isinstance(tensors, Iterator):
+        by_device.setdefault(x.device, []).append(x)
+    if not by_device and isinstance(tensors, Iterator):
         warnings.warn(
             "`parameters` is an iterator that gives no parameter, so nothing is clipped: call model.parameters() anew "
             "each time, or keep a list",
             stacklevel=5,  # the caller, behind two decorators
         )
-    return found
+    return by_device
 
 
 def norm_order(norm_type: float) -> float:
@@ -66,9 +66,9 @@ def _note_change(parameters: list[Tensor]) -> None:
 def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
     """The norm of all arrays, those of each device being its share: on the first device."""
     norms = []
-    for each, arrays in shares.items():
-        with on(each):
-            norms.append(each.xp.asarray(gradients.total_norm(each.xp, arrays, p)))
+    for place, arrays in shares.items():
+        with on(place):
+            norms.append(place.xp.asarray(gradients.total_norm(place.xp, arrays, p)))
     where = next(iter(shares))
     total = norms[0]
     if len(norms) > 1:

@@ -22,7 +22,7 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     total = sum(p.numel() for p in params)
     if vec.ndim != 1 or vec.numel() != total:
         raise ShapeError(f"vector_to_parameters: a vector of shape {vec.shape} for {total} elements of parameters")
-    at = 0
+    offset = 0
     for p in params:
-        p.copy_(vec[at : at + p.numel()].reshape(p.shape))
-        at += p.numel()
+        p.copy_(vec[offset : offset + p.numel()].reshape(p.shape))
+        offset += p.numel()

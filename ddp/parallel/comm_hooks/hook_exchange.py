@@ -182,13 +182,13 @@ class HookExchange(Exchange):
         memory = self._buckets.memory
         members = self._buckets.members[index]
         assert self._used is not None
-        names = tuple(self._buckets.names[each] for each in members)
+        names = tuple(self._buckets.names[member] for member in members)
         bucket = GradBucket(
             index=index,
             count=len(self._buckets.members),
             buffer=memory.buffers[index],
             names=names,
-            gradients=tuple(memory.views[each] for each in members),
+            gradients=tuple(memory.views[member] for member in members),
             used=tuple(self._used[name] for name in names),
             scale=self._control.scale(),
             comm=self._comm,

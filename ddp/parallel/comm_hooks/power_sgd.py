@@ -90,12 +90,12 @@ class PowerSGD:
         used = dict(zip(bucket.names, bucket.used, strict=True))
         exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
         dtype = working_dtype(bucket.buffer)
-        mine = [add_residual(self._residuals, name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
-        queries = [self._query(name, m, rank) for m, (name, _, rank) in zip(mine, thin, strict=True)]
+        matrices = [add_residual(self._residuals, name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
+        queries = [self._query(name, m, rank) for m, (name, _, rank) in zip(matrices, thin, strict=True)]
 
-        shapes = [(len(m), rank) for m, (_, _, rank) in zip(mine, thin, strict=True)]
+        shapes = [(len(m), rank) for m, (_, _, rank) in zip(matrices, thin, strict=True)]
         message, parts = _joined(shapes + [g.shape for g in exact], dtype, xp.empty)
-        for m, query, part in zip(mine, queries, parts[: len(thin)], strict=True):
+        for m, query, part in zip(matrices, queries, parts[: len(thin)], strict=True):
             product(xp, m, query, part)
         for gradient, part in zip(exact, parts[len(thin) :], strict=True):
             xp.multiply(gradient, bucket.scale, out=part, dtype=dtype)
@@ -108,12 +108,12 @@ class PowerSGD:
         # Householder's QR gives an orthonormal basis even of P = 0: Q is not stuck at 0 after a step without gradients.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
-        for m, basis, part in zip(mine, bases, parts, strict=True):
+        for m, basis, part in zip(matrices, bases, parts, strict=True):
             product(xp, m.T, basis, part)
         total = yield bucket.comm.all_reduce(message, async_op=True)
 
         _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
-        for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
+        for (name, gradient, _), m, basis, part, query in zip(thin, matrices, bases, parts, sums, strict=True):
             gradient[...] = product(xp, basis, query.T).reshape(gradient.shape)
             if used[name]:
                 m -= product(xp, basis, part.T)

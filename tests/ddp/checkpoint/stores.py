@@ -16,7 +16,7 @@ import pytest
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files
 from ddp.checkpoint import store as store_module
-from ddp.checkpoint.saved import Saved
+from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.state import split_evenly
 from ddp.checkpoint.store import Store
 

@@ -14,8 +14,8 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import folder_lock
-from ddp.checkpoint.agreement import Agreement
-from ddp.checkpoint.saved import Saved, find, open_checkpoint
+from ddp.checkpoint.checkpoint_reader import Saved, find, open_checkpoint
+from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
@@ -144,7 +144,7 @@ def test_anything_anywhere(place: str, folder: Path, outside: Path) -> None:
         if found is not None:
             check(found, found.step)
         with contextlib.suppress(CheckpointError):
-            find(Agreement(), runs)
+            find(RankGroup(), runs)
         refused = use(runs, lambda store, comm: check(open_checkpoint(write(store, comm, 7)), 7))
         assert place == ".lock" or not refused, (kind, refused)
         assert content(outside) == before, kind

@@ -21,7 +21,7 @@ import collectives
 import ddp
 from collectives import world
 from ddp.checkpoint import Checkpointer, open_checkpoint, state_memory
-from ddp.checkpoint.agreement import Agreement
+from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured
 from ddp.checkpoint.state_memory import Stamp, StateMemory, choose_state
 from ddp.errors import ArgumentError
@@ -58,7 +58,7 @@ def write(slots: Slots, *steps: int, start: int = 0, ranks: tuple[int, ...] = (0
     """Each rank writes its half of `x`, an array of its own, and JSON."""
     for rank in ranks:
         held = opened(slots, rank, start, owner)
-        held.newest(Agreement())
+        held.newest(RankGroup())
         for step in steps:
             x = np.arange(6.0)[3 * rank : 3 * rank + 3] + step
             own = np.full((2, 2), step + rank, np.int32).T
@@ -77,7 +77,7 @@ def one(array: Any, state: Any = None) -> Captured:
 
 def newest(slots: Slots, **options: Any) -> int | None:
     held = opened(slots, **{"start": 9, **options})
-    found = held.newest(Agreement())
+    found = held.newest(RankGroup())
     held.close()
     return None if found is None else found.step
 
@@ -85,7 +85,7 @@ def newest(slots: Slots, **options: Any) -> int | None:
 def test_what_all_ranks_wrote_is_read_by_each_of_the_next_start(slots: Slots) -> None:
     write(slots, 4, 5)
     held = opened(slots, rank=1, start=1)
-    found = held.newest(Agreement())
+    found = held.newest(RankGroup())
     held.close()
     assert found is not None
     assert (found.step, found.size, found.state) == (5, 2, {"lr": 0.5})
@@ -148,7 +148,7 @@ def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.Monke
     # Even under the name of this one: the header says whose it is.
     with monkeypatch.context() as patch:
         patch.setattr(StateMemory, "_open", lambda self, path: state_memory.Slot(os.open(path, os.O_RDWR), self._token))
-        assert StateMemory(variable(slots, OTHER), 0, 1, "run", member(0)).newest(Agreement()) is None
+        assert StateMemory(variable(slots, OTHER), 0, 1, "run", member(0)).newest(RankGroup()) is None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="another user"):
         opened(slots)
@@ -194,7 +194,7 @@ def test_a_slot_grows_with_the_state(slots: Slots) -> None:
     write(slots, 4)
     held = opened(slots, size=1)
     held.write(5, one(np.ones(100_000), {"long": "x" * 100_000}))
-    found = opened(slots, start=1).newest(Agreement())
+    found = opened(slots, start=1).newest(RankGroup())
     assert found is not None
     assert found.step == 5
     np.testing.assert_array_equal(found.read("x"), np.ones(100_000))
@@ -271,7 +271,7 @@ def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int
     def load(comm: collectives.Communicator) -> None:
         there = [fd for rank in seen[comm.rank] for fd in slots[2 * rank : 2 * rank + 2]]
         held = StateMemory(variable(fresh + there), comm.rank, 1, "run", comm)
-        found = held.newest(Agreement(comm))
+        found = held.newest(RankGroup(comm))
         held.close()
         assert found is not None
         assert (found.step, found.size, found.state) == (5, 2, {"lr": 0.5})

@@ -187,9 +187,9 @@ def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() 
         requests = PendingRequests()
         with StopSignals(requests):
             signal.raise_signal(signal.SIGUSR1)
-            assert not requests.mine[STOP]
+            assert not requests.requested[STOP]
             signal.raise_signal(signal.SIGTERM)
-            assert requests.mine[STOP]
+            assert requests.requested[STOP]
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -203,7 +203,7 @@ def test_a_rank_does_not_wait_for_a_step_that_a_peer_has_left(monkeypatch: pytes
     try:
         with StopSignals(requests := PendingRequests()):
             signal.raise_signal(signal.SIGTERM)
-        assert (heard, requests.mine[STOP]) == ([signal.SIGTERM], False)
+        assert (heard, requests.requested[STOP]) == ([signal.SIGTERM], False)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -20,9 +20,8 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from collectives.errors import PeerLeft
-from ddp.checkpoint import agreement, checkpoint_files, folder_lock
-from ddp.checkpoint import saved as saved_module
-from ddp.checkpoint.saved import find, open_checkpoint
+from ddp.checkpoint import checkpoint_files, checkpoint_reader, folder_lock, rank_group
+from ddp.checkpoint.checkpoint_reader import find, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
@@ -72,11 +71,13 @@ def test_large_ones_are_read_under_a_progress_bar(
         Store(tmp_path, comm).write(1, {"x": np.zeros(3_000_000, np.uint8), "y": np.zeros(5)}, None, None)
 
     collectives.run_threads(main, size=1)
-    bar = saved_module.progress_bar
-    monkeypatch.setattr(saved_module, "progress_bar", lambda **options: bar(**{**options, "delay": 0, "leave": True}))
+    bar = checkpoint_reader.progress_bar
+    monkeypatch.setattr(
+        checkpoint_reader, "progress_bar", lambda **options: bar(**{**options, "delay": 0, "leave": True})
+    )
     for large, names in ((1 << 28, []), (1 << 20, ["verifying", "reading"])):
-        monkeypatch.setattr(saved_module, "_LARGE", large)
-        found = find(agreement.Agreement(), tmp_path)
+        monkeypatch.setattr(checkpoint_reader, "_LARGE", large)
+        found = find(rank_group.RankGroup(), tmp_path)
         assert found is not None
         found.read_all()
         lines = capsys.readouterr().err.splitlines()
@@ -240,7 +241,7 @@ def test_a_rank_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "PATIENCE", 0.3)
+    monkeypatch.setattr(rank_group, "PATIENCE", 0.3)
     answer = threading.Event()
 
     def main(comm: Communicator) -> None:

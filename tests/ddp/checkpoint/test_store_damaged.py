@@ -18,7 +18,7 @@ import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files
 from ddp.checkpoint.checkpoint_files import DamagedCheckpoint, ShardReader
-from ddp.checkpoint.saved import Saved, open_checkpoint
+from ddp.checkpoint.checkpoint_reader import Saved, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write

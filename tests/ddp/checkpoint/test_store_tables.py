@@ -18,7 +18,7 @@ from ddp.checkpoint.checkpoint_files import (
     decode_manifest,
     encode_manifest,
 )
-from ddp.checkpoint.saved import folder_order, newest_first, next_name
+from ddp.checkpoint.checkpoint_reader import folder_order, newest_first, next_name
 from ddp.checkpoint.state import split_evenly
 from ddp.checkpoint.store import check_tensors
 from ddp.errors import CheckpointError

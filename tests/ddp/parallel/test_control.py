@@ -16,10 +16,10 @@ def test_all_ranks_receive_requests_after_the_same_backward() -> None:
         requests, found = model.reducer.requests, []
         for step in range(4):
             if step == 1 and comm.rank == 2:
-                requests.mine[STOP] = True
+                requests.requested[STOP] = True
             if step == 2:
-                requests.mine[SAVED] = True
-                requests.mine[SAVE] = comm.rank == 0
+                requests.requested[SAVED] = True
+                requests.requested[SAVE] = comm.rank == 0
             loss = model(ddp.ones(1, 2)).sum()
             if step == 1:
                 with model.no_sync():  # what is not reduced tells nobody
@@ -41,7 +41,7 @@ def test_a_rank_without_data_makes_requests_too() -> None:
         model = ddp.DataParallel(nn.Linear(2, 1), comm)
         with model.join():
             if comm.rank == 1:
-                model.reducer.requests.mine[STOP] = True
+                model.reducer.requests.requested[STOP] = True
             for _ in range(2 - comm.rank):
                 model(ddp.ones(1, 2)).sum().backward()
                 model.reducer.requests.received = [0] * REQUEST_KINDS

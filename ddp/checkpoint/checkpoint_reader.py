@@ -21,8 +21,8 @@ import numpy as np
 
 from collectives.progress_bar import progress_bar
 from ddp.checkpoint import checkpoint_files as files
-from ddp.checkpoint.agreement import Agreement, describing_os_errors, is_transient, reason
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, Array, DamagedCheckpoint, ShardReader
+from ddp.checkpoint.rank_group import RankGroup, describing_os_errors, is_transient, reason
 from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
@@ -226,7 +226,7 @@ def _may_be_undamaged(path: str, error: BaseException | None) -> bool:
     return is_transient(error)
 
 
-def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
+def find(ranks: RankGroup, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
     """The checkpoint at a path, or the newest undamaged one in a folder of checkpoints. Every byte of it is verified.
 
     Rank 0 warns of each damaged one. Ranks share the reading. required: False: return None if there is no checkpoint
@@ -263,8 +263,8 @@ def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) 
         return ""
 
     reasons: list[str] = []
-    for candidate in ranks.run(failed, candidates)[0]:
-        damage = next(filter(None, ranks.run(failed, check)), None)
+    for candidate in ranks.run_on_all_ranks(failed, candidates)[0]:
+        damage = next(filter(None, ranks.run_on_all_ranks(failed, check)), None)
         if damage is None:
             return saved
         reasons.append(damage)

@@ -1,4 +1,4 @@
-"""Runs a piece of work on all ranks, so that it succeeds on all of them or raises on all of them.
+"""Runs work on all ranks, so that it succeeds on all of them or raises on all of them.
 
 An error message is one sentence: the rank, the file and the system's reason."""
 
@@ -55,7 +55,7 @@ def is_transient(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
-class Agreement:
+class RankGroup:
     """Runs work on all ranks, and makes its outcome known to all of them. Collective; one thread at a time calls it.
 
     comm: the ranks' communicator, of which this makes a duplicate; None: this process alone
@@ -83,7 +83,7 @@ class Agreement:
         if self._section is not None:
             self._section.progress()
 
-    def run(self, failed: str, work: Callable[[], T], reraise: bool = False) -> list[T]:
+    def run_on_all_ranks(self, failed: str, work: Callable[[], T], reraise: bool = False) -> list[T]:
         """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
         failed: the beginning of the error message; reraise: a rank on which `work` raised raises that error itself
