@@ -138,7 +138,7 @@ def cross_entropy(
     weight: Array | None,
     smoothing: float,
     reduction: str,
-    single: bool = False,
+    float32_loss: bool = False,
 ) -> tuple[Array, Any]:
     """See `losses.cross_entropy`. The targets are saved for backward without a copy, because their check made one."""
     compute = opmath_dtype(x.dtype)
@@ -156,7 +156,7 @@ def cross_entropy(
     weight_sum = None if weight is None else weight.sum(keepdims=True)  # an array, so that the host does not wait
     arrays = (logits, target, keep, weight, losses, weights, maxima, sums)
     ENTROPY.launch_rows(xp, "entropy", x.dtype, rows if n else 0, *arrays, rows, n, weight_sum, float(smoothing))
-    out_dtype = "float32" if single else x.dtype
+    out_dtype = "float32" if float32_loss else x.dtype
     residual = (target, keep, weight, weights, maxima, sums, weight_sum, smoothing)
     if reduction == "none":
         return losses.astype(compute).astype(out_dtype).reshape(target.shape), (None, *residual)

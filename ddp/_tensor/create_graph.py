@@ -296,7 +296,7 @@ def _run_steps(step: Composite, count: int, *inputs: Any, reverse: bool, **how: 
 
 
 _COMPOSITES: dict[str, Composite] = {
-    "cross_entropy": lambda x, smoothing, single=False, **how: [
+    "cross_entropy": lambda x, smoothing, float32_loss=False, **how: [
         apply(losses.nll_loss, (apply(softmax_ops.log_softmax, (x,), dim=1),), **how)
     ],
     "gru": partial(_run_steps, _gru_step, 1),

@@ -144,7 +144,7 @@ def cross_entropy(
         weight=weights,
         smoothing=label_smoothing,
         reduction=reduction,
-        single=modes.state.autocast is not None and modes.state.autocast.spares(losses.cross_entropy, input),
+        float32_loss=modes.state.autocast is not None and modes.state.autocast.spares(losses.cross_entropy, input),
     )
 
 

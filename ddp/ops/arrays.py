@@ -16,6 +16,8 @@ ForwardResult = tuple[Array, Any]  # of an op: its result, and the residual that
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype("float32")
+# The dtype characters of float16 and bfloat16.
+_HALVES = "eE"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,13 +93,13 @@ def upcast(x: Any) -> Any:
 
 
 def compute_dtype(x: Array) -> np.dtype[Any]:
-    """The dtype to compute in: float16 is too coarse to add up, see `total`."""
-    return _FLOAT32 if x.dtype.char == "e" else x.dtype
+    """The dtype to compute in: float32 for 16-bit floats, which are too coarse to add up (see `total`)."""
+    return _FLOAT32 if x.dtype.char in _HALVES else x.dtype
 
 
 def as_float32(*arrays: Array | None) -> list[Any]:
-    """The arrays with float16 as float32, so that each sum is rounded once; None stays None."""
-    return [x.astype(_FLOAT32) if x is not None and x.dtype.char == "e" else x for x in arrays]
+    """The arrays with 16-bit floats as float32, so that each sum is rounded once; None stays None."""
+    return [x.astype(_FLOAT32) if x is not None and x.dtype.char in _HALVES else x for x in arrays]
 
 
 def shape_of(x: Any) -> Ints:

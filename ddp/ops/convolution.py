@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp.ops.arrays import Array, array_function, compute_dtype, total
+from ddp.ops.arrays import Array, array_function, as_float32, compute_dtype, total
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
@@ -163,14 +163,9 @@ class Shape(NamedTuple):
             yield slice(start, min(start + samples, self.n)), slice(line, min(line + lines, oh))
 
 
-def _wide(x: Array) -> Array:
-    """x as products take it: NumPy has none of float16, and what is added up should be rounded once."""
-    return x.astype("float32") if x.dtype.itemsize == 2 else x
-
-
 def _positions(x: Array, groups: int, lines: slice) -> Array:
     """x (N, groups * channels, OH, OW) as (groups, channels, N * lines * OW): a view where N is 1."""
-    x = _wide(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
+    (x,) = as_float32(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
     return x.transpose(1, 2, 0, 3, 4).reshape(groups, x.shape[2], -1)
 
 
@@ -178,14 +173,15 @@ def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
     """(groups, channels * KH * KW, N * lines * OW)"""
     if shape.window.is_identity:
         return _positions(x, shape.groups, lines)
-    return unfold(xp, _wide(x), shape.window, lines).reshape(shape.groups, shape.length, -1)
+    (x,) = as_float32(x)  # NumPy has no product of float16
+    return unfold(xp, x, shape.window, lines).reshape(shape.groups, shape.length, -1)
 
 
 @array_function
 def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Array:
     """The convolution of x."""
     n, groups, _, filters, window = shape
-    kernel = _wide(w).reshape(groups, filters, shape.length)
+    (kernel,) = as_float32(w.reshape(groups, filters, shape.length))
     out = xp.empty((n, groups, filters, *window.out), kernel.dtype)
     for tile, lines in shape.tiles(xp, kernel.itemsize):
         columns, z = _columns(xp, x[tile], shape, lines), out[tile, :, :, lines]
@@ -208,13 +204,13 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     dw: Any = None
     kernel: Any = None
     if w is not None:
-        kernel = _wide(w).reshape(groups, filters, shape.length).swapaxes(1, 2)
+        (kernel,) = as_float32(w.reshape(groups, filters, shape.length).swapaxes(1, 2))
         if window.is_identity:
             dx, kernel = correlate(xp, g, kernel, None, Shape(n, groups, filters, channels, window)), None
         else:
             dx = xp.zeros((n, groups * channels, *window.image), kernel.dtype)
     if x is not None:
-        dw = xp.zeros((groups, filters, shape.length), _wide(x[:0]).dtype)
+        dw = xp.zeros((groups, filters, shape.length), compute_dtype(x))
     for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or x is not None else ():
         last = _positions(g[tile], groups, lines)
         if kernel is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, shape_of, unbroadcast, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Indexing: what was read gets its gradient back where it was read, added up where it was read twice.
@@ -119,12 +119,9 @@ def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
 @array_function
 def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
     """`x`, a vector, with each of `g` added at where (of its shape), 0 <= where < len(x). In place if it can be."""
-    if wide(x) is x:
-        xp.add.at(x, where.reshape(-1), g.reshape(-1))
-        return x
-    sums = wide(x)
-    xp.add.at(sums, where.reshape(-1), wide(g).reshape(-1))
-    return sums.astype(x.dtype)
+    sums, terms = as_float32(x, g)
+    xp.add.at(sums, where.reshape(-1), terms.reshape(-1))
+    return sums.astype(x.dtype, copy=False)
 
 
 def flat(places: Places, shape: Ints) -> Array:
@@ -158,17 +155,12 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
     return sums.transpose(back)
 
 
-def wide(g: Array) -> Array:
-    """`g`, or for numbers of 16 bits its float32 form, in which many may be added up."""
-    return g.astype("float32") if g.dtype.itemsize == 2 and g.dtype.kind not in "iu" else g
-
-
 def add_rows(xp: Any, length: int, where: Array, g: Array, out: Array | None = None) -> Array:
     """(length, D) zeros with each row of `g` (N, D) added at row where[i] (N,). 0 <= where < length.
 
     out: memory for the result, if there is some (length, D) of g's dtype in one piece; it may not be used
     """
-    rows = wide(g)
+    (rows,) = as_float32(g)
     if out is None or out.dtype != rows.dtype or not out.flags.c_contiguous:
         out = xp.empty((length, g.shape[1]), rows.dtype)
     out[...] = 0

@@ -74,11 +74,11 @@ def _cross_entropy(
     weight: Array | None,
     smoothing: float,
     reduction: str,
-    single: bool = False,
+    float32_loss: bool = False,
 ) -> ForwardResult:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
 
-    Backward reads `target`, too: nothing else writes to it. single: the loss is float32, whatever x is
+    Backward reads `target`, too: nothing else writes to it. float32_loss: the loss is float32, whatever x is
     """
     rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
@@ -108,7 +108,7 @@ def _cross_entropy(
         out = losses.reshape(shape)
     else:
         out, scale = reduce_weighted(xp, losses, weights, reduction)
-    kind = "float32" if single else x.dtype
+    kind = "float32" if float32_loss else x.dtype
     return out.astype(kind), (top, sums, target, keep, weight, smoothing, scale, reduction)
 
 

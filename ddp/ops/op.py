@@ -163,26 +163,26 @@ class Upcast:
         self._grad_outs = ((None,) * len(op.inputs),) if op.grad_out else ()
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
-        out, residual = self._forward(xp, *[_widen(xp, x) for x in inputs], **parameters)
+        out, residual = self._forward(xp, *[_to_float32(xp, x) for x in inputs], **parameters)
         narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
-        rounded = tuple([_round(xp, array) for array in out]) if isinstance(out, tuple) else _round(xp, out)
+        rounded = tuple([_to_bfloat16(xp, array) for array in out]) if isinstance(out, tuple) else _to_bfloat16(xp, out)
         return rounded, (residual, narrow)
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
-        wide = [_widen(xp, gradient) for gradient in g] if isinstance(g, list) else _widen(xp, g)
-        results = self._backward(xp, wide, needs, [_widen(xp, x) for x in saved], inner, *self._grad_outs)
+        wide = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
+        results = self._backward(xp, wide, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
         if narrow is None:  # the forward moved data, and did not come by here
-            return [_round(xp, dx) for dx in results]
+            return [_to_bfloat16(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
-        return [_round(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
+        return [_to_bfloat16(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
 
 
-def _widen(xp: Any, x: Any) -> Any:
+def _to_float32(xp: Any, x: Any) -> Any:
     return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
-def _round(xp: Any, x: Any) -> Any:
+def _to_bfloat16(xp: Any, x: Any) -> Any:
     return astype(xp, x, BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
 
 

@@ -276,29 +276,29 @@ vector_norm = Op("vector_norm", _vector_norm, _vector_norm_backward, inputs=("x"
 # Running sums, products and extremes along an axis.
 
 
-def _wide(x: Array) -> Any:
+def _sum_dtype(x: Array) -> Any:
     """The dtype to add up and multiply in: int64 for integers, float32 for float16."""
     if x.dtype.kind in "bui":
         return "int64"
     return compute_dtype(x)
 
 
-def _narrow(out: Array, x: Array) -> Array:
+def _round_like(out: Array, x: Array) -> Array:
     return out.astype(x.dtype) if x.dtype.char == "e" else out
 
 
 def _from_the_end(xp: Any, x: Array, dim: int) -> Array:
     """The sums of all elements from here to the end of `dim`."""
-    return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_wide(x)), dim)
+    return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_sum_dtype(x)), dim)
 
 
 # z_i = sum of x_j, j <= i;  dx_i = sum of g_j, j >= i
 def _cumsum(xp: Any, x: Array, dim: int) -> ForwardResult:
-    return _narrow(xp.cumsum(x, axis=dim, dtype=_wide(x)), x), dim
+    return _round_like(xp.cumsum(x, axis=dim, dtype=_sum_dtype(x)), x), dim
 
 
 def _cumsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return (_narrow(_from_the_end(xp, g, dim), g),)
+    return (_round_like(_from_the_end(xp, g, dim), g),)
 
 
 cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
@@ -307,7 +307,7 @@ cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
 # z_i = product of x_j, j <= i;  dx_i = sum of g_j*z_j, j >= i, over x_i;
 # beside zeros dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), which divides by nothing
 def _cumprod(xp: Any, x: Array, dim: int) -> ForwardResult:
-    return _narrow(xp.cumprod(x, axis=dim, dtype=_wide(x)), x), dim
+    return _round_like(xp.cumprod(x, axis=dim, dtype=_sum_dtype(x)), x), dim
 
 
 def _cumprod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:

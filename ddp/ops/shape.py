@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, total, unbroadcast, where_or_zero
-from ddp.ops.indexing import add_flat, wide
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, compute_dtype, total, unbroadcast, where_or_zero
+from ddp.ops.indexing import add_flat
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Shapes: results that are views of their input where the memory allows it.
@@ -178,7 +178,7 @@ def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> ForwardResult:
 
 def _unfold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim, size, step = residual
-    dx = xp.zeros(shape, wide(g).dtype)
+    dx = xp.zeros(shape, compute_dtype(g))
     reach = (g.shape[dim] - 1) * step + 1
     for j in range(size):
         dx[along(dim, slice(j, j + reach, step))] += g[..., j]
