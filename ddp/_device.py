@@ -374,7 +374,7 @@ def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple
 
 
 def random_state() -> Any:
-    """Where all streams of this thread are, for `set_random_state`: what recomputing a forward needs."""
+    """The state of all generators of this thread, for `set_random_state`: recomputing a forward needs it."""
     return _random.seed, {
         where: (generator._seed, generator.snapshot()) for where, generator in _random.streams.items()
     }

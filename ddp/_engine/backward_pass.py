@@ -185,7 +185,7 @@ def _run(
         edges, g = node.edges, incoming.pop(node, None)
         if sync is not None:
             sync.enter(node, g)
-        if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
+        if g is None and type(node) is not CollectiveNode:  # no use gave a gradient: the inputs get none
             results = (None,) * len(edges)
         elif sinks is not None:
             needs = tuple([edge is not None and edge in pending for edge in edges])
@@ -230,7 +230,7 @@ def _complete_leaf(leaf: Leaf, incoming: dict[Edge, Any], sinks: dict[Edge, Any]
 
 def _call_hooks(edge: Edge, hooks: Sequence[Hook], incoming: dict[Edge, Any]) -> None:
     if edge in incoming:
-        for hook in [*hooks]:  # one may take itself out
+        for hook in [*hooks]:  # a hook may remove itself
             changed = hook(incoming[edge])
             if changed is not None:
                 incoming[edge] = changed

@@ -26,7 +26,7 @@ from ddp.ops.op import Op
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor as Tensor
 else:
-    Tensor = Any  # a name for annotations alone: the class is made of what imports this
+    Tensor = Any  # for annotations only: `core` imports this module
 
 Tensors = tuple[Tensor, ...]
 TensorFunction = Callable[..., Tensor]
@@ -85,7 +85,7 @@ class TensorBase:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self.array.dtype}")
             version = self.version
             if self.accumulate_grad is None and version.base is not None and version.base() is self:
-                # Views made before lead to no leaf: what is computed of them would lack its gradient.
+                # Views that were made before have no leaf: no gradient would come through them.
                 version.epoch = self._epoch = version.epoch + 1
             self.edge = self.leaf
         else:
@@ -214,7 +214,7 @@ def alias(view: TensorBase, x: TensorBase) -> None:
 _plain: list[type[Tensor]] = []
 
 
-# Where no floating-point operation of NumPy's warns: infinities and nan are values, as in PyTorch. A copy of a context
+# A context in which NumPy does not warn of infinities and nan: they are values, as in PyTorch. A copy of a context
 # is made and entered in a fifth of the time of `errstate`. It begins empty: a copy of the importer's context would keep
 # the values of its variables alive, and show them to the ops of every thread.
 _silent = contextvars.Context()
@@ -252,7 +252,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
                 wide = True
         else:
             if isinstance(x, np.ndarray):
-                where = None  # nothing would tell backward of a write to it
+                where = None  # it has no version, so backward would not notice a write
                 break
             arrays.append(x)
     if where is None:
@@ -264,7 +264,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
             return guarded_run(op.name, where, arrays, partial(apply, op, inputs, **parameters))
         op = op.device_form
     run: Any = op.upcast if wide and not op.supports_bfloat16 else op
-    if op.view or where is not CPU:  # these warn of nothing
+    if op.view or where is not CPU:  # views, and GPUs, never warn
         out, residual = run.forward(xp, *arrays, **parameters)
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)
@@ -282,7 +282,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if op.view and xp.may_share_memory(out, arrays[0]):
         alias(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
-        if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
+        if wide and run is op and not op.backward_supports_bfloat16:  # its backward cannot take bfloat16
             run, residual = op.upcast, (residual, None)
         node = make_node(Node, op, run, xp, inputs, result, residual)
         if op.derived:
@@ -308,7 +308,7 @@ def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
     return [x.to(where) if isinstance(x, TensorBase) and x._device is not where else x for x in inputs]  # type: ignore[attr-defined]
 
 
-FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and no other tensor's
+FLOATS = "fV"  # the kinds of floating dtypes: "V" is bfloat16
 
 
 def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
@@ -395,7 +395,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         buffer.clear()
         x.grad_view = None
         return
-    buffer.withheld = None  # zeros are the same everywhere
+    buffer.withheld = None  # zeros are the same on every rank
     if x.grad is not None:
         x.grad.edge = None  # of a gradient that has a graph
         x.grad.zero_()
@@ -422,7 +422,7 @@ def required_edge(x: TensorBase, name: str) -> Node | Leaf:
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
-    """Where a backward from `x` starts. Raises: GraphError if it does not require grad; InplaceError."""
+    """The edge from which a backward of `x` starts. Raises: GraphError if it does not require grad; InplaceError."""
     edge = required_edge(x, "backward")
     if x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view("backward", x)
@@ -430,7 +430,7 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The array that a backward from `x` starts with. Raises: ShapeError, DeviceError."""
+    """The gradient with which a backward of `x` starts, as an array. Raises: ShapeError, DeviceError."""
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")

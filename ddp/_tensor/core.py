@@ -52,7 +52,7 @@ class Tensor(
 
     __slots__ = ()
 
-    # Not __new__, which would take its time for every result of an op.
+    # Not in __new__, which would run for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
         data = construct("Tensor", get_default_dtype(), given, device)
         self.array, self._device, self.version, self._epoch = data.array, data._device, data.version, data._epoch
@@ -94,7 +94,7 @@ class Tensor(
         """The type of the elements."""
         return self.array.dtype
 
-    # Kinds of tensors that only PyTorch has.
+    # Kinds of tensors that PyTorch has and we do not: always False.
     is_meta = is_mps = is_quantized = is_sparse = is_xpu = False
 
     @property
@@ -144,7 +144,7 @@ class Tensor(
         return self._formatted(memory_format)
 
     def is_complex(self) -> bool:
-        """False: no dtype here is complex."""
+        """Always False: there are no complex dtypes."""
         return False
 
     def is_signed(self) -> bool:
@@ -183,7 +183,7 @@ class Tensor(
 base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
-        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's errors show it
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # error messages of Python show it
             _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
 
 _WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim

@@ -54,7 +54,7 @@ from ddp.ops import (
 from ddp.ops.arrays import BFLOAT16, Array, Ints
 from ddp.ops.op import OPS, Needs, Op, Upcast
 
-Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops, of its inputs and parameters
+Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
 
 # Functions of formulas that recording arrays cannot take, or that would take many steps.
 
@@ -123,7 +123,7 @@ attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_
 reduction.moments.attach_recording_form(_moments)
 # What float64 statistics make up for is lost in those of a recording array, which are of its dtype.
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
-# For residuals alone, where a forward runs again.
+# Used only where a forward runs again to compute residuals.
 normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
 products.column_sums.attach_recording_form(lambda xp, g, out=None: g.sum(axis=0))
 for _function, _op in (
@@ -198,7 +198,7 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
     xp: Any = recording_module(node.xp)
     edges: Sequence[Any] = node.edges or ()
     places = (*edges, node)
-    plan = op.plan(needs)  # without what only gradients read that are not wanted
+    plan = op.plan(needs)  # only what the wanted gradients read
     kept = [None if i is None else x for x, i in zip(node.saved, plan, strict=True)]
     saved = _recording(kept, [None if i is None else places[i] for i in plan], node.versions)
     read = saved
@@ -211,7 +211,7 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
         if op.name in _COMPOSITES and inputs[0].size and not parameters.get("smoothing"):
             return _run_composite(_COMPOSITES[op.name], inputs, parameters, g, needs)
         if "tell" in parameters:
-            parameters = {**parameters, "tell": None}  # statistics are told once
+            parameters = {**parameters, "tell": None}  # statistics are recorded once, by the first forward
         _, residual = run.forward(xp, *inputs, **parameters)
         read = [*saved, *inputs]
     boxed = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)

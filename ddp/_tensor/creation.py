@@ -59,12 +59,12 @@ def resolve_device(device: Where) -> _device.device:
 
 
 def set_default_device(device: Where) -> None:
-    """From now on this thread makes tensors there that name no device; None: on the CPU. See also `with ddp.device`."""
+    """Sets the device on which this thread creates tensors by default; None: the CPU. See also `with ddp.device`."""
     _device.default.where = CPU if device is None else resolve_device(device)
 
 
 def get_default_device() -> _device.device:
-    """Where this thread makes tensors that name no device."""
+    """The device on which this thread creates tensors if none is given."""
     return _device.default.where
 
 
@@ -124,7 +124,7 @@ def new(
 
 
 def rename(function: Any, name: str, doc: str) -> Any:
-    """`function`, which stands in its module under this name."""
+    """`function`, renamed to `name`, so that it is pickled and shown under it."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
@@ -300,7 +300,7 @@ class TypedTensor(type):
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
 
-    dtype: Dtype  # by which NumPy, and so parse(), takes the type for its dtype
+    dtype: Dtype  # NumPy reads this attribute, so that the type can be given as a dtype
     device_type: str
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
@@ -428,7 +428,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
 
 
 def _where_to(data: Any, array: Any, device: Where) -> _device.device:
-    """Where a tensor of `data` is made: where it was asked for; where an array is; else where new tensors are made."""
+    """The device for a tensor of `data`: the one asked for, else that of an array, else the default device."""
     named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
     return resolve_device(device) if named else device_of(array)
 
@@ -506,6 +506,6 @@ def from_foreign(value: Any) -> Any:
     if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
         return value
     if isinstance(value, np.ndarray):
-        return from_numpy(value)  # DLPack refuses an array that may not be written to
+        return from_numpy(value)  # DLPack refuses read-only arrays
     # Not by __array__, after which PyTorch can never again resize the memory.
     return from_dlpack(value.detach() if hasattr(value, "detach") else value)

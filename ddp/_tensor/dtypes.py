@@ -78,7 +78,7 @@ def _join(a: Dtype, b: Dtype) -> Dtype:
     if above:
         return a if above > 0 else b
     if a != b and a in HALVES and b in HALVES:
-        return float32  # neither holds the other's values
+        return float32  # neither can hold all values of the other
     return np.promote_types(a, b)
 
 

@@ -55,7 +55,7 @@ def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary,
 
 
 def _unary(op: Op, doc: str, run: Callable[..., Any] = unary) -> tuple[Unary, Unary]:
-    """The method of one operand, and its form in place."""
+    """The method of a unary op, and its in-place form."""
     return both_forms(as_method(lambda self: run(op, self), op.name, doc))
 
 
@@ -67,7 +67,7 @@ def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) 
 
 
 def _comparison(name: str, ufunc: str, doc: str) -> Comparison:
-    """An operator, which lets an operand of another kind try; the method of this name, which raises; its form in place.
+    """An operator, which returns NotImplemented for other operands; the method, which raises; and its in-place form.
 
     All are outside the graph. ufunc: the array module's function.
     """
@@ -123,7 +123,7 @@ class Elementwise(TensorBase):
 
     __slots__ = ()
 
-    __array_priority__ = 1000  # an array on the left leaves the operation to us
+    __array_priority__ = 1000  # makes NumPy leave `array + tensor` to the tensor
 
     __add__, __radd__ = _operators(binary, ops.add)
     __sub__, __rsub__ = _operators(binary, ops.sub)
@@ -273,7 +273,7 @@ class Elementwise(TensorBase):
         return rounding(ops.round, self, decimals=decimals)
 
     def frac(self) -> Tensor:
-        """What trunc takes away. Raises: DtypeError unless floating."""
+        """The fractional part: self - trunc(self). Raises: DtypeError unless floating."""
         return apply(ops.frac, (required_float(self, "frac"),))
 
     def sign(self) -> Tensor:
@@ -336,7 +336,7 @@ class Elementwise(TensorBase):
             raise DtypeError("relu: expected numbers, got bool")
         return apply(activation.relu, (self,))
 
-    __hash__ = object.__hash__  # by identity: == is elementwise
+    __hash__ = object.__hash__  # compared by identity, since == is elementwise
 
     __eq__, eq, eq_ = _comparison("eq", "equal", "self == other, bool.")  # type: ignore[assignment]  # elementwise
     __ne__, ne, ne_ = _comparison("ne", "not_equal", "self != other, bool.")  # type: ignore[assignment]  # elementwise

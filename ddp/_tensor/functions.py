@@ -36,7 +36,7 @@ def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
 
-# The same, of methods that return something other than one tensor.
+# The same, for methods that do not return exactly one tensor.
 _others: Callable[[str], Iterator[Callable[..., Any]]] = _forms
 
 
@@ -300,7 +300,7 @@ def repeat_interleave(
 def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
         where = Device("cpu" if device is None else device)
-        # On the CPU, which knows how many there are: a GPU would be waited for.
+        # On the CPU: the host needs their number, and would wait for a GPU.
         indices = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
         return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
 
@@ -315,7 +315,7 @@ def broadcast_tensors(*tensors: Any) -> Tensors:
     """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
     xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
-    # Of this shape itself: a view of a leaf would be part of a graph, which one backward frees.
+    # No view if the shape is the same: a view of a leaf belongs to a graph, which the first backward frees.
     return tuple([x if x.shape == shape else x.expand(shape) for x in xs])
 
 
@@ -367,5 +367,5 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
     return tuple([x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)])
 
 
-if not TYPE_CHECKING:  # checkers know which names are defined here
+if not TYPE_CHECKING:  # for type checkers: the names that are defined here
     __all__ = [n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__]

@@ -32,7 +32,7 @@ class GradFn:
             return "AccumulateGrad"
         name = self._edge.op.name
         if name not in OPS:
-            return f"{name}Backward"  # a Function of the user's, by its own name
+            return f"{name}Backward"  # a `Function` of the user is called by its own name
         return "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Backward0"
 
     @property
@@ -80,7 +80,7 @@ class Gradients(TensorBase):
     def detach(self) -> Tensor:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
         x = wrap(self.array, self._device)
-        x.version, x._epoch = self.version, -1  # what becomes of this tensor's place does not matter to x
+        x.version, x._epoch = self.version, -1  # x does not depend on this tensor's edge
         if x.version.base is None:
             x.version.base = weakref.ref(self)
         return x
@@ -111,7 +111,7 @@ class Gradients(TensorBase):
         """Calls `hook(tensor)` in each backward once this leaf's `grad` is complete. Raises: GraphError for no leaf."""
         if isinstance(self.edge, Node) or self.edge is None:
             raise GraphError("register_post_accumulate_grad_hook: expected a leaf that requires grad")
-        owner = weakref.ref(self)  # no cycle: the leaf is the tensor's
+        owner = weakref.ref(self)  # weak: the tensor refers to the leaf
         after = self.edge.after
 
         def run() -> None:
@@ -136,7 +136,7 @@ class Gradients(TensorBase):
 
 
 def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
-    """Adds a gradient, an array or a tensor with a graph, to the `grad` of a tensor that is still there."""
+    """Adds a gradient, an array or a tensor with a graph, to the `grad` of a tensor, if that still exists."""
     x = owner()
     if x is None:
         return
@@ -147,14 +147,14 @@ def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
 
 
 def hold_grad(x: TensorBase, g: TensorBase) -> None:
-    """Makes a copy of g, at its place in the graph, the `grad` of x."""
+    """Makes a copy of g, with the same edge, the `grad` of x."""
     with on(x.device):
         x.grad_view = wrap(g.array.copy(), x.device)
     x.grad_view.edge = g.edge
     x.leaf.grad_buffer.replace(x.grad_view.array)
 
 
-Like = tuple[Ints, Any]  # the shape and dtype that a gradient has
+Like = tuple[Ints, Any]  # the gradient has this shape and dtype
 
 
 def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:
@@ -196,7 +196,7 @@ def sink_gradients(
     """
     keep = create_graph if retain_graph is None else bool(retain_graph)
     if create_graph:
-        from ddp._tensor.create_graph import recorded_gradients  # of use to few trainings
+        from ddp._tensor.create_graph import recorded_gradients  # imported only here, because few programs need it
 
         return recorded_gradients(tensors, gradients, keep, [root_of(x) for x in wanted])
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
@@ -224,7 +224,7 @@ def run_backward(
     if inputs is None:
         owners = [leaf.owner() for leaf in _engine.leaves_of([root_of(x) for x in tensors])]
         wanted = [x for x in owners if x is not None and x.edge is not None]
-    else:  # one that is named twice gets its gradient once
+    else:  # a tensor that is given twice gets its gradient once
         wanted = [inputs] if isinstance(inputs, TensorBase) else list({id(x): x for x in inputs}.values())
         if not wanted:
             raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")

@@ -86,7 +86,7 @@ def _parse_part(part: Any, x: TensorBase) -> Any:
 
 def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
     xp, shape = x._device.xp, x.array.shape
-    if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the usual one, and the quick way
+    if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the most frequent case, handled fast
         part = parts[0]
         taken = part.ndim if part.dtype.kind == "b" else 1
         if shape and (part.dtype.kind != "b" or part.shape == shape[:taken]):
@@ -155,7 +155,7 @@ def copy_index(step: Step, *readers: Any) -> Step:
 def read_index(x: TensorBase, step: Step) -> Tensor:
     """x[step], where an index of arrays has a place for each dimension."""
     if any(hasattr(part, "dtype") for part in step):
-        if x._device is not CPU:  # the host learns once how much a mask selects, and not again for every pass
+        if x._device is not CPU:  # the host waits for the number of selected elements once, not again in backward
             step = tuple(
                 [where for part in step for where in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))]
             )
@@ -229,7 +229,7 @@ Call = tuple[TensorBase, "Op", Any, Parameters]
 
 
 def _forms(build: Callable[..., Call]) -> tuple[TensorFunction, TensorFunction]:
-    """The two methods that `build` plans: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
+    """Two methods made by `build`: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
     name = build.__name__[1:]
     first, _, *rest = inspect.signature(build).parameters.values()
 
@@ -264,7 +264,7 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
     result = _run(name, x, op, value, {**parameters, "within": True})
     if tracked:
         return assign(x, name, result)
-    if result.array is not x.array:  # bfloat16 was widened for a sum
+    if result.array is not x.array:  # bfloat16 was added up in float32
         x.array[...] = result.array
     x.version.count += 1
     return x
@@ -312,7 +312,7 @@ def _scatter(
             raise ShapeError(f"{name}: index of shape {where.shape} is larger than the source of {shape}")
     else:
         v = _fill_value(x, name, v)
-    if not where.size:  # names no place, whatever its shape
+    if not where.size:  # an empty index names no place, so its shape does not matter
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
         return x, ops.scatter, v, {"index": where, "dim": axis}
@@ -413,7 +413,7 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
             raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
         where, value = copy_if_needed(where, x, value), value[:count]
         return target, ops.setitem, value, {"steps": ((where,),)}
-    # Without asking how many places there are: the number of those before a place says which element it gets.
+    # Without waiting for the number of places: each place counts those before it, and takes the element of that number.
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
     which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
@@ -515,7 +515,7 @@ class Indexing(TensorBase):
         indices = xp.nonzero(array if array.ndim else array.reshape(1))
         if as_tuple:
             return tuple([wrap(index, self._device) for index in indices])
-        rows = xp.stack(indices, axis=1)[:, : array.ndim]  # of a number: as many rows, of no index
+        rows = xp.stack(indices, axis=1)[:, : array.ndim]  # of a 0-d tensor: a row without indices if it is not zero
         return wrap(xp.ascontiguousarray(rows), self._device)
 
     def argwhere(self) -> Tensor:

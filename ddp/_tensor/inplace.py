@@ -39,7 +39,7 @@ P = ParamSpec("P")
 
 
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
-    """Whether autograd must follow a write of `operands` into `x`. Raises: InplaceError if it cannot.
+    """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
     Called before each write, followed or not: ops that saved their own result in this memory get a copy of it.
     """
@@ -80,7 +80,7 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
         node = convert(result, array.dtype).edge
         if isinstance(node, Leaf):  # the result is an operand itself
             node = apply(elementwise.clone, (result,)).edge
-        if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
+        if isinstance(node, Node):  # otherwise the result has no gradient, like that of logical_not
             _copy_saved(node, x)
     if values is not array:
         with on(x._device):
@@ -110,7 +110,7 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
     """Replaces what `node` saved of `x`, which is about to be overwritten, by copies."""
     saved = list(node.saved)
     changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
-    for _, _, position in changed if saved else ():  # a checkpointed region keeps none
+    for _, _, position in changed if saved else ():  # a checkpointed region has saved nothing
         saved[position] = saved[position].copy()
     node.saved, node.versions = tuple(saved), [entry for entry in node.versions if entry not in changed]
 
@@ -183,7 +183,7 @@ def both_forms(method: F) -> tuple[F, TensorFunction]:
 
 
 def become_view(x: Self, name: str, view: TensorBase) -> Self:
-    """Gives `x` the shape of `view`, one of its own. Raises: InplaceError if a gradient of the old shape is to come."""
+    """Gives `x` the shape of its view `view`. Raises: InplaceError if a gradient of the old shape is to come."""
     if x.edge is not None and (x.is_leaf or not modes.state.enabled):
         raise InplaceError(
             f"{name}: a tensor of shape {x.array.shape} that requires grad cannot change shape in place, if it is a "

@@ -53,7 +53,7 @@ def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
 
 
 class _CapsuleHolder:
-    """What NumPy or CuPy asks for an array, and gets a capsule of integers."""
+    """Stands for a bfloat16 array towards NumPy and CuPy: its capsule says that it has integers."""
 
     def __init__(self, capsule: Any, where: DLDevice) -> None:
         self._capsule, self._where = capsule, where
@@ -81,7 +81,7 @@ def dlpack_device(exporter: Any) -> device:
 
 
 def take_dlpack(exporter: Any, where: device) -> Any:
-    """An array over the memory of another library's, which is there. Raises: DtypeError for one of another dtype."""
+    """An array over another library's memory, whose work is complete. Raises: DtypeError for one of another dtype."""
     try:
         with on(where):
             array = _take_bfloat16(exporter, where) if is_bfloat16(exporter) else where.xp.from_dlpack(exporter)
@@ -105,7 +105,7 @@ def _take_bfloat16(exporter: Any, where: device) -> Any:
     options = {} if where is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
     try:
         capsule = exporter.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:  # of a library from before the versions
+    except TypeError:  # an older library, which knows no versions
         capsule = exporter.__dlpack__(**options)
     data_type = _data_type(capsule)
     if (data_type.code, data_type.bits, data_type.lanes) != (_BFLOAT, 16, 1):
@@ -125,7 +125,7 @@ def _address(array: Any) -> int:
 
 
 class Interop(TensorBase):
-    """What a tensor's memory is, and handing it to others."""
+    """Describes a tensor's memory, and hands it to other libraries."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ class Interop(TensorBase):
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
-        """What `read` returns, for which the host waits for a GPU. Raises: CudaError."""
+        """The result of `read()`, which may wait for a GPU. Raises: CudaError."""
         try:
             value = read()
         except Exception as error:
@@ -184,7 +184,7 @@ class Interop(TensorBase):
         """
         if self._device is CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")
-        with on(self._device):  # the stream that it names is the current one there
+        with on(self._device):  # it names the current stream of that device
             return self.array.__cuda_array_interface__
 
     def __dlpack__(
@@ -217,7 +217,7 @@ class Interop(TensorBase):
             from ddp._cuda import array_interface  # only where there is a GPU
 
             array_interface.order_consumer(self._device.xp, array, stream)
-            options["stream"] = -1  # all is in order
+            options["stream"] = -1  # nothing to wait for
         elif stream is not None and self._device is CPU:
             raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")
         with on(self._device):

@@ -72,7 +72,7 @@ class LinearAlgebra(TensorBase):
         return NotImplemented if other is None else matmul(self, other)
 
     def __rmatmul__(self, y: Other) -> Tensor:
-        other = array_as_tensor(self, y)  # a tensor on the left would have answered itself
+        other = array_as_tensor(self, y)  # the left operand is no tensor, or its own method would have been called
         return NotImplemented if other is None else matmul(other, self)
 
     def matmul(self, other: TensorBase) -> Tensor:
@@ -167,12 +167,12 @@ def _labels(term: str, equation: str) -> Labels:
     letters = before + after
     if not all(c.isascii() and c.isalpha() for c in letters):
         raise ArgumentError(f"einsum: {term!r} in {equation!r}: expected letters, with ... at most once")
-    # Upper case comes first, as in the alphabet of ASCII.
+    # Upper case comes first, as in ASCII.
     return [*map(ord, before), *([DOTS] if dots else []), *map(ord, after)]
 
 
 def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> Terms:
-    """Every label a number of its own: those of "..." are counted from the right, and negative."""
+    """Each label is a number. Those of "..." are negative, counted from the right."""
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
     full, most = [], 0
@@ -244,7 +244,7 @@ def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
 
 
 def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
-    """`x` summed over the labels that nothing else has."""
+    """`x` summed over the labels that neither another operand nor the result has."""
     dims = [i for i, k in enumerate(labels) if k not in wanted]
     return (x.sum(dims), [k for k in labels if k in wanted]) if dims else (x, labels)
 

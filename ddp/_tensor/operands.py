@@ -34,7 +34,7 @@ def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
 
 
 def as_ddp_error(name: str, error: Exception) -> DdpError:
-    """What the array module refused, as an error of ours: a dtype for a TypeError, else a value."""
+    """Turns an error of the array module into ours: a TypeError into a DtypeError, others into an ArgumentError."""
     return (DtypeError if isinstance(error, TypeError) else ArgumentError)(f"{name}: {error}")
 
 
@@ -107,9 +107,9 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     xp = where.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
-        if a.array.dtype is BFLOAT16:  # CuPy may lack its loops; a number is rounded as the tensor
+        if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to it
             operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
-        with np.errstate(invalid="ignore"):  # a nan compares
+        with np.errstate(invalid="ignore"):  # a comparison with nan is no error
             one, other = operands[::-1] if swap else operands
             out = getattr(xp, name)(one, other)
     except REJECTED as error:
@@ -118,7 +118,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
 
 
 def check_operand(result: Any, name: str, y: Other) -> Tensor:
-    """`result` of a named function, where there is no other operand to try."""
+    """Returns `result`, or raises if it is NotImplemented: a named function has no reflected form."""
     if result is NotImplemented or result is None:
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
     return result
@@ -174,7 +174,7 @@ def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
 
 
 def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
-    """`function` under the name that users know, which is also that by which it is pickled."""
+    """`function` renamed to its public name, by which it is also pickled."""
     function.__name__, function.__qualname__, function.__module__ = name, f"Tensor.{name}", "ddp._tensor.core"
     function.__doc__ = doc
     if wrapped is not None:

@@ -43,8 +43,9 @@ def set_printoptions(
     profile: str | None = None,
     sci_mode: bool | None = None,
 ) -> None:
-    """How tensors print, in the whole process. What is not passed stays, but `sci_mode`: None lets the numbers decide.
+    """Sets how tensors print, in the whole process.
 
+    Options that are not passed stay as they are, except `sci_mode`: None chooses by the numbers.
     precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
     linewidth: characters; profile: "default", "short" or "full", which the others then change.
     Raises: ArgumentError for another profile.
@@ -95,7 +96,7 @@ def _body(array: Any, xp: Any, indent: int) -> str:
     edge, shape = _options.edgeitems, array.shape
     gaps = [n > 2 * edge and array.size > _options.threshold for n in shape]
     for axis, n in enumerate(shape):
-        if gaps[axis]:  # only the corners leave the device
+        if gaps[axis]:  # only the elements that are printed are copied from the device
             array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
     array = to_device(array, CPU)
     if array.dtype in HALVES:

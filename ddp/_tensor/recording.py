@@ -58,7 +58,7 @@ class RecordingArray:
     """
 
     __slots__ = ("_base", "_read", "_replace", "_seen", "_tensor", "compared")
-    __array_ufunc__ = None  # NumPy's arrays leave their operators to this class
+    __array_ufunc__ = None  # makes NumPy leave operators with arrays to this class
     __hash__ = None  # type: ignore[assignment]  # compared by element, as arrays are
 
     _tensor: Tensor
@@ -84,7 +84,7 @@ class RecordingArray:
 
     @property
     def tensor(self) -> Tensor:
-        """The numbers as they are now."""
+        """The current values."""
         if self._base is not None:
             whole = self._base.tensor
             if self._seen is not whole:
@@ -124,7 +124,7 @@ class RecordingArray:
         if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
             return RecordingArray(self.tensor[index])
         if not any(part is ... for part in parts):
-            parts = (*parts, ...)  # so that an element is a view, too
+            parts = (*parts, ...)  # with an Ellipsis, a single element is a view, too
         return self._view(
             lambda x: apply(indexing.getitem, (x,), index=parts),
             lambda x, v: apply(indexing.setitem, (x, v), steps=(parts,)),
@@ -180,7 +180,7 @@ class RecordingArray:
 def _add_reduction(name: str, op: Op) -> None:
     def reduce(self: RecordingArray, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> RecordingArray:
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-        # float32 stays: what float64 would make up for are roundings of sums.
+        # float32 stays float32: float64 would only reduce the rounding of sums.
         x = self.astype(dtype, copy=False) if dtype is not None and self.dtype.itemsize == 2 else self
         return record(op, x, dims=tuple([a % self.ndim for a in axes]), keepdim=keepdims)
 
@@ -235,7 +235,7 @@ recording_module = lru_cache(2)(_RecordingModule)  # of NumPy or CuPy
 
 
 def _constant(array: Any) -> Any:
-    """A new array: a recording one if it may come to hold what was recorded."""
+    """A new array; a recording array if recorded values may be written to it."""
     return RecordingArray(wrap(array, device_of(array))) if array.dtype.kind in FLOATS else array
 
 

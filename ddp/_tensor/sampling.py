@@ -42,7 +42,7 @@ class Generator(BaseGenerator):
     __slots__ = ()
 
     def get_state(self) -> Tensor:
-        """Where the stream is, as a uint8 tensor."""
+        """The state of the generator, as a uint8 tensor."""
         with on(self.device):
             _ = self.rng  # a stream of a GPU that was never drawn from has no state yet
             state: Any = self.snapshot()
@@ -50,7 +50,7 @@ class Generator(BaseGenerator):
         return wrap(array, CPU)
 
     def set_state(self, new_state: TensorBase) -> None:
-        """Goes back to where `get_state` was called. Raises: ArgumentError for what is no state."""
+        """Sets the state to what `get_state` returned. Raises: ArgumentError for what is no state."""
         array = new_state.array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
@@ -68,13 +68,13 @@ _device._kind[0] = Generator
 
 
 def get_rng_state() -> Tensor:
-    """Where this thread's random numbers of the CPU are, as a uint8 tensor."""
+    """The state of this thread's generator of the CPU, as a uint8 tensor."""
     own: Any = thread_generator(CPU)
     return own.get_state()
 
 
 def set_rng_state(new_state: TensorBase) -> None:
-    """Puts this thread's random numbers of the CPU back to where `get_rng_state` was called. Raises: ArgumentError."""
+    """Sets the state of this thread's generator of the CPU to what `get_rng_state` returned. Raises: ArgumentError."""
     own: Any = thread_generator(CPU)
     own.set_state(new_state)
 
@@ -98,7 +98,7 @@ def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
     if dtype not in dtypes.HALVES:
         return drawn
     if method == "random":
-        scale = 2.0 ** _BITS[dtype]  # multiples of 1 / scale are exact, where rounding would reach 1
+        scale = 2.0 ** _BITS[dtype]  # rounded down to a multiple of 1/scale: rounding to the nearest could give 1
         drawn = np.floor(drawn * dtypes.float32.type(scale)) / dtypes.float32.type(scale)
     return drawn.astype(dtype)
 
@@ -120,7 +120,7 @@ def _sampled(
     """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
     where = resolve_device(device) if generator is None or device is not None else generator.device
 
-    @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
+    @np.errstate(all="ignore")  # numbers too large for the dtype become infinite
     def make(xp: Any, dtype: Dtype) -> Any:
         return where.xp.asarray(sample(_device.generator(where, generator), dtype)).astype(dtype, copy=False)
 

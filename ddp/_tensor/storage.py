@@ -40,7 +40,7 @@ class Storage(TensorBase):
     """Copies of a tensor and into it, other tensors over its memory, and sharing it with other processes."""
 
     __slots__ = ()
-    _attributes_are_copied = True  # by deepcopy: those that users set
+    _attributes_are_copied = True  # copied deeply: attributes that users set
 
     @property
     def data(self) -> Tensor:
@@ -66,7 +66,7 @@ class Storage(TensorBase):
                 f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, or has a grad, and cannot "
                 f"become {new.dtype} {new.shape} on {value._device}"
             )
-        if alike:  # the leaf, and the graph that leads to it, stay
+        if alike:  # it keeps its leaf and its edge
             self.array, self.version, self._epoch = new, Version(), 0
         else:
             self.replace_storage(new, value._device)
@@ -189,7 +189,7 @@ _class_hooks: list[Callable[[type], Any]] = []
 
 
 def for_each_class(hook: Callable[[type], Any]) -> None:
-    """Calls `hook` with each class of tensors, those to come included: pickles know classes one by one."""
+    """Calls `hook` with each class of tensors, now and when one is defined: pickling needs each class registered."""
     classes: list[type] = [Storage]
     for cls in classes:
         classes += cls.__subclasses__()
@@ -202,13 +202,13 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
     tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
-    alone = all(map(_is_only_reference, tensors))  # first: what follows holds references, too
+    alone = all(map(_is_only_reference, tensors))  # counted first: the code below holds references, too
     roots = {id(root): root for root in map(_root, (x.array for x in tensors))}
     moving: Any = tensors
     if not alone:
         # Not isinstance: that asks objects for their __class__, and lazy ones do things when asked.
         moving = [x for x in gc.get_objects() if issubclass(type(x), TensorBase) and _is_over(x, roots)]
-        moving += [x for x in tensors if not any(x is y for y in moving)]  # such as gc.freeze has hidden
+        moving += [x for x in tensors if not any(x is y for y in moving)]  # `gc.freeze` hides objects from this list
     places, nbytes = {}, 0
     for key, root in roots.items():
         low, high = byte_bounds(root)
@@ -233,12 +233,12 @@ def _root(array: Array) -> Array:
 
 
 def _is_over(x: TensorBase, roots: dict[int, Array]) -> bool:
-    array = getattr(x, "array", None)  # one that is just being made has none
+    array = getattr(x, "array", None)  # a tensor that is being made has none yet
     return isinstance(array, np.ndarray) and id(_root(array)) in roots
 
 
 def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
-    """What `array` is of the memory that began at address `low` and now lies at byte `offset` of `memory`."""
+    """The same view as `array`, after its memory was moved from address `low` to byte `offset` of `memory`."""
     start = offset + array.__array_interface__["data"][0] - low if array.size else 0
     return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
 
@@ -265,7 +265,7 @@ class _Sample:
 _PRIVATE = {_references(_Sample(np.empty(2))), _references(_Sample(np.empty((2, 2)).reshape(4)))}
 
 
-Flag = bool  # the names, where a method `bool` or a parameter `device` hides them
+Flag = bool  # these names again: a method `bool` and a parameter `device` hide them below
 _Device = device
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
