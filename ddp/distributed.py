@@ -233,7 +233,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
 
 def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = None) -> tuple[Communicator, Any]:
-    """The group's communicator, and the rank in it that is given in one way or the other.
+    """The group's communicator, and the rank in it: given as its rank in the group or in the world.
 
     default: the rank of the world if neither is given; None: the result is None then
     """

@@ -19,10 +19,10 @@ library, missing = load(Path(__file__).parent, "kernels")
 def _set_thread_pool(kernels: ctypes.CDLL) -> None:
     """Kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
     set_thread_pool = kernels.set_thread_pool
-    products = sys.modules.get("numpy._core._multiarray_umath")  # private, and so perhaps elsewhere one day
+    products = sys.modules.get("numpy._core._multiarray_umath")  # a private module of NumPy, which may move
     if products is None:
         return
-    blas = ctypes.CDLL(products.__file__)  # and what it is linked with
+    blas = ctypes.CDLL(products.__file__)  # also finds symbols of the libraries that it is linked with
     count_threads = _thread_count_of(blas)
     if count_threads is not None and hasattr(blas, "gotoblas_pthread"):
         set_thread_pool(blas.gotoblas_pthread, count_threads)

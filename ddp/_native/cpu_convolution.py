@@ -18,7 +18,7 @@ from ddp.ops.arrays import Array
 from ddp.ops.convolution import Shape, Window
 
 MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
-MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below
+MIN_CHANNELS = 16  # below, Winograd's transforms take longer than the products that they save
 WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
 WIDE = 16  # of convolution.c
 MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster

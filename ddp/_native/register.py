@@ -115,7 +115,7 @@ def _attach_clamp(op: Op) -> None:
         return parameters.get("low", 0.0), parameters.get("high", math.nan)
 
     def has_kernel(x: Array, parameters: dict[str, float]) -> bool:
-        # To the kernels, nan is no bound; to hardtanh, it makes every number nan.
+        # For the kernels nan means no bound. For hardtanh a bound of nan makes every number nan.
         return is_plain(x) and not any(map(math.isnan, parameters.values()))
 
     def forward(xp: Any, x: Array, **parameters: float) -> tuple[Array, Any]:
@@ -310,7 +310,7 @@ class _CrossEntropyResidual(NamedTuple):
 
 
 def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
-    """The sum of the classes' weights, which only smoothing reads: one that is infinite would make 0 nan. x: (N, C)"""
+    """The sum of the classes' weights. Only smoothing reads it, since 0 times an infinite weight is nan. x: (N, C)"""
     return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 
 

@@ -39,7 +39,7 @@ _PRECISE = _ops("""
 """)
 LOW_PRECISION_OPS = {"cuda": _PRODUCTS, "cpu": _PRODUCTS}
 FLOAT32_OPS = {"cuda": _LOSSES | _PRECISE, "cpu": _LOSSES | {"prod"}}
-#: Of those on GPUs: what has a kernel that reads 16 bits, computes in float32, and can give a float32 result.
+#: On GPUs: ops with a kernel that reads 16 bits, computes in float32 and can return float32.
 _READS_16_BITS = frozenset({"cross_entropy"})
 
 
@@ -146,7 +146,7 @@ class _CastRules:
 def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     """`x` in 16 bits, for all graphs that will ask for it."""
     state = modes.state
-    # Of no checkpointed region: another run of it finds this one made. But of the stream that it is made on.
+    # Only stream tracking observes the cast: a checkpointed region's second run finds it in the cache.
     before, state.observers = (
         state.observers,
         tuple([observer for observer in state.observers if observer is stream_sync.note_stream]),

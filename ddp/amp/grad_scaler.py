@@ -67,7 +67,7 @@ class GradScaler:
         self._backoff_factor = backoff_factor
         self._growth_interval = growth_interval
         self._enabled = enabled
-        self._state = _ScaleState(CPU, float(init_scale), 0)  # moves to the GPU of the first loss on one
+        self._state = _ScaleState(CPU, float(init_scale), 0)  # moves to the GPU of the first loss that is on a GPU
         # By optimizer: (1,) float32 of the state, not zero where its gradients are not all finite.
         self._found_infs: dict[int, Array] = {}
         self._stepped: set[int] = set()
@@ -93,7 +93,7 @@ class GradScaler:
         gradients = _gradients(optimizer)
         state = self._on(next(iter(gradients), self._state.where))
         found_inf = state.take()
-        # Of an optimizer that holds gradients in parts.
+        # An optimizer that holds gradients in parts, like ZeroOptimizer.
         if hasattr(optimizer, "unscale_gradients"):
             with on(state.where):
                 optimizer.unscale_gradients(state.scale.array.reshape(1), found_inf)
@@ -125,7 +125,7 @@ class GradScaler:
         devices = {p.device for group in optimizer.param_groups for p in group["params"]}
         on_gpu = where.type == "cuda" and devices == {where}
         if not (on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)):
-            return None if found_inf[0] else optimizer.step()  # on a GPU the host waits to know
+            return None if found_inf[0] else optimizer.step()  # on a GPU the host waits for this value
         own: Any = optimizer
         own.found_inf = found_inf
         try:

@@ -173,7 +173,7 @@ class Function:
             raise GraphError(f"{cls.__name__}: an input was marked dirty, but forward did not return it")
         if recorded:
             _record(cls, ctx, args, edges, outputs)
-        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the graph holds no tensors: they would be cycles
+        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # arrays: tensors would form cycles with the graph
         return outputs[0] if single else tuple(outputs)
 
 
@@ -208,7 +208,7 @@ def _record(
     ]
     inputs = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else None for x in args]
     shapes = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
-    # Where what was saved came from: the number of a result, or the edge of another tensor.
+    # The origin of a saved tensor: the number of a result, or the edge of another tensor.
     origins = [next((i for i, y in enumerate(outputs) if y is x), None if x is None else x.edge) for x in ctx._to_save]
     residual = (ctx, inputs, shapes, where, origins)
     kind = Node if len(outputs) == 1 else MultiOutputNode

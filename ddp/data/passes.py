@@ -96,10 +96,10 @@ class IndexBatches(Batches):
         return None
 
     def leave(self, handed: int, failed: bool) -> bool:
-        """See the base class. What was not handed out as a whole, the sampler begins again.
+        """See the base class. If not all batches were handed out, the sampler begins this epoch again.
 
-        Where everything that was read was handed out, the sampler is asked whether it has more: only at its end does it
-        count an epoch, and the ranks, and workers that read ahead, would come there at different times.
+        If all that was read was handed out, the sampler is asked for one more batch, because it counts an epoch only at
+        its end, which ranks and workers that read ahead would reach at different times.
         """
         if not failed and handed == self._number and self._at_end():
             return True

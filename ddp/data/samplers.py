@@ -78,7 +78,7 @@ class IndexSampler(Sampler[int]):
         return itertools.chain.from_iterable(self._chunks(self._began))
 
     def _begin(self) -> State:
-        """Begins a pass. Returns where."""
+        """Begins a pass; returns its first position."""
         self._began, self._loaded = self._loaded or self._next(draw=True), None
         self._cursor, self._chunk = self._began["cursor"], iter(())
         return self._began
@@ -128,7 +128,7 @@ class IndexSampler(Sampler[int]):
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
-        """What a state must share with this sampler to be one of it."""
+        """The values that a state must have in common with this sampler to fit it."""
         return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:

@@ -309,7 +309,7 @@ class _PayloadPickler(pickle.Pickler):
             whole = whole.base
         if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
             return NotImplemented
-        # A view's own `offset` is that of what it was made from.
+        # `offset` of a view is that of its base.
         offset = whole.offset + _address(obj) - _address(whole)
         return np.memmap, (
             str(whole.filename),

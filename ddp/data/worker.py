@@ -57,7 +57,7 @@ class FetchTask(NamedTuple):
     returned: list[int]
 
 
-importing_script = False  # the server imports the user's script now
+importing_script = False  # whether the server is importing the user's script
 _script_failure: ArgumentError | None = None  # why it could not
 _server_pid = 0
 

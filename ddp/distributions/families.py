@@ -45,7 +45,7 @@ def _normalized(x: Tensor) -> Tensor:
 
 
 def _clamped(probs: Tensor) -> Tensor:
-    """Probabilities whose logarithms are finite."""
+    """Probabilities, clamped so that their logarithms are finite."""
     eps = float(finfo(probs.dtype).eps)
     return probs.clamp(eps, 1 - eps)
 
@@ -265,7 +265,7 @@ class MultivariateNormal(Distribution):
             matrix = apply(products.inverse, (matrix,))
         if name != "scale_tril":
             matrix = apply(products.cholesky, (matrix,))
-        self._factor = matrix  # not expanded: inverted once
+        self._factor = matrix  # not expanded, so that it is inverted once
         self.scale_tril = matrix.expand(shape + n + n)
 
     @property

@@ -48,7 +48,7 @@ class JsonLines:
             while data:  # one call writes all of it, unless the disk fills up
                 data = data[os.write(self._number, data) :]
         except OSError as error:
-            self.close()  # the next `log` takes out what is there of this line
+            self.close()  # the next `log` removes the part of this line that was written
             raise OSError(error.errno, error.strerror, self.path) from None
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def _finite(value: Any) -> Any:
 
 
 def _open_for_append(path: str, step: int) -> int:
-    """A descriptor to append to, once what is of `step` or later has been taken out of a file that is there."""
+    """A descriptor to append to. Removes the lines of `step` and later steps from an existing file."""
     stream = open_stream(path)
     if stream is not None:
         return stream
@@ -101,7 +101,7 @@ def _open_for_append(path: str, step: int) -> int:
 def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            return  # torn
+            return  # an incomplete line, from a process that was killed
         try:
             line_step = json.loads(line)[RESERVED]
             if line_step < step:

@@ -32,7 +32,7 @@ class TensorBoard:
         self._writer: Any = None
         self._writes = is_writer("TensorBoard", rank, comm)
         if self._writes:
-            _import_library("TensorBoard")  # now, and not at the end of the first epoch
+            _import_library("TensorBoard")  # fails now, not at the end of the first epoch
 
     def log(self, step: int, **values: Any) -> None:
         """Writes scalars of one step. values: numbers, or tensors and arrays of one element, by tag.
@@ -172,7 +172,7 @@ class SummaryWriter:
             self._add(global_step, library.text_pb(f"{tag}/text_summary", text_string).value[0])
 
     def flush(self) -> None:
-        """What was added is in the files when this returns."""
+        """Writes what was added to the files."""
         for file in self._files.values():
             file.flush()
 

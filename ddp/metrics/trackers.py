@@ -21,7 +21,7 @@ from typing import Any
 from ddp.errors import how_to_install
 from ddp.metrics.values import as_plain, check_step, is_writer
 
-_CLOSE_LIMIT = 30.0  # s; less than other ranks wait for rank 0 at their end
+_CLOSE_LIMIT = 30.0  # seconds; other ranks wait longer than this for rank 0 at exit
 
 
 class Tracker:
@@ -68,7 +68,7 @@ class Tracker:
     def _run(self) -> None:
         try:
             write, finish = self._start()
-            # Now behind the exit handlers of the client, and so before them.
+            # Registered after the exit handlers of the client, and so called before them.
             atexit.unregister(self.close)
             atexit.register(self.close)
             while (entry := self._entries.get()) is not None:
@@ -76,7 +76,7 @@ class Tracker:
             finish()
         except ImportError as error:
             self._say(f"{error}: {how_to_install(type(self).__name__.lower())}")
-        except BaseException as error:  # clients end the process where nobody is logged in
+        except BaseException as error:  # clients exit the process if the user is not logged in
             self._say(f"{type(error).__name__}: {error}")
 
     def _say(self, why: str) -> None:

@@ -42,7 +42,7 @@ class SharingConnection(Connection):
     def __init__(self, handle: int, readable: bool = True, writable: bool = True) -> None:
         super().__init__(handle, readable, writable)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=handle)
-        self._socket.settimeout(None)  # whatever socket.setdefaulttimeout says
+        self._socket.settimeout(None)  # even if socket.setdefaulttimeout was called
 
     def send(self, obj: Any) -> None:
         """Sends an object, its tensors by handle. Blocks while the pipe is full."""

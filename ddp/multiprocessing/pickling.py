@@ -123,7 +123,7 @@ def share_small_tensors(obj: Any) -> None:
         if isinstance(value, TensorBase):
             if value.array.nbytes <= _SMALL:
                 small.append(value)
-        elif hasattr(type(value), "share_memory"):  # a Module, told without an import of ddp.nn, which takes time
+        elif hasattr(type(value), "share_memory"):  # a Module: recognized without importing ddp.nn, which takes time
             value.share_memory()
         elif isinstance(value, list | tuple | dict) and id(value) not in visited:
             visited.add(id(value))

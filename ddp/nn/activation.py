@@ -337,7 +337,7 @@ class PReLU(Layer, shown="num_parameters="):
         self.weight = Parameter(full((num_parameters,), float(init), dtype=dtype, device=device))
 
     def reset_parameters(self) -> None:
-        """Every weight becomes `init` again."""
+        """Resets every weight to `init`."""
         filling.constant_(self.weight, self.init)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ class PReLU(Layer, shown="num_parameters="):
 
 
 class _Softmax(FunctionModule, omitted=("_stacklevel", "dtype")):
-    """A layer of `dim` alone."""
+    """A layer whose only setting is `dim`."""
 
 
 class Softmax(_Softmax, function=softmax):

@@ -78,7 +78,7 @@ def scaled_dot_product_attention(
     leading = _broadcast_leading(q, k, v, grouped, shapes)
     mask = None if attn_mask is None else _mask(attn_mask, query, (*leading, q.shape[-2], k.shape[-2]))
     if grouped > 1:
-        # Neighbours of one key head get an axis of their own, along which key and value broadcast.
+        # Query heads that share a key head get their own axis, along which key and value broadcast.
         split = (leading[-1] // grouped, grouped)
         q = q.reshape((*q.shape[:-3], *split, *q.shape[-2:]))
         k, v = k.unsqueeze(-3), v.unsqueeze(-3)
@@ -120,7 +120,7 @@ def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
 
 
 class SDPBackend(Enum):
-    """Ways of PyTorch to compute attention."""
+    """The implementations of attention that PyTorch names."""
 
     MATH = 0
     FLASH_ATTENTION = 1
@@ -239,7 +239,7 @@ class MultiheadAttention(Layer):
             scores = (q * (1 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
             if mask is not None:
                 scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == bool_ else scores + mask
-                # softmax of nothing but -inf would be nan, and so would all gradients.
+                # A row of -inf alone would make softmax and all gradients nan.
                 blind = (scores == -math.inf).all(-1, keepdim=True)
                 weights = softmax(scores.masked_fill(blind, 0), -1).masked_fill(blind, 0)
             else:
@@ -271,7 +271,7 @@ class MultiheadAttention(Layer):
             )
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Projections, (N, num_heads, L or S, head_dim) each: views of what the fewest products give."""
+        """Projections, (N, num_heads, L or S, head_dim) each: views of the results of as few products as possible."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         parts: list[Tensor]
         if weight is not None and query is key and key is value:

@@ -188,7 +188,7 @@ _mapping: Any = MutableMapping
 
 
 class _Dict(_Container):
-    """What ModuleDict and ParameterDict share."""
+    """The base of ModuleDict and ParameterDict."""
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
@@ -209,7 +209,7 @@ class _Dict(_Container):
     keys, values, items, pop = _mapping.keys, _mapping.values, _mapping.items, _mapping.pop
 
     def clear(self) -> None:
-        """Takes all entries out."""
+        """Removes all entries."""
         self._entries.clear()
 
 
@@ -267,11 +267,11 @@ class ParameterDict(_Dict):
     get = _mapping.get
 
     def popitem(self) -> tuple[str, Any]:
-        """Takes the last entry out, and returns it with its name."""
+        """Removes the last entry, and returns its name and the entry."""
         return self._entries.popitem()
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The entry of that name, put there if there is none."""
+        """The entry of that name; adds it first if there is none."""
         if key not in self._entries:
             self[key] = default
         return self._entries[key]

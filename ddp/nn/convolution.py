@@ -214,7 +214,7 @@ def _named_padding(
     if any(step != 1 for step in stride):
         raise ArgumentError(f"{name}: padding='same' needs stride 1, got {stride}")
     total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    if any(n % 2 for n in total):  # what cannot be halved goes to the end
+    if any(n % 2 for n in total):  # the odd element is padded at the end
         input = pad(input, [extra for n in reversed(total) for extra in (0, n % 2)])
     return input, tuple(n // 2 for n in total)
 

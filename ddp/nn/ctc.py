@@ -53,7 +53,7 @@ def ctc_loss(
     if targets.shape not in (used.shape, (sizes.sum(),)):
         raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
     labels = to_device(targets.array, where)
-    if labels.ndim == 1 and labels.size:  # those of each target as a row; what lies behind them is not used
+    if labels.ndim == 1 and labels.size:  # pads the labels of each target to a row; the padding is not used
         starts = np.cumsum(sizes) - sizes
         rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)
         labels = labels[xp.asarray(rows)]

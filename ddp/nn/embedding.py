@@ -42,7 +42,7 @@ def embedding(
     """
     if sparse:
         warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
-    if input.device is not weight.device:  # the op runs where the table is
+    if input.device is not weight.device:  # the op runs on the device of the table
         with on(weight.device):
             moved = input.to(weight.device)
             return embedding(moved, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -57,7 +57,7 @@ def embedding(
     index = indexing.check_index(weight.device.xp, index, 0, rows, RangeError, message)
     if max_norm is not None:
         _renormalize(weight, index, max_norm, norm_type)
-    if weight.device.type != "cuda":  # on a GPU it is a new array already
+    if weight.device.type != "cuda":  # on a GPU the check has made a copy
         index = copy_if_needed(index, weight)
     out: Tensor = apply(
         indexing.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq
@@ -119,7 +119,7 @@ def embedding_bag(
     index = input.to(where).reshape(-1)
     if padding_idx is not None:
         padding_idx = _check_padding_idx("embedding_bag", padding_idx, weight.shape[0])
-        bag = xp.where(index.array == padding_idx, count, bag)  # one bag more, which is left out
+        bag = xp.where(index.array == padding_idx, count, bag)  # padding goes to one more bag, which is dropped
     rows = embedding(index, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     sizes = xp.bincount(bag, minlength=count + 1)
     if mode == "max":
@@ -178,7 +178,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
 
 class _Table(Layer, shown="num_embeddings embedding_dim"):
-    """What both have: the table, and how its rows are shortened and their gradients scaled."""
+    """The base of both: the table, max_norm and scale_grad_by_freq."""
 
     padding_idx: int | None
 

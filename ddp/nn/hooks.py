@@ -30,7 +30,7 @@ Hooks = dict[str, list[tuple[Any, ...]]]
 class HasHooks:
     """The hooks of a module. Each registration returns a handle: `handle.remove()`, or `with` it."""
 
-    _hooks_: Hooks | None = None  # on the class: a module without hooks carries none
+    _hooks_: Hooks | None = None  # a class attribute, so that a module without hooks needs no memory for them
 
     def _add_hook(self, kind: str, entry: tuple[Any, ...], prepend: bool = False) -> RemovableHandle:
         if self._hooks_ is None:
@@ -117,7 +117,7 @@ class HasHooks:
             for entry in always:
                 try:
                     output = _run_forward_hook(self, entry, inputs, options, output)
-                except Exception as error:  # the first error is the one to raise
+                except Exception as error:  # the first error is raised
                     warnings.warn(f"a forward hook with always_call raised {error!r}", stacklevel=3)
             raise
 
@@ -145,7 +145,7 @@ def _run_forward_hook(
 
 
 class _BackwardHooks:
-    """The backward hooks of one call of a module, and the gradients that they are given."""
+    """The backward hooks of one call of a module, and the gradients that they get."""
 
     def __init__(self, module: Any, inputs: int) -> None:
         self.module = module

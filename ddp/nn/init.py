@@ -193,7 +193,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | No
     flat = randn(rows, columns, generator=generator, dtype="float64", device=tensor.device)
     with on(flat.device):
         q, r = xp.linalg.qr(flat.array.T if rows < columns else flat.array)
-        q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
+        q *= xp.sign(xp.diagonal(r))  # these signs make the distribution uniform over all orthogonal matrices
         return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
 
 

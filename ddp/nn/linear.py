@@ -23,7 +23,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Raises: ShapeError, DtypeError.
     """
-    # The array's own attributes: this is called more often than anything else, and a property of ours is a call.
+    # Reads the attributes of the array: this is called very often, and a property of the tensor costs a call.
     x, w = input.array, weight.array
     b = None if bias is None else bias.array
     if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
@@ -86,7 +86,7 @@ def feed_forward(
 
 
 def _parse_activation(name: str, activation: str, approximate: str) -> str:
-    """The activation in one word."""
+    """The name of the activation."""
     if activation not in ("relu", "gelu") or approximate not in ("none", "tanh"):
         raise ArgumentError(
             f"{name}: activation is 'relu' or 'gelu' and approximate 'none' or 'tanh', not {activation!r} and "
@@ -116,7 +116,7 @@ def _check_shapes(name: str, input: Tensor, weight: Tensor, bias: Tensor | None)
 
 
 def _needs_grad(*tensors: Any) -> bool:
-    """Whether a backward will come."""
+    """Whether a gradient may be computed."""
     return modes.state.enabled and any(tensor is not None and tensor.edge is not None for tensor in tensors)
 
 

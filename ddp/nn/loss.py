@@ -68,7 +68,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
 
 
 def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **named: Any) -> dict[str, Any]:
-    """The other arguments, with the reduction that PyTorch's deprecated flags mean."""
+    """The other arguments, and the reduction that PyTorch's deprecated flags stand for."""
     if size_average is None and reduce is None:
         return named
     mean, reduced = size_average is None or size_average, reduce is None or reduce
@@ -308,7 +308,7 @@ def _difference_loss(
     if weight.shape != input.shape:
         raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
     weighted = apply(op, pair, reduction="none", **parameters) * weight
-    if reduction == "mean" and op is not losses.huber_loss:  # whose mean is over the elements, as in PyTorch
+    if reduction == "mean" and op is not losses.huber_loss:  # the mean is over the elements, as in PyTorch
         return weighted.sum() / weight.sum()
     return _reduce_losses(weighted, reduction)
 
@@ -376,7 +376,7 @@ def poisson_nll_loss(
     element_losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
         large = t > 1
-        n = t * large + ~large  # 1 where there is nothing to add, so that no logarithm of 0 is multiplied away
+        n = t * large + ~large  # 1 where nothing is added: the logarithm of 0 times 0 would be nan
         element_losses = element_losses + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
     return _reduce_losses(element_losses, reduction)
 
@@ -452,7 +452,7 @@ def cosine_embedding_loss(
         )
     x: Any = floating(input1)
     y: Any = floating(input2)
-    # A small number in the squares, as in PyTorch, rather than a smallest length.
+    # Like PyTorch, adds a small number to the squares, instead of a minimum of the lengths.
     lengths = ((x * x).sum(-1) + 1e-12) * ((y * y).sum(-1) + 1e-12)
     cosine = (x * y).sum(-1) / lengths.sqrt()
     sample_losses = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)

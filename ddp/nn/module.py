@@ -31,7 +31,7 @@ def note_registration() -> None:
 
 
 def registration_count() -> int:
-    """How often any module was given a parameter, buffer or child: while it stays, no tree has a new one."""
+    """How many parameters, buffers and children all modules were given so far: unchanged, no module has a new one."""
     return _registrations
 
 
@@ -44,7 +44,7 @@ class Module(HasStateDict, HasHooks):
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
     _shown: ClassVar[str] = ""  # the settings in a layer's text, those as "name=" with their names
-    _usual: ClassVar[dict[str, Any]] = {}  # those that are there, too, where they are not this
+    _usual: ClassVar[dict[str, Any]] = {}  # those that are shown only if their value is another than this
 
     def __init__(self) -> None:
         parts: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
@@ -101,7 +101,7 @@ class Module(HasStateDict, HasHooks):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def _computed(self) -> Any:
-        """What computes tensors of this module, by their names: see nn.utils.parametrize."""
+        """The parametrizations of this module's tensors, by name: see nn.utils.parametrize."""
         return self.__dict__["_modules"].get("parametrizations", ())
 
     def __delattr__(self, name: str) -> None:
@@ -162,7 +162,7 @@ class Module(HasStateDict, HasHooks):
         """Adds a child. Raises: ArgumentError, DtypeError."""
         self._register("add_module", Module, name, module, self._modules)
 
-    registration_count = staticmethod(registration_count)  # for floors that do not see this module
+    registration_count = staticmethod(registration_count)  # for packages that may not import this one
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The direct children with their names, each once."""
@@ -295,8 +295,8 @@ class Module(HasStateDict, HasHooks):
         """In another dtype, on another device, or both: to("cuda"), to(ddp.float64), to(other_tensor).
 
         non_blocking: accepted; copies between host and device are ordered with what computes on them anyway.
-        memory_format: accepted; parameters keep their order in memory, in which flat buckets and updates walk them. It
-        is the images' that counts: a convolution of one with channels last lays its filters out so, which are small.
+        memory_format: accepted; parameters keep their order in memory, as buckets and updates need it. Speed depends on
+        the images' format: a convolution of an image with channels last copies its small filters to that format.
 
         Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel. Then nothing has
         changed.
@@ -364,7 +364,7 @@ class Module(HasStateDict, HasHooks):
             value = getattr(self, name)
             if name == "bias":
                 value = value is not None and value is not False
-            usual = self._usual.get(name, self)  # self is no value: it is always shown
+            usual = self._usual.get(name, self)  # an option without a default is always shown
             if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or of each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
@@ -389,7 +389,7 @@ class _SettingsSignature:
 
     def __get__(self, layer: Any, kind: type[FunctionModule]) -> inspect.Signature:
         if kind.__init__ is not FunctionModule.__init__:
-            raise AttributeError("__signature__")  # then `inspect` looks at __init__
+            raise AttributeError("__signature__")  # without it, `inspect` reads the signature of __init__
         return kind._signature()
 
 

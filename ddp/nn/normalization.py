@@ -74,7 +74,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
     axis = resolve_axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
-    if not p > 0:  # the op's formula for the gradient is that of a norm
+    if not p > 0:  # the op has only the gradient of a norm
         return input / input.norm(p, axis, keepdim=True).clamp_min(eps)
     return apply(normalization.normalize, (input,), p=float(p), dim=axis, eps=eps)
 
@@ -151,7 +151,7 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
             if running is not None:
                 before = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                # Not before + momentum*(value - before): infinities would become nan.
+                # Not before + momentum*(value - before), which makes nan of infinities.
                 running.copy_(wrap((1 - momentum) * before + momentum * value, running.device))
 
     return move
@@ -206,7 +206,7 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class _Norm(Layer):
-    """What all have: a weight and a bias."""
+    """The base of all: a weight and a bias."""
 
     def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
@@ -358,7 +358,7 @@ class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track
 
 
 class BatchNorm(_ChannelNorm):
-    """What the layers of the name have in common."""
+    """The base of the batch norm layers."""
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""

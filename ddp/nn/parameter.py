@@ -26,7 +26,7 @@ class Parameter(Tensor):
         return share_storage(super().__new__(cls), data).requires_grad_(requires_grad)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass  # __new__ has taken the memory; Tensor would make some
+        pass  # `__new__` has set the memory; Tensor.__init__ would allocate new memory
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
@@ -52,4 +52,4 @@ class Buffer(Tensor):
     @property
     def persistent(self) -> bool:
         """Whether the state dict of the module that it is assigned to will hold it."""
-        return getattr(self, "_persistent", True)  # a copy has lost it, and its module has noted it
+        return getattr(self, "_persistent", True)  # a copy does not have this attribute, but its module knows

@@ -150,7 +150,7 @@ def _pool3d(name: str, input: Tensor, pool: Any, of_planes: Any, of_depth: Any) 
     """Pools planes, and then along the depth, with these arguments of `pool`."""
     if input.ndim not in (4, 5):
         raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, D, H, W) or (C, D, H, W)")
-    planes = pool(input.flatten(0, -4), *of_planes)  # the depth in the place of channels
+    planes = pool(input.flatten(0, -4), *of_planes)  # the depth as channels
     lines = pool(planes.flatten(2), *of_depth)
     return lines.unflatten(-1, planes.shape[2:]).unflatten(0, input.shape[:-3])
 

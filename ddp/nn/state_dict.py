@@ -77,13 +77,13 @@ class HasStateDict:
             raise DtypeError(f"load_state_dict into {name}: expected a dict, got {type(state_dict).__name__}")
         keys = IncompatibleKeys([], [])
         problems: list[str] = []
-        metadata = getattr(state_dict, "_metadata", None) or {}  # that PyTorch keeps beside its state dicts
+        metadata = getattr(state_dict, "_metadata", None) or {}  # the metadata that PyTorch adds to state dicts
         writes: list[Callable[[], None]] = []
 
         def load(part: Module, state: dict[str, Any], prefix: str) -> None:
             state = _match_wrapper(part, state, prefix)
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
-            if _overrides(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
+            if _overrides(part, "_load_from_state_dict"):  # it may read the loaded tensors, so they are loaded first
                 part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
             else:
                 writes.extend(_plan_writes(part, state, prefix, local_metadata, True, *keys, problems))
@@ -180,7 +180,7 @@ def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[s
     added = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
     dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
     own = module.state_dict(prefix=prefix).keys()
-    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # of equal ones the first
+    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first of equal names
 
 
 def _overrides(module: Module, method: str) -> bool:
@@ -221,13 +221,13 @@ def _plan_writes(
 
 
 def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bool) -> Iterator[str]:
-    """What does not fit, in words. Tensors of other libraries in `state` become ours."""
+    """Describes what does not fit. Converts tensors of other libraries in `state`."""
     for path, entry in entries.items():
         if path not in state:
             continue
         try:
             state[path] = from_foreign(state[path])
-        except Exception as error:  # of the other library
+        except Exception as error:  # raised by the other library
             yield f"no tensor: {path} is a {type(state[path]).__name__} in the state dict: {error}"
             continue
         value, shape = state[path], entry.tensor.shape

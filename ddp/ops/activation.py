@@ -72,7 +72,7 @@ silu = _smooth("silu", _silu)
 
 # z = x*t, t = tanh(log(1 + e)) = n/(n + 2), n = e*(e + 2), e = e^x;  z' = t + x*(1 - t^2)*e/(1 + e)
 def _mish(xp: Any, x: Array) -> ValueAndDerivative:
-    e = xp.exp(xp.minimum(x, 20))  # t is 1 from there on, and e^2 must not overflow
+    e = xp.exp(xp.minimum(x, 20))  # from there on t is 1, and e^2 would overflow
     n = e * (e + 2)
     t = n / (n + 2)
     return x * t, lambda: t + x * (1 - t * t) * (e / (e + 1))
@@ -148,10 +148,10 @@ def _glu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gr
 glu = Op("glu", _glu, _glu_backward, inputs=("x",), saves=("x",))
 
 
-# Activations made of straight pieces, and of a parabola: backward asks which piece the input was on.
+# Piecewise linear or quadratic activations: backward needs to know the piece of each input.
 
 
-# z = max(x, 0);  dx = g unless z = 0, so that a nan lets it pass (as PyTorch has it)
+# z = max(x, 0);  dx = g unless z = 0: g also where z is nan, as in PyTorch
 relu = unary_op("relu", lambda xp, x: xp.maximum(x, 0), lambda xp, g, z: where_or_zero(xp, z != 0, g), "out")
 
 

@@ -28,7 +28,7 @@ def score_bytes(xp: Any) -> int:
 
 @array_function
 def dropout_seed(xp: Any, rng: Any) -> Any:
-    """The `seed` that says what is dropped, from an array module's generator."""
+    """The `seed` from which dropout draws its masks, drawn from a generator."""
     return int(rng.integers(1 << 62))
 
 

@@ -126,7 +126,7 @@ col2im = Op("col2im", _col2im, _col2im_backward, inputs=("x",))
 # product has read it; it is not saved for backward, since unfolding it again is cheaper than reading it from memory.
 
 
-MIN_POSITIONS = 512  # positions of a tile: a product of fewer reads the filters too often
+MIN_POSITIONS = 512  # the fewest positions of a tile: with fewer, reading the filters takes most of the time
 
 
 @array_function
@@ -151,7 +151,7 @@ class Shape(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of a column."""
+        """The length of a column."""
         return self.channels * self.window.elements
 
     def tiles(self, xp: Any, itemsize: int) -> Iterator[tuple[slice, slice]]:

@@ -157,7 +157,7 @@ def _pow(xp: Any, x: Array, y: Array) -> ForwardResult:
 
 
 def _power(xp: Any, x: Array, y: Any) -> Array:
-    if isinstance(y, int | float) and y == 3:  # NumPy has short cuts up to the square only
+    if isinstance(y, int | float) and y == 3:  # NumPy's power is fast only up to the square
         return x * x * x
     return x**y
 
@@ -172,7 +172,7 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
             dx = where_or_zero(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
         dx = unbroadcast(dx, shapes[0])
     if needs[1]:
-        # A zero base: log is -inf there, but 0^y does not change with y >= 0.
+        # At x = 0 the logarithm is -inf, but 0^y is constant for y >= 0.
         flat = xp.equal(x, 0) & xp.greater_equal(y, 0)
         dy = unbroadcast(g * out * xp.log(xp.where(flat, xp.ones_like(out), x)), shapes[1])
     return dx, dy
@@ -239,7 +239,7 @@ addcdiv = formula_op(
 # z = x + w*(y - x);  dx = g*(1 - w), dy = g*w, dw = g*(y - x)
 def _lerp(xp: Any, x: Array, y: Array, w: Any) -> Array:
     span = y - x
-    # From the nearer end, so that w = 1 gives y without rounding.
+    # Computed from the nearer of both, so that w = 1 gives exactly y.
     if isinstance(w, int | float):
         return x + w * span if abs_(w) < 0.5 else y - span * (1 - w)
     return xp.where(xp.abs(w) < 0.5, x + w * span, y - span * (1 - w))
@@ -337,7 +337,7 @@ frac = formula_op("frac", lambda xp, x: x - xp.trunc(x), {"x": lambda xp, g: g})
 
 
 def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
-    """The one of both that does not lose; equal ones get half the gradient each, both all of it beside a nan."""
+    """The larger or smaller of both. Equal ones get half the gradient each; beside a nan, both get all of it."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))

@@ -7,7 +7,7 @@ from typing import Any
 from ddp.ops.arrays import Array, ForwardResult, array_function
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
-# The adjoint of a transform is the other one, with the scale of the other side.
+# The adjoint of a transform is the inverse direction, with the other normalization.
 _ADJOINT = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "ifftn", "irfftn": "rfftn"}
 _NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 

@@ -68,7 +68,7 @@ setitem = Op("setitem", _setitem, _setitem_backward, inputs=("x", "v"), supports
 def _index(xp: Any, x: Array, places: Places) -> ForwardResult:
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     if len(axes) == 1 and places[axes[0]].dtype.kind != "b" and x.size:
-        # As x[places], and faster; of nothing, take() would not look at the index.
+        # x[places], but faster. take() would not check the index of an empty array.
         return x.take(places[axes[0]], axis=axes[0]), (x.shape, places)
     return x[places], (x.shape, places)
 
@@ -136,7 +136,7 @@ def flat(places: Places, shape: Ints) -> Array:
 def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
     """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
-    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask names nothing twice
+    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask selects each element once at most
         dx = xp.zeros(shape, g.dtype)
         dx[places] = g
         return dx
@@ -281,7 +281,7 @@ def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 
 
 def _store(out: Array, flat: Array) -> None:
-    """What was written to `flat`, which is `out` as a vector, in `out`; a copy where its memory asked for one."""
+    """Copies `flat`, which is `out` as a vector, back into `out`, unless it is a view of it."""
     if not out.flags.c_contiguous:
         out[...] = flat.reshape(out.shape)
 
@@ -379,7 +379,7 @@ def check_targets(
 
     message: with {value}, {limit} and {last}. Raises: `error`; for a device, at the next call that waits for it.
     """
-    # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
+    # Read as unsigned, a negative number is huge: one pass finds both kinds of wrong targets.
     if not target.size or (target.view("uint64").max() < classes and not 0 <= ignored < classes):
         return target, None
     keep = target != ignored

@@ -88,13 +88,13 @@ def _cross_entropy(
     if weight is not None:
         weight = weight.astype(wide, copy=False)
     top, sums = exponential_sums(xp, rows.astype(wide, copy=False))
-    # In float64, of which there are few: a loss near 0 is the difference of large numbers.
+    # In float64, one number a sample: a loss near 0 is the difference of large numbers.
     logs = (xp.log(sums, dtype="float64") + top).reshape(where.shape)
     losses = logs - rows.reshape(-1).take(where)
     if weights is not None:
         losses *= weights
     if keep is not None:
-        losses = xp.where(keep, losses, 0)  # whatever the logits there are
+        losses = xp.where(keep, losses, 0)  # also if the logits there are infinite or nan
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
         weighted = rows.astype(wide, copy=False)
@@ -246,7 +246,7 @@ def _binary_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved
     dx = dt = None
     if needs[0]:
         dx = x - t
-        # The floor that PyTorch has: at 0 and 1 the derivative is large, not infinite. float16 has a coarser one.
+        # The smallest denominator, as in PyTorch: at 0 and 1 the derivative is large, not infinite.
         dx /= xp.maximum((1 - x) * x, 1e-12 if x.dtype.itemsize > 2 else 6e-8)
         dx *= g
     if needs[1]:

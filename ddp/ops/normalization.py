@@ -136,7 +136,7 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
         dnorm = xp.sign(x)
     elif p == math.inf:
         dnorm = xp.sign(x) * (xp.abs(x) == norm)
-        dnorm /= xp.maximum(xp.abs(dnorm).sum(axis=dim, keepdims=True), 1)  # maxima that are equal share
+        dnorm /= xp.maximum(xp.abs(dnorm).sum(axis=dim, keepdims=True), 1)  # equal maxima share the gradient
     else:
         dnorm = xp.sign(x) * xp.abs(unit) ** (p - 1)
     dnorm = dnorm * (g * unit).sum(axis=dim, keepdims=True) * (norm > eps)
@@ -162,14 +162,14 @@ class ChannelGroups:
         statistics, counted from the first again where there are fewer
     """
 
-    collective = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
+    collective = False  # whether backward always calls `collect`: it is a collective, and other ranks wait
 
     def __init__(self, shape: Ints, groups: int | None = None) -> None:
         samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
         self.members = 1
         self._view = self.shape  # what is normalised together lies along the first and the last axis
         if groups is not None:
-            self.members = channels // int(groups)  # CuPy repeats by no NumPy integer
+            self.members = channels // int(groups)  # CuPy's repeat takes no NumPy integer
             self._view = (1, samples * int(groups), self.members * positions)
         self.count = max(self._view[0] * self._view[2], 1)
 
@@ -178,7 +178,7 @@ class ChannelGroups:
         return moments(xp, x.reshape(self._view))
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """The statistics of sums over positions, (N, C) each."""
+        """The statistics of sums over positions, which are (N, C)."""
         return [array.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for array in sums]
 
     def broadcast(self, xp: Any, statistic: Array) -> Array:

@@ -27,7 +27,7 @@ Gradients = Sequence[Array | None]
 
 _FLOAT32 = np.dtype("float32")
 
-OPS: dict[str, Op] = {}  # every op by name: the gradient tests prove that they miss none
+OPS: dict[str, Op] = {}  # every op by name: gradient tests check that they cover all
 
 
 class Op:
@@ -172,7 +172,7 @@ class Upcast:
         inner, narrow = residual
         wide = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
         results = self._backward(xp, wide, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
-        if narrow is None:  # the forward moved data, and did not come by here
+        if narrow is None:  # the forward only moves data and takes bfloat16, so `Upcast.forward` did not run
             return [_to_bfloat16(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
         return [_to_bfloat16(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]

@@ -12,7 +12,7 @@ from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
 
-# Pooling as running maxima and sums over what each kernel element sees: a pass for each, and no unfolded copy.
+# Pooling takes running maxima or sums, one pass for each kernel element, instead of copying windows.
 
 
 def _places(xp: Any, window: Window) -> Array:
@@ -183,14 +183,14 @@ class Tap(NamedTuple):
     """Along an axis: output i reads input `read[i]`, `weight[i]` times; `read` does not decrease. On the host."""
 
     read: np.ndarray[Any, Any]
-    weight: np.ndarray[Any, Any] | None  # None: once
+    weight: np.ndarray[Any, Any] | None  # None: each with weight 1
 
 
 def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, dtype: Any) -> list[Tap]:
     """Which of `n` elements each of `out` reads. scale: out/n as the caller gave it, None if he gave the size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
-        scale = None  # as PyTorch has it: such sizes are copied, whatever the factor was before it was rounded
-    kind = np.float64 if dtype == np.float64 else np.float32  # an index at an edge depends on the rounding
+        scale = None  # as in PyTorch: these sizes ignore the scale factor
+    kind = np.float64 if dtype == np.float64 else np.float32  # rounding decides which input an output at an edge reads
     i = np.arange(out, dtype=kind)
     step = kind(1 / scale if scale else n / out)
     if mode == "nearest":
@@ -287,7 +287,7 @@ def _pad_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 
 
 def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """What of x is kept, and where it lies in the result."""
+    """The slices of x that are kept, and their places in the result."""
     kept, inside = [], []
     for (before, after), n in zip(widths, shape, strict=True):
         first, last = max(-before, 0), n - max(-after, 0)

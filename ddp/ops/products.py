@@ -29,7 +29,7 @@ from ddp.ops.shape import zeros_but
 
 @array_function
 def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
-    """a @ b, by the way that suits the array module; in `out` if that is as good."""
+    """a @ b. The result may be written to `out`."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
         wide, half = np.dtype("float32"), np.dtype("float16")
@@ -49,13 +49,13 @@ def _kept_ones(n: int, dtype: Any) -> Array:
 
 @array_function
 def ones(xp: Any, n: int, dtype: Any) -> Array:
-    """Ones to add up with, as one side of a product; not to be written to."""
+    """Ones, read-only: multiplying with them adds up."""
     return _kept_ones(n, dtype) if n <= 1 << 16 else xp.ones(n, dtype)
 
 
 @array_function
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g: (rows, n) over its rows; in `out` if that is as good."""
+    """The sum of g: (rows, n) over its rows. The result may be written to `out`."""
     if g.dtype.char == "e":
         return total(g, 0)
     # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, large and small.

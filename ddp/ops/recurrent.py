@@ -129,7 +129,7 @@ rnn = Op(
 
 
 def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
-    """0.5 for all gates but the third, which has 1. Nothing of it comes from the host: a graph can contain it."""
+    """0.5 for all gates but the third, which has 1. Nothing is copied from the host, so a CUDA graph can contain it."""
     halves = xp.full(gates * size, 0.5, dtype)
     halves[2 * size : 3 * size] = 1
     return halves
@@ -212,7 +212,7 @@ def lstm_steps_backward(
     size = cs.shape[2]
     i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
     high = xp.tanh(cs[1:])
-    # What the gates' gradients are multiples of, for all steps at once; the loop turns it into the gradients.
+    # The factors of the gates' gradients, for all steps at once; the loop multiplies them in place.
     for n, (a, factor) in enumerate(((i, u), (f, cs[:-1]), (None, i), (o, high))):
         part = da[..., n * size : (n + 1) * size]
         if a is None:
@@ -321,7 +321,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
-    # What da is a multiple of, for all steps at once: of da_n at r, of dh at z and n.
+    # The factors of da for all steps at once: of da_n at r, of dh at z and n.
     de = xp.empty_like(gates)
     turned = _in_order(de, reverse)
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))

@@ -26,7 +26,7 @@ from ddp.ops.shape import along
 
 
 def count_of(shape: Ints, dims: Ints) -> int:
-    """How many elements meet in each result."""
+    """How many elements are reduced to each result."""
     count = 1
     for dim in dims:
         count *= shape[dim]
@@ -180,7 +180,7 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
 @array_function
 def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
     """(x - mean)*rstd in the dtype of x. mean, rstd: float64, broadcast against x."""
-    # In this order nothing overflows, and nothing cancels but x and its mean, whose rounding is made up for.
+    # In this order nothing overflows. Only x - mean cancels, and the rounding of `near` is corrected below.
     near = mean.astype(x.dtype)
     out = x - near
     out *= rstd.astype(x.dtype)
@@ -201,7 +201,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # No freedom is nan for one value and infinite for several, as in PyTorch.
+    # Without degrees of freedom, the result is nan for one value and infinite for several, as in PyTorch.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:
@@ -265,7 +265,7 @@ def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
         g, out = as_float32(g, out)  # the quotient may be too large for float16, where the product is not
         return ((x * xp.where(zero, 0, g / (out + zero))).astype(x.dtype, copy=False),)
     if p < 2:
-        size = xp.where(size == 0, 1, size)  # whose sign is 0, so that a negative power of 0 is not asked for
+        size = xp.where(size == 0, 1, size)  # their gradient is 0; this avoids a negative power of 0
     scale = xp.where(zero, 0, g / (out + zero) ** (p - 1))
     return ((xp.sign(x) * size ** (p - 1) * scale).astype(x.dtype, copy=False),)
 
@@ -333,7 +333,7 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def running(xp: Any, name: str, x: Array, dim: int) -> Array:
-    """The last place (int64) of the extreme of x_j, j <= i, along `dim`; a nan is larger and smaller than anything.
+    """The last place (int64) of the extreme of x_j, j <= i, along `dim`; nan counts as the extreme.
 
     name: "maximum" or "minimum".
     """

@@ -57,7 +57,7 @@ def _logsumexp(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     if not x.size:
         return total(xp.exp(x), dims, keepdim) - float("inf"), (x.shape, dims, keepdim)
     top = x.max(axis=dims, keepdims=True)
-    # Infinite maxima stay what they are: inf - inf would be nan.
+    # Infinite maxima are not subtracted: inf - inf is nan.
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
     out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, wide=True)) + top).astype(x.dtype, copy=False)
     residual = (x.shape, dims, keepdim)
@@ -67,7 +67,7 @@ def _logsumexp(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 def _logsumexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, out = saved
     z = unreduce(out, *residual)
-    dx = xp.exp(x - xp.where(z == float("-inf"), 0, z))  # of nothing but -inf: 0, not nan
+    dx = xp.exp(x - xp.where(z == float("-inf"), 0, z))  # a row of -inf alone gives 0, not nan
     dx *= unreduce(g, *residual)
     return (dx,)
 

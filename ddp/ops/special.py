@@ -131,7 +131,7 @@ def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
 def compute_lgamma(xp: Any, x: Array) -> Array:
     """The logarithm of the absolute value of the gamma function."""
     y, z, angle = _reflect(xp, x)
-    # Below 3.5: by 2, 1, 0 or -1 steps to within 1/2 of 2, and no sum of what is larger: the result may be near 0.
+    # Below 3.5, at most two steps lead to within 1/2 of 2. No larger numbers are added, since the result may be near 0.
     steps = xp.floor(2.5 - z)
     near = z - (2 - steps)
     small = near * (near * _horner(_ZETA, -near) + (1 - _EULER)) + xp.log(xp.where(steps < 0, z - 1, 1))
@@ -152,7 +152,7 @@ def compute_digamma(xp: Any, x: Array) -> Array:
     out = xp.log(far) - 0.5 / far - w * _horner(_FIRST_DERIVATIVE, w) - sum(1 / (z + i) for i in range(16))
     out = xp.where(y > 0, out, out - pi / xp.tan(angle))
     out = xp.where((y < 0) & (angle == 0), xp.nan, out)
-    return xp.where(y == 0, -1 / y, out).astype(x.dtype)  # the sign of 0 says which infinity
+    return xp.where(y == 0, -1 / y, out).astype(x.dtype)  # the sign of 0 decides the sign of infinity
 
 
 def compute_trigamma(xp: Any, x: Array) -> Array:

@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Passes over registers: the arrays of a row in order, and behind them those that nothing outlives."""
+    """Passes over registers: the arrays of a row, in order, then scratch arrays."""
 
     passes: tuple[Pass, ...]
     registers: int
@@ -41,7 +41,7 @@ class UpdateRows:
 @array_function
 def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> None:
     """Runs the passes over every row, each of them rounded by itself. scalars: of the dtype of the arrays."""
-    with np.errstate(all="ignore"):  # infinities are the loss scaler's business
+    with np.errstate(all="ignore"):  # the loss scaler looks for infinities
         for row in rows.arrays:
             _run_row(xp, program, scalars, row)
 

@@ -142,7 +142,7 @@ class AdamW(Adam):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            group["decoupled_weight_decay"] = True  # also if the state dict is of Adam, where it is False
+            group["decoupled_weight_decay"] = True  # set even if the state dict is of Adam, which has False
 
 
 class NAdam(_TwoMoments):

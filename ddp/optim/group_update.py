@@ -79,10 +79,10 @@ class GroupUpdate:
             for index in gradients:
                 batches.setdefault(tuple(steps[index]), []).append(index)
         if self.names:
-            # By a list of indices, an array this small takes four times as long.
+            # Indexing by a list takes four times as long for an array this small.
             updated = slice(None) if len(gradients) == len(self._steps) else [*gradients]
             self._steps[updated, 0] += 1
-        if len(self._plans) > len(batches):  # some are of other combinations of parameters
+        if len(self._plans) > len(batches):  # drops plans of other combinations of parameters
             self._plans.clear()
         values = settings(formula, self.group)
         for (count, product), numbers in batches.items():
@@ -137,7 +137,7 @@ class GroupUpdate:
                 self._import_count(index, 1, "mu_product")
         elif any(entry.get(name) is None for name in self.names):
             self._steps[index, 0] = 0
-        elif not self._states[index]:  # a loaded state: there was an update, which is all that SGD asks
+        elif not self._states[index]:  # a loaded state: SGD only needs to know that there was an update
             self._steps[index, 0] = 1
         for name in self.names:
             value = entry.get(name)

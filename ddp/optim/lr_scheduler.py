@@ -69,7 +69,7 @@ class LRScheduler:
             raise DtypeError(f"{type(self).__name__}: expected an Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self._is_initial = False
-        if optimizer._loaded_settings == []:  # the first schedule that is made after load_state_dict
+        if optimizer._loaded_settings == []:  # the first schedule made after load_state_dict
             optimizer._loaded_settings = [
                 {name: number(value) for name, value in group.items() if name in _SCHEDULED}
                 for group in optimizer.param_groups
@@ -347,7 +347,7 @@ class CosineAnnealingLR(LRScheduler):
             return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
         if (epoch - 1 - self.T_max) % (
             2 * self.T_max
-        ) == 0:  # from the bottom up: the rate may be 0, and no factor changes that
+        ) == 0:  # computed from the bottom: the rate may be 0, which no factor changes
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]
         factor = self._height(epoch) / self._height(epoch - 1)

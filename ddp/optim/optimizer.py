@@ -237,7 +237,7 @@ def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy_state(name, item, p) for item in value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "detach"):
-        return value.copy()  # an array is not made a tensor: the state of some optimizers is arrays
+        return value.copy()  # arrays stay arrays: some optimizers have arrays as state
     value = from_foreign(value)
     if not isinstance(value, Tensor):
         return value

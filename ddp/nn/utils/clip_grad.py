@@ -32,7 +32,7 @@ def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
         warnings.warn(
             "`parameters` is an iterator that gives no parameter, so nothing is clipped: call model.parameters() anew "
             "each time, or keep a list",
-            stacklevel=5,  # the caller, behind two decorators
+            stacklevel=5,  # the caller is two decorators further up
         )
     return by_device
 
@@ -52,7 +52,7 @@ def _buffers(parameters: list[Tensor]) -> list[Any]:
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
-            assert p.grad is not None  # or it says why it cannot be seen
+            assert p.grad is not None  # reading `grad` raises if it is withheld
     return [p.leaf.grad_buffer.array for p in full]
 
 

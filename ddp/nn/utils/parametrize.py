@@ -18,7 +18,7 @@ __all__ = ["ParametrizationList", "cached", "is_parametrized", "register_paramet
 
 M = TypeVar("M", bound=Module)
 
-# What was computed inside `cached()`, by its list; None outside.
+# Inside `cached()`: the computed tensors by parametrization; None outside.
 _values: ContextVar[Any] = ContextVar("values", default=None)
 
 
@@ -79,7 +79,7 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
     held = ParametrizationList([parametrization])
     delattr(module, tensor_name)
     if isinstance(inverse, Tensor):
-        tensor.data = inverse  # the parameter stays the one that an optimizer may have
+        tensor.data = inverse  # keeps the parameter object, which an optimizer may hold
         held.original = tensor
     else:
         for i, part in enumerate(inverse):
