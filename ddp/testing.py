@@ -13,7 +13,7 @@ from ddp.errors import ArgumentError, DtypeError
 
 __all__ = ["assert_close"]
 
-# rtol and atol by dtype, where a larger rtol never comes with a smaller atol; all others are compared exactly.
+# rtol and atol by dtype. Other dtypes are compared exactly.
 _TOLERANCES = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}
 
 

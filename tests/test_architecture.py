@@ -521,8 +521,8 @@ READING_ORDER = (
     "ddp/parallel/reducer.py",
     "ddp/parallel/exchange.py",
     "ddp/parallel/data_parallel.py",
-    "ddp/optim/optimizer.py",
     "ddp/optim/formula_optimizer.py",
+    "ddp/optim/formula.py",
     "ddp/optim/sgd.py",
 )
 

@@ -96,7 +96,7 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                # Contiguous first: `get` of any other array may leave another stream current, see `StreamGuard`.
+                # Contiguous, because of CuPy's current stream: see `StreamGuard`.
                 out = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 device_checks.raise_pending()
                 return out

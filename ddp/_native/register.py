@@ -367,18 +367,18 @@ def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
 # --- windows over images
 
 
-def _unfold(xp: Any, x: Array, window: convolution.Window, lines: slice) -> Array:
+def _im2col_lines(xp: Any, x: Array, window: convolution.Window, lines: slice) -> Array:
     if not is_plain(x):
-        return convolution.unfold.__wrapped__(xp, x, window, lines)
+        return convolution.im2col_lines.__wrapped__(xp, x, window, lines)
     shape = x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]
     columns, at = np.empty(shape, x.dtype), (len(x), x.shape[1], lines.start, lines.stop)
     IM2COL[x.dtype.char](describe_window(window), *at, False, address(x), address(columns))
     return columns
 
 
-def _fold_into(xp: Any, columns: Array, window: convolution.Window, lines: slice, x: Array) -> None:
+def _col2im_lines(xp: Any, columns: Array, window: convolution.Window, lines: slice, x: Array) -> None:
     if not (is_plain(x) and is_plain(columns, x.dtype.char)):
-        convolution.fold_into.__wrapped__(xp, columns, window, lines, x)
+        convolution.col2im_lines.__wrapped__(xp, columns, window, lines, x)
         return
     at = len(x), x.shape[1], lines.start, lines.stop
     IM2COL[x.dtype.char](describe_window(window), *at, True, address(x), address(columns))
@@ -620,8 +620,8 @@ losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
 convolution.correlate.attach_native_form(cpu_convolution.correlate)
 convolution.adjoint.attach_native_form(cpu_convolution.adjoint)
-convolution.unfold.attach_native_form(_unfold)
-convolution.fold_into.attach_native_form(_fold_into)
+convolution.im2col_lines.attach_native_form(_im2col_lines)
+convolution.col2im_lines.attach_native_form(_col2im_lines)
 pooling.maxima.attach_native_form(_maxima)
 pooling.add_at_maxima.attach_native_form(_add_at_maxima)
 _attach_steps(recurrent.lstm_steps, library.lstm_f32, *[N] * 4, *[P] * 4)

@@ -209,7 +209,7 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
     def points(xp: Any, dtype: Dtype) -> Any:
-        # Rounded before the steps, as in PyTorch.
+        # Rounds the ends before it computes the steps, as PyTorch does.
         low, high = (first, last) if dtypes.is_float(dtype) else (int(first), int(last))
         if steps == 1:
             return xp.full((1,), float(low))

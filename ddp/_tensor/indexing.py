@@ -130,7 +130,7 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
 
 
 def _check_bounds(x: TensorBase, part: Any, n: int) -> Any:
-    """Places along a dimension of size n: NumPy looks at them itself, CuPy would begin anew at the other end."""
+    """Checks places along a dimension of size n. NumPy checks them itself; CuPy would wrap around."""
     if x._device is CPU:
         return part
     return ops.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))

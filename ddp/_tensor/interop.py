@@ -139,7 +139,7 @@ class Interop(TensorBase):
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         if self._device is CPU:
             return self.array.tolist()
-        # Contiguous first: of any other array, CuPy may leave another stream current (`stream_order.StreamGuard`).
+        # Contiguous, because of CuPy's current stream: see `ddp._cuda.stream_order.StreamGuard`.
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:

@@ -28,7 +28,8 @@ Array = np.ndarray[Any, Any]
 Path = str | os.PathLike[str]
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_CIFAR_LABELS = {10: (10,), 100: (20, 100)}  # classes of each of a record's label bytes
+# By number of classes: the number of classes that each label byte of a record tells apart.
+_CIFAR_LABELS = {10: (10,), 100: (20, 100)}
 
 
 def _map(path: Path) -> Array:

@@ -168,7 +168,7 @@ class ChainDataset(IterableDataset[T_co]):
 
 
 class Subset(Dataset[T_co]):
-    """Some samples of a dataset: sample i is `dataset[indices[i]]`, and of a list of i what `dataset` has for a list.
+    """Some samples of a dataset: sample i is `dataset[indices[i]]`. A list of numbers becomes a list of indices.
 
     indices: a sequence of the dataset's indices, in any order
     """

@@ -235,7 +235,7 @@ class DistributedSampler(IndexSampler):
         return len(self.dataset)
 
     def _end(self, began: State) -> None:
-        if self.epoch == began["epoch"]:  # else set_epoch was called meanwhile
+        if self.epoch == began["epoch"]:  # otherwise set_epoch was called during the pass
             self.epoch += 1
             self._counted = True
 

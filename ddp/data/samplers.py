@@ -68,7 +68,7 @@ class IndexSampler(Sampler[int]):
 
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
-        self._began: State = {}  # where the pass last begun has begun
+        self._began: State = {}  # where the last pass began
         self._cursor: int | None = None  # of the pass under way, after `_chunk`; None between passes
         self._chunk: Iterator[int] = iter(())  # indices before that, of which some have been yielded
 

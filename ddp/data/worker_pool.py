@@ -92,7 +92,7 @@ class WorkerPool:
             raise WorkerError(self._death(worker)) from None
         self._pending[worker] -= 1
         data, fds = received.data, list(received.fd_owners)
-        if not data:  # it is long, and in a file
+        if not data:  # a long result comes as a file
             with open(fds.pop(0), "rb") as file:
                 file.seek(0)
                 data = file.read()

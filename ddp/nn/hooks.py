@@ -192,7 +192,7 @@ class _Identity:
     """An identity as the engine sees an op. on_grads: takes the gradients as tensors, and returns those that go on."""
 
     saves: tuple[str, ...] = ()
-    into = False
+    grad_out = False
 
     def __init__(self, name: str, on_grads: Callable[[Grads], Grads]) -> None:
         self.name = name
@@ -205,7 +205,7 @@ class _Identity:
 
 
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
-    """Positions of the values that gradients go to; and what stands for the others' gradients: zeros for tensors."""
+    """The positions of the values that get gradients; and for the others zeros if they are tensors, else None."""
     positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.edge is not None]
     if not positions:
         return positions, (None,) * len(values)

@@ -66,7 +66,7 @@ class Window:
 
 
 @array_function
-def unfold(xp: Any, x: Array, window: Window, lines: slice) -> Array:
+def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
     """What each kernel element sees of x (N, C, H, W) from some lines of positions: (C, KH * KW, N, lines, OW)."""
     columns = xp.zeros((x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]), x.dtype)
     for element, (where, seen) in enumerate(window.shifts(lines)):
@@ -75,8 +75,8 @@ def unfold(xp: Any, x: Array, window: Window, lines: slice) -> Array:
 
 
 @array_function
-def fold_into(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -> None:
-    """Adds columns to x where `unfold` read them."""
+def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -> None:
+    """Adds columns to x where `im2col_lines` read them."""
     for element, (where, seen) in enumerate(window.shifts(lines)):
         x[seen] += columns[:, element][where].swapaxes(0, 1)
 
@@ -84,7 +84,7 @@ def fold_into(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -
 @array_function
 def patches(xp: Any, x: Array, window: Window) -> Array:
     """What the window sees of x (N, C, H, W): (N, C * KH * KW, OH * OW)."""
-    columns = unfold(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
+    columns = im2col_lines(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
     return columns.reshape(len(x), x.shape[1] * window.elements, window.out[0] * window.out[1])
 
 
@@ -94,7 +94,7 @@ def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
     n, channels = len(columns), columns.shape[1] // window.elements
     parts = columns.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
     x = xp.zeros((n, channels, *window.image), compute_dtype(columns))
-    fold_into(xp, parts, window, slice(0, window.out[0]), x)
+    col2im_lines(xp, parts, window, slice(0, window.out[0]), x)
     return x.astype(columns.dtype, copy=False)
 
 
@@ -174,7 +174,7 @@ def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
     if shape.window.is_identity:
         return _positions(x, shape.groups, lines)
     (x,) = as_float32(x)  # NumPy has no product of float16
-    return unfold(xp, x, shape.window, lines).reshape(shape.groups, shape.length, -1)
+    return im2col_lines(xp, x, shape.window, lines).reshape(shape.groups, shape.length, -1)
 
 
 @array_function
@@ -217,7 +217,7 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
             # NumPy's product of a column and a row is slow.
             columns = product(xp, kernel, last) if filters > 1 else kernel * last
             columns = columns.reshape(groups * channels, window.elements, -1, lines.stop - lines.start, window.out[1])
-            fold_into(xp, columns, window, lines, dx[tile])
+            col2im_lines(xp, columns, window, lines, dx[tile])
         if x is not None:
             dw += product(xp, last, _columns(xp, x[tile], shape, lines).swapaxes(1, 2))
     if dw is not None:

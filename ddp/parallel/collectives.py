@@ -98,7 +98,7 @@ class _CollectiveBackward:
     """The op of one collective in the graph."""
 
     saves: tuple[str, ...] = ()
-    into = False
+    grad_out = False
 
     def plan(self, needs: Sequence[bool]) -> tuple[int, ...]:
         """Backward reads no input."""

@@ -197,7 +197,7 @@ class _SyncBatchNormBackward:
 
     name = "sync_batch_norm"
     saves = batch_norm.saves
-    into = False
+    grad_out = False
 
     def __init__(self, op: Any) -> None:
         self._op = op

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 SUM = """
 import numpy as np, collectives
-comm = collectives.init(timeout=5)
+comm = collectives.init(timeout=3)
 x = 41 + comm.rank
 breakpoint()
 y = comm.all_reduce(np.full(3, x))
@@ -80,7 +80,7 @@ def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> N
     session.await_prompt()
     session.say("p y[0]")
     assert "83" in session.await_prompt()
-    time.sleep(5.5)  # the other rank has ended, and waits for this one to leave the world with it
+    time.sleep(3.5)  # the other rank has ended, and waits for this one to leave the world with it
     session.say("c")
     done = session.end()
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,12 +91,12 @@ def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> N
 def test_a_time_limit_runs_again_after_the_debugger(debug: Any) -> None:
     session = debug(SUM.replace("y = ", "if comm.rank == 0: time.sleep(30)\ny = "), n=2)
     session.await_prompt()
-    time.sleep(5.5)
+    time.sleep(3.5)
     session.say("c")
     done = session.end()
     assert done.returncode == 1
     assert "all_reduce #0" in done.stderr
-    assert "was not complete after 5 s" in done.stderr
+    assert "was not complete after 3 s" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["exit", "Ctrl-C"])

@@ -263,7 +263,7 @@ class HookStream:
             with self._stream:
                 yield
         finally:
-            before.use()  # CuPy returns to the stream of the enclosing context, and `before` may be another one
+            before.use()  # CuPy may restore another stream: see `ddp._cuda.stream_order.StreamGuard`
 
     def join(self) -> None:
         """Makes later work on the calling thread's stream wait for all that is on the hook's stream."""

@@ -130,10 +130,10 @@ class ZeroOptimizer(Optimizer):
         with errstate(all="ignore"), on(self._device):
             return self._clip(float(max_norm), order, error_if_nonfinite)
 
-    def unscale_gradients(self, scale: Any, found: Any) -> None:
+    def unscale_gradients(self, scale: Any, found_inf: Any) -> None:
         """Divides the gradients by `scale`, for GradScaler. On a GPU the host does not wait. Collective.
 
-        scale, found: (1,) float32; found is set to 1 if any gradient on any rank is infinite or nan
+        scale, found_inf: (1,) float32; found_inf is set to 1 if any gradient on any rank is infinite or nan
 
         Raises: ParallelError for gradients that have not been reduced.
         """
@@ -144,7 +144,7 @@ class ZeroOptimizer(Optimizer):
             every = [*self._shards.gradients(), *self._whole_gradients()]
             gradients.unscale(xp, every, to_device(scale, self._device), non_finite)
             self._comm.all_reduce(non_finite, op="max", out=non_finite)
-        found[...] = to_device(non_finite, device_of(found))
+        found_inf[...] = to_device(non_finite, device_of(found_inf))
         self._scaled = True
 
     def state_dict(self) -> dict[str, Any]:

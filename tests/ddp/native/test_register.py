@@ -260,16 +260,16 @@ class TestNumbers:
         x.flat[:3] = np.nan, np.inf, -np.inf
         whole = slice(0, window.out[0])
         for lines in (whole, slice(window.out[0] // 2, window.out[0])):
-            expected = convolution.unfold.__wrapped__(np, x, window, lines)
+            expected = convolution.im2col_lines.__wrapped__(np, x, window, lines)
             for each in layouts(x):
-                np.testing.assert_array_equal(convolution.unfold(np, each, window, lines), expected)
+                np.testing.assert_array_equal(convolution.im2col_lines(np, each, window, lines), expected)
             columns = normal(*expected.shape, dtype=dtype, seed=1)
             for each in layouts(columns):
                 one, other = normal(*x.shape, dtype=dtype, seed=2), normal(*x.shape, dtype=dtype, seed=2)
-                convolution.fold_into.__wrapped__(np, columns, window, lines, one)
-                convolution.fold_into(np, each, window, lines, other)
+                convolution.col2im_lines.__wrapped__(np, columns, window, lines, one)
+                convolution.col2im_lines(np, each, window, lines, other)
                 np.testing.assert_array_equal(other, one)  # both add in the order of the kernel's elements
-        assert convolution.unfold(np, x[:0], window, whole).shape == (2, window.elements, 0, *window.out)
+        assert convolution.im2col_lines(np, x[:0], window, whole).shape == (2, window.elements, 0, *window.out)
 
     @pytest.mark.parametrize("window", WINDOWS, ids=str)
     def test_maxima(self, window: Any, dtype: str) -> None:
@@ -403,8 +403,8 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     both(attention.attention, [*heads, None], lambda out: (*heads, None, out), scale=0.3, causal=True, p=0.0, seed=0)
     both(normalization.batch_norm, [image, None, None], lambda out: (None, image), eps=1e-5, tell=None)
     both(normalization.group_norm, [image, None, None], lambda out: (None, image), groups=1, eps=1e-5)
-    columns = convolution.unfold(np, image, window, slice(0, window.out[0]))
-    convolution.fold_into(np, columns, window, slice(0, window.out[0]), image)
+    columns = convolution.im2col_lines(np, image, window, slice(0, window.out[0]))
+    convolution.col2im_lines(np, columns, window, slice(0, window.out[0]), image)
     top, at = pooling.maxima(np, image, window)
     results.extend([columns, image, top, at, pooling.add_at_maxima(np, top, at, window)])
     if dtype == "float32":  # others go by products, which are the BLAS's
