@@ -55,7 +55,7 @@ def backward(
             groups.setdefault(id(hook), (hook, []))[1].append(leaf)
     active: list[GradReadyHook] = []
     try:
-        for hook, hooked in sorted(groups.values(), key=lambda group: group[0].turn):
+        for hook, hooked in sorted(groups.values(), key=lambda group: group[0].order):
             active.append(hook)
             hook.begin(hooked)
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them

@@ -143,10 +143,10 @@ class GradBuffer:
 class GradReadyHook(Protocol):
     """Called with the leaves that a backward will reach, and when the gradient of each of them is complete.
 
-    turn: of several hooks, that with the lowest begins first and ends first
+    order: hooks with lower numbers begin and end before others
     """
 
-    turn: int
+    order: int
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
         """Before the first node runs: all leaves with this hook that this backward will reach."""

@@ -235,7 +235,7 @@ def run_backward(
             "its gradient: leave that out, or use autograd.grad"
         )
     with contextlib.ExitStack() as stack:
-        for hook in sorted(hooks, key=lambda hook: hook.turn):
+        for hook in sorted(hooks, key=lambda hook: hook.order):
             stack.enter_context(hook.recording([x.leaf for x in wanted]))
         results = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
         for x, g in zip(wanted, results, strict=True):

@@ -49,7 +49,7 @@ from ddp.parallel.step_trace import Step
 
 # Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
 # models ends their reductions in this order: each waits for other ranks, whose graph may reach them in another order.
-_turns = itertools.count()
+_reducer_numbers = itertools.count()
 
 
 class Reducer:
@@ -74,7 +74,7 @@ class Reducer:
         micro_batches: MicroBatches | None = None,
     ) -> None:
         self.owner = owner
-        self.turn = next(_turns)
+        self.order = next(_reducer_numbers)
         self.sync = True  # False inside no_sync()
         self.steps = 0  # synchronized backwards that have ended
         self.names = names

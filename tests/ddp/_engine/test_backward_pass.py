@@ -23,7 +23,7 @@ def leaf(*values: float, dtype: Any = ddp.float64) -> ddp.Tensor:
 class Recorder:
     """A watcher that writes down what it is told, with leaves by name."""
 
-    turn = 0
+    order = 0
 
     def __init__(self, **leaves: ddp.Tensor) -> None:
         self.names = {x.leaf: name for name, x in leaves.items()}
