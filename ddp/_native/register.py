@@ -322,11 +322,11 @@ def _cross_entropy(
     weight: Array | None,
     smoothing: float,
     reduction: str,
-    single: bool = False,
+    float32_loss: bool = False,
 ) -> tuple[Array, Any]:
     if x.ndim != 2 or not x.size or not is_plain(x) or not target.flags.c_contiguous:
         reference = losses.cross_entropy.reference
-        return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
+        return reference.forward(xp, x, target, keep, weight, smoothing, reduction, float32_loss)
     if weight is not None:
         weight = np.ascontiguousarray(weight, x.dtype)
     sums = np.empty((2, len(x)), x.dtype)
@@ -337,7 +337,7 @@ def _cross_entropy(
         *(smoothing, _mass(x, weight, smoothing), reduction == "mean"),
         *map(address, (*sums, row_losses, out)),
     )
-    dtype = np.dtype("float32") if single else x.dtype
+    dtype = np.dtype("float32") if float32_loss else x.dtype
     z = np.array(row_losses if reduction == "none" else out[0], dtype)
     return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
