@@ -171,6 +171,7 @@ class Transport(ABC):
     shares_memory: ranks of a node exchange arrays through shared memory
     combines_halves: reductions take 16-bit floats, compute and finish in float32, and round once
     combines_in_tree: reductions combine in the order of `reduction.tree` over ranks
+    in_flight: how many collectives may run at once if all ranks start their operations in the same order
     """
 
     name: str
@@ -184,6 +185,7 @@ class Transport(ABC):
     shares_memory = False
     combines_halves = False
     combines_in_tree = False
+    in_flight = 1
     _signatures: Array | None = None
     shared_arrays: Any = None  # The arrays of `comm.empty`, shared with duplicates; None without shared memory.
 

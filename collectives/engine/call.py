@@ -142,6 +142,7 @@ class CollectiveOp(Generic[T]):
         "out",
         "peers",
         "plan",
+        "posted",
         "preallocated",
         "queue",
         "record",
@@ -180,6 +181,8 @@ class CollectiveOp(Generic[T]):
         # A thread waits for it and does nothing else.
         self.waited_for = False
         self.steps: Steps[T] | None = None
+        # Its last operation has been started, so that the next call may start beside it.
+        self.posted = False
         # Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
         # The time limit of `test`, set once it has not been True for a while.

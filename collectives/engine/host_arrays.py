@@ -15,6 +15,9 @@ from collectives.transport import Finish, Steps, Test
 if TYPE_CHECKING:
     from collectives.engine.communicator_base import CommunicatorBase
 
+# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much again for each.
+_BESIDE = 32 << 20
+
 
 class HostArrays:
     """Reads, makes and delivers the arrays of calls.
@@ -98,7 +101,10 @@ class HostArrays:
         if reduction.in_tree and self._comm.size > 2 and not transport.combines_in_tree:
             yield from reduction.start_in_parts(self, self._comm, transport, payload, received, combine)
         else:
-            yield reduction.start(transport, op, payload, received, finish_total)
+            operation = reduction.start(transport, op, payload, received, finish_total)
+            # `reduce` may still have to gather what it has scattered.
+            call.posted = reduction.name != "reduce" and payload.nbytes <= _BESIDE
+            yield operation
         if total is None:
             return None
         total = _deliver(total, call.target, call.plan.dtype)

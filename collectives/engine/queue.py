@@ -87,7 +87,7 @@ class CallQueue:
     def _reset(self) -> None:
         """Sets up a queue without calls."""
         self.lock = threading.RLock()  # Reentrant: a signal handler may interrupt its holder.
-        self._ordered: deque[CollectiveOp[Any]] = deque()  # The first call is in progress.
+        self._ordered: deque[CollectiveOp[Any]] = deque()  # The first call is in progress, others may run beside it.
         self._unordered: list[CollectiveOp[Any]] = []
         # Steps run in this context, one thread at a time. Infinities and NaN are values in it, and raise on no rank.
         self._context = contextvars.Context()
@@ -318,6 +318,8 @@ class CallQueue:
             if not call.done:
                 break
             ordered.popleft()
+        if len(ordered) > 1:
+            taken = self._start_early() or taken
         if self._unordered:
             for call in tuple(self._unordered):
                 taken = self._advance(call) or taken
@@ -325,6 +327,19 @@ class CallQueue:
                     self._unordered.remove(call)
         if check_waits:
             self._check_waits()
+        return taken
+
+    def _start_early(self) -> bool:
+        """Starts collectives beside the first one, as many as the transport can have in flight."""
+        taken = False
+        # By index: iterating over a deque fails if another thread appends to it meanwhile.
+        for index in range(1, min(len(self._ordered), self._transport.in_flight)):
+            call = self._ordered[index]
+            # Ranks must start their operations in one order, and that function may depend on the results before it.
+            if not self._ordered[index - 1].posted or callable(call.scale):
+                break
+            if not call.posted:
+                taken = self._advance(call, early=True) or taken
         return taken
 
     def _start(self, call: CollectiveOp[Any]) -> bool:
@@ -344,23 +359,28 @@ class CallQueue:
                 self._unordered.remove(call)
         return True
 
-    def _advance(self, call: CollectiveOp[Any], first: bool = False) -> bool:
-        """Takes the steps of one call that can be taken now. Returns: whether there was any. first: at most one step"""
+    def _advance(self, call: CollectiveOp[Any], first: bool = False, early: bool = False) -> bool:
+        """Takes the steps of one call that can be taken now. Returns: whether there was any.
+
+        first: at most one step; early: before its turn, up to the start of its last operation
+        """
         before = call.test
         try:
             try:
                 if call.done:
                     return True
-                if before is None:
-                    if self._error is not None:
-                        call.set_outcome(None, copy_error(self._error))
-                        return True
-                    if call.state == QUEUED:
-                        self.recorder.start(call.record)
-                    if call.steps is None and call.plan.inline.complete_now(call):
-                        return True
+                if self._error is not None and (before is None or call.state == QUEUED):
+                    if before is not None:
+                        self._keep(call)
+                    call.set_outcome(None, copy_error(self._error))
+                    return True
+                if call.state == QUEUED and not early:
+                    call.state = STARTED
+                    self.recorder.start(call.record)
+                if before is None and call.steps is None and call.plan.inline.complete_now(call):
+                    return True
                 assert call.steps is not None
-                while call.test is None or (not first and call.test()):
+                while call.test is None or (not first and not (early and call.posted) and call.test()):
                     call.test = next(call.steps)
                     call.limit = None
             except StopIteration as end:
@@ -473,8 +493,12 @@ class CallQueue:
         if self._error is None:
             self._error = error
         if not call.done:
-            _never_freed.append((call.test, call.steps, call.source, call.target, call.preallocated, call.out))
+            self._keep(call)
         call.set_outcome(None, error)
+
+    def _keep(self, call: CollectiveOp[Any]) -> None:
+        """Keeps the buffers of a failed call."""
+        _never_freed.append((call.test, call.steps, call.source, call.target, call.preallocated, call.out))
 
 
 def _passed(limit: Deadline | None) -> bool:

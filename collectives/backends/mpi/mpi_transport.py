@@ -66,6 +66,8 @@ class MPITransport(Transport):
     """
 
     name = "mpi"
+    # While one waits for the other ranks, the next one's data are under way (benchmarks/torch_backend.py --rate 1gbit).
+    in_flight = 4
 
     def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str, limit: int) -> None:
         self._MPI = MPI

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from collectives.backends.single import SingleTransport
 from collectives.engine import queue
 from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.errors import ranks_have
+from collectives.flight.reader import read
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
 
@@ -78,6 +80,53 @@ def test_what_was_queued_behind_a_failure_fails_with_it() -> None:
         with pytest.raises(collectives.CollectiveTimeout, match="#0"):
             work.wait()
     assert transport.calls == ["all_reduce"]
+
+
+class WireTransport(NeverTransport):
+    """Carries two collectives at once. posted: their sizes, in the order in which they were started"""
+
+    in_flight = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posted: list[int] = []
+        self.complete: set[int] = set()
+
+    def all_reduce(self, x: np.ndarray, out: object, op: object, finish: object = None) -> Test:
+        self.posted.append(len(x))
+        return lambda: len(x) in self.complete
+
+
+def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
+    transport = WireTransport()
+    comm = Communicator(transport, timeout=20)
+    works = [comm.all_reduce(np.ones(n), async_op=True) for n in (1, 2, 3)]
+    # What its scale depends on must be complete.
+    works.append(comm.all_reduce(np.ones(4), scale=lambda: 1.0, async_op=True))
+    works.append(comm.all_reduce(np.ones(5), async_op=True))
+
+    def after(number: int) -> tuple[list[int], list[bool], list[str]]:
+        """What has been started, what has ended, and what the flight record calls under way."""
+        with pytest.raises(collectives.CollectiveTimeout):
+            works[number].wait(0.01)
+        calls = read(os.getpid()).calls[-5:]
+        return (
+            transport.posted,
+            [work.done() for work in works],
+            [call.shape for call in calls if call.state == "started"],
+        )
+
+    assert after(0) == ([1, 2], [False] * 5, ["(1,)"])
+    transport.complete = {2}
+    assert after(0) == ([1, 2], [False] * 5, ["(1,)"])
+    transport.complete = {1, 2}
+    assert after(2) == ([1, 2, 3], [True, True, False, False, False], ["(3,)"])
+    transport.complete = {1, 2, 3}
+    assert after(3) == ([1, 2, 3, 4, 5], [True, True, True, False, False], ["(4,)"])
+    comm.queue.abort(collectives.CollectivesError("lost"), lambda: None)
+    for work in works[3:]:
+        with pytest.raises(collectives.CollectivesError, match="lost"):
+            work.wait()
 
 
 def test_what_a_broken_call_may_still_write_to_is_kept() -> None:
