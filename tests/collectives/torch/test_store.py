@@ -162,6 +162,33 @@ def test_faults_are_named(run_script: Callable[..., CompletedProcess[str]]) -> N
     assert re.findall(r"^rank (\d) after 3 s:", done.stdout, re.M) == ["0"], "of calls that differ both hear at once"
 
 
+ON_GLOO = """
+import os
+import torch, torch.distributed as dist
+import collectives.torch
+dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+def show(name, x, op=dist.ReduceOp.SUM):
+    dist.all_reduce(x, op)
+    print(rank, name, x.flatten().tolist(), flush=True)
+show("op", torch.arange(6.0) + rank, dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+show("dtype", torch.ones(3, dtype=torch.int32 if rank else torch.float32))
+show("strided", torch.ones(3, 8)[:, ::2])
+print("done")
+"""
+RIGHT = ([1, 3, 5, 7, 9, 11], [1, 2, 3, 4, 5, 6], [2] * 3, [2] * 12)
+
+
+@pytest.mark.long
+def test_what_gloo_returns_for_them(run_script: Callable[..., CompletedProcess[str]]) -> None:
+    """The table of docs/from-gloo.md."""
+    done = run_script(ON_GLOO)
+    check(done)
+    shown = [json.loads(numbers) for numbers in re.findall(r"^\d \w+ (.*)$", done.stdout, re.M)]
+    assert len(shown) == 6
+    assert not [numbers for numbers in shown if numbers in RIGHT]
+
+
 KILLED = f"""{SUM}
 dist.init_process_group("ddp")
 if dist.get_rank():
