@@ -77,6 +77,7 @@ class Plan:
     body: the steps that move the array after ranks have compared the call
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
     result: the shape of this rank's result, if it is known before the call
+    beside: its body is one operation, beside which that of the next call may run
     depth: number of our stack frames at the creation of a call, at least those up to the public method
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
     recorded: the number of the flight record's call text by call site, which is the id of a code object and an
@@ -95,6 +96,7 @@ class Plan:
     body: Any = None
     layout: Any = None
     result: tuple[int, ...] | None = None
+    beside: bool = False
     depth: int = 2
     digest: int = field(init=False)
     small: bool = field(init=False)  # The calling thread may take the first step itself.
@@ -181,7 +183,7 @@ class CollectiveOp(Generic[T]):
         # A thread waits for it and does nothing else.
         self.waited_for = False
         self.steps: Steps[T] | None = None
-        # Its last operation has been started, so that the next call may start beside it.
+        # Its operation has been started, and the next call may start beside it.
         self.posted = False
         # Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None

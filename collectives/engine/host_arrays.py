@@ -15,9 +15,6 @@ from collectives.transport import Finish, Steps, Test
 if TYPE_CHECKING:
     from collectives.engine.communicator_base import CommunicatorBase
 
-# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much again for each.
-_BESIDE = 32 << 20
-
 
 class HostArrays:
     """Reads, makes and delivers the arrays of calls.
@@ -102,8 +99,7 @@ class HostArrays:
             yield from reduction.start_in_parts(self, self._comm, transport, payload, received, combine)
         else:
             operation = reduction.start(transport, op, payload, received, finish_total)
-            # `reduce` may still have to gather what it has scattered.
-            call.posted = reduction.name != "reduce" and payload.nbytes <= _BESIDE
+            call.posted = call.plan.beside
             yield operation
         if total is None:
             return None

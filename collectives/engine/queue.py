@@ -144,8 +144,12 @@ class CallQueue:
         self._add(call, ordered)
         if not ordered:
             self._take(self._start_unordered)
-        elif call.plan.small and not callable(call.scale):  # That function may be slow.
-            self._take(self._start, call)
+        elif not callable(call.scale):  # That function may be slow.
+            if call.plan.small:
+                self._take(self._start, call)
+            elif call.source is call.target and self._transport.in_flight > 1:
+                # Its data are under way while this thread computes on, and in place it takes no copy.
+                self._take(self._start_ahead)
         if awaited and not call.done:
             self.wake_helper()
 
@@ -319,7 +323,7 @@ class CallQueue:
                 break
             ordered.popleft()
         if len(ordered) > 1:
-            taken = self._start_early() or taken
+            taken = self._start_ahead() or taken
         if self._unordered:
             for call in tuple(self._unordered):
                 taken = self._advance(call) or taken
@@ -329,17 +333,17 @@ class CallQueue:
             self._check_waits()
         return taken
 
-    def _start_early(self) -> bool:
-        """Starts collectives beside the first one, as many as the transport can have in flight."""
+    def _start_ahead(self) -> bool:
+        """Starts as many collectives as the transport can have in flight."""
         taken = False
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
-        for index in range(1, min(len(self._ordered), self._transport.in_flight)):
+        for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
             # Ranks must start their operations in one order, and that function may depend on the results before it.
-            if not self._ordered[index - 1].posted or callable(call.scale):
+            if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break
             if not call.posted:
-                taken = self._advance(call, early=True) or taken
+                taken = self._advance(call, ahead=True) or taken
         return taken
 
     def _start(self, call: CollectiveOp[Any]) -> bool:
@@ -359,10 +363,10 @@ class CallQueue:
                 self._unordered.remove(call)
         return True
 
-    def _advance(self, call: CollectiveOp[Any], first: bool = False, early: bool = False) -> bool:
+    def _advance(self, call: CollectiveOp[Any], first: bool = False, ahead: bool = False) -> bool:
         """Takes the steps of one call that can be taken now. Returns: whether there was any.
 
-        first: at most one step; early: before its turn, up to the start of its last operation
+        first: at most one step; ahead: up to the start of its operation, perhaps before its turn
         """
         before = call.test
         try:
@@ -374,13 +378,13 @@ class CallQueue:
                         self._keep(call)
                     call.set_outcome(None, copy_error(self._error))
                     return True
-                if call.state == QUEUED and not early:
+                if call.state == QUEUED and not (ahead and call is not self._ordered[0]):
                     call.state = STARTED
                     self.recorder.start(call.record)
                 if before is None and call.steps is None and call.plan.inline.complete_now(call):
                     return True
                 assert call.steps is not None
-                while call.test is None or (not first and not (early and call.posted) and call.test()):
+                while call.test is None or (not first and not (ahead and call.posted) and call.test()):
                     call.test = next(call.steps)
                     call.limit = None
             except StopIteration as end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
 from collectives.transport import Signatures, Steps
+
+# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much again for each.
+_BESIDE = 32 << 20
 
 
 class Reductions(CommunicatorBase):
@@ -139,6 +143,7 @@ class Reductions(CommunicatorBase):
             pieces = [Piece(rank, shape, first, last) for rank in range(self.size)]
             return Layout(reduction.wire, pieces, make_reduction(op, reduction.wire, dtype, self.size))
 
+        nbytes = math.prod(shape) * reduction.wire.itemsize
         return Plan(
             name,
             reduction.text,
@@ -149,5 +154,7 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
+            # `reduce` may take two, and device arrays are copied first.
+            beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )

@@ -178,8 +178,9 @@ class GroupCalls:
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
         x = as_numbers(tensor)
-        if in_backward(sys._getframe(1)):
+        if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(1)):
             # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
+            # Over a network it waits for one bucket after the other, and copies each while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
         return self._reduce(self._comm.all_reduce, x, opts or AllreduceOptions(), x, tensors)
 
