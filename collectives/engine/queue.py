@@ -342,6 +342,9 @@ class CallQueue:
             # Ranks must start their operations in one order, and that function may depend on the results before it.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break
+            # An array may be reduced again before its first result is waited for.
+            if any(_overlap(call, self._ordered[before]) for before in range(index)):
+                break
             if not call.posted:
                 taken = self._advance(call, ahead=True) or taken
         return taken
@@ -504,6 +507,12 @@ class CallQueue:
     def _keep(self, call: CollectiveOp[Any]) -> None:
         """Keeps the buffers of a failed call."""
         _never_freed.append((call.test, call.steps, call.source, call.target, call.preallocated, call.out))
+
+
+def _overlap(call: CollectiveOp[Any], other: CollectiveOp[Any]) -> bool:
+    """Whether one of the calls may write to memory that the other one uses."""
+    pairs = ((call.source, other.target), (call.target, other.source), (call.target, other.target))
+    return any(np.may_share_memory(a, b) for a, b in pairs)
 
 
 def _passed(limit: Deadline | None) -> bool:

@@ -129,6 +129,20 @@ def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
             work.wait()
 
 
+def test_collectives_on_the_same_memory_do_not_run_beside_each_other() -> None:
+    transport = WireTransport()
+    comm = Communicator(transport, timeout=20)
+    x = np.ones(20_000)
+    works = [comm.all_reduce(part, out=part, async_op=True) for part in (x, x[:10_000])]
+    for complete, posted in ((set(), [20_000]), ({20_000}, [20_000, 10_000])):
+        transport.complete = complete
+        with pytest.raises(collectives.CollectiveTimeout):
+            works[1].wait(0.01)
+        assert transport.posted == posted
+    transport.complete = {10_000}
+    works[1].wait()
+
+
 def test_what_a_broken_call_may_still_write_to_is_kept() -> None:
     class Request:
         def test(self) -> bool:
