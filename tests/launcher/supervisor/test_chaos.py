@@ -90,6 +90,12 @@ def find(strike: Strike, launcher: int, found: dict[int, str]) -> int | None:
     return None
 
 
+def ranks_named(line: str) -> set[int]:
+    """`rank 1` names one, `ranks 0, 2-4` four."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", " ".join(re.findall(r"\branks? ([\d, -]+)", line)))
+    return {rank for first, last in spans for rank in range(int(first), int(last or first) + 1)}
+
+
 def complaint(strike: Strike, pid: int | None, code: int, err: str) -> str:
     """What is wrong with how a job ended after a strike at a process; "" if nothing is."""
     last = (err.strip().splitlines() or [""])[-1]
@@ -107,9 +113,9 @@ def complaint(strike: Strike, pid: int | None, code: int, err: str) -> str:
         return "exit code 0"
     if strike.victim == "launcher":
         return ""  # it may have been a Python that was not yet ours, and says what it can
-    rank = rf"\branks?( \d+,)* {strike.rank}\b"
-    names = {"reaper": "reaper", "engine": ENGINE.pattern}.get(strike.victim, rank)
-    return "" if ours and re.search(names, last) else f"{strike.victim} is not named"
+    names = {"reaper": "reaper", "engine": ENGINE.pattern}.get(strike.victim)
+    named = strike.rank in ranks_named(last) if names is None else re.search(names, last)
+    return "" if ours and named else f"{strike.victim} is not named"
 
 
 @pytest.fixture
