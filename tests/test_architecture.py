@@ -81,7 +81,7 @@ SIZES = {
     "collectives": Size(79_086, 65_000, ("collectives",)),
     "launcher": Size(72_721, 64_000, ("launcher",)),
     "benchmarks": Size(48_825, 31_000, ("benchmarks",)),
-    "tests": Size(509_866, 385_000, ("tests",)),
+    "tests": Size(509_945, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (78, 75)}  # limit, goal
 

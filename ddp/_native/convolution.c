@@ -39,8 +39,7 @@ static inline size panel_start(size k, size i)
 
 static inline void put_line(float *out, line z, size n)
 {
-    if (n >= LINE)
-        LINE_AT(out) = z;
+    if (n >= LINE) LINE_AT(out) = z;
     else
         for (size i = 0; i < n; i++) out[i] = z[i];
 }

@@ -73,8 +73,8 @@ def who_has(token: str) -> list[str]:
 def test_it_is_freed_when_the_launcher_is_killed(start_launch: Any) -> None:
     body = f"""
 import mmap, os, time
-token, pid, fd, *_ = os.environ[{STATE_MEMORY!r}].split()
-slot = os.open(f"/proc/{{pid}}/fd/{{fd}}", os.O_RDWR)
+token, path, *_ = os.environ[{STATE_MEMORY!r}].split()
+slot = os.open(f"/proc/{{path}}", os.O_RDWR)
 os.ftruncate(slot, 1 << 20)
 held = mmap.mmap(slot, 1 << 20)
 print("ready", flush=True)
