@@ -68,7 +68,7 @@ SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_889, 10_500, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(56_748, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(48_104, 46_000, ("ddp/ops",)),
-    "ddp/_native": Size(9_456, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
+    "ddp/_native": Size(9_463, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_761, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_623, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_330, 14_000, ("ddp/optim",)),
@@ -78,10 +78,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_063, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_050, 11_500, ("ddp",)),
-    "collectives": Size(79_086, 65_000, ("collectives",)),
+    "collectives": Size(79_092, 65_000, ("collectives",)),
     "launcher": Size(72_721, 64_000, ("launcher",)),
     "benchmarks": Size(48_825, 31_000, ("benchmarks",)),
-    "tests": Size(509_945, 385_000, ("tests",)),
+    "tests": Size(510_222, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (78, 75)}  # limit, goal
 

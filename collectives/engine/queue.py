@@ -339,6 +339,8 @@ class CallQueue:
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
+            if call.done:  # It has failed before its turn, and leaves the queue in it.
+                break
             # Ranks must start their operations in one order, and that function may depend on the results before it.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break

@@ -59,7 +59,7 @@ def way(shape: Shape) -> str:
         return "product" if window.is_identity and shape.groups == 1 and positions >= MIN_POSITIONS else "columns"
     channels = shape.channels, shape.filters
     are_wide = window.stride == (1, 1) or all(count % WIDE == 0 for count in channels)
-    is_tiled = (window.kernel, window.stride) in WINOGRAD_WINDOWS and max(window.padding) <= 2
+    is_tiled = (window.kernel, window.stride) in WINOGRAD_WINDOWS and max(window.padding) <= 2 and all(window.image)
     if is_tiled and are_wide and window.dilation == (1, 1) and shape.groups == 1 and min(channels) >= MIN_CHANNELS:
         return "winograd"
     is_depthwise = shape.groups > 1 and shape.channels == shape.filters == 1

@@ -306,7 +306,7 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
             mean[row] = center;
         } else
             var = NAME(mean)(1, 1, n, n, x, 0);
-        const REAL r = (REAL)(1 / sqrt(var + eps)), m = (REAL)center, rounding = (REAL)((m - center) * r);
+        const REAL r = (REAL)(1 / sqrt(var + eps)), m = (REAL)center, rounding = centered ? (m - center) * r : 0;
         rstd[row] = r;
         SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * (w ? w[i] : 1) + (b ? b[i] : 0);
     }

@@ -129,6 +129,21 @@ def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
             work.wait()
 
 
+def test_a_failure_before_its_turn_leaves_the_time_limit_of_those_before_it() -> None:
+    class Mismatched(WireTransport):
+        def all_reduce(self, x: np.ndarray, out: object, op: object, finish: object = None) -> Test:
+            if len(x) == 2:
+                raise collectives.MismatchError("other lengths")
+            return super().all_reduce(x, out, op, finish)
+
+    comm = Communicator(Mismatched(), timeout=0.2)
+    works = [comm.all_reduce(np.ones(n), async_op=True) for n in (1, 2)]
+    with pytest.raises(collectives.CollectiveTimeout, match="#0"):
+        works[0].wait()
+    with pytest.raises(collectives.MismatchError, match="other lengths"):
+        works[1].wait()
+
+
 def test_collectives_on_the_same_memory_do_not_run_beside_each_other() -> None:
     transport = WireTransport()
     comm = Communicator(transport, timeout=20)

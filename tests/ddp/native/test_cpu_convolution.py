@@ -106,6 +106,17 @@ def test_numbers(way: str, sizes: tuple[int, ...], geometry: tuple[Any, ...]) ->
     check(shape, gaps, np.asfortranarray(w), b, np.asfortranarray(g))
 
 
+@pytest.mark.parametrize(("size", "stride", "padding"), [(4, 2, 2), (3, 1, 2), (2, 1, 1)])
+def test_images_without_width(size: int, stride: int, padding: int) -> None:
+    x = ddp.zeros(2, 16, 4, 0, requires_grad=True)
+    w = ddp.ones(16, 16, size, size, requires_grad=True)
+    ddp.nn.functional.conv2d(x, w, None, stride=stride, padding=(1, padding)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert w.grad is not None
+    assert not w.grad.any()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_each_kernel_is_what_computes(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     """One that writes nothing is found out: no formula computes beside it."""
