@@ -36,6 +36,8 @@ RESIZE_AT = 24
 #: earlier start hold there. Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
+#: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to that memory; "-1": none.
+STATE_HELD = "DDP_STATE_HELD"
 #: Set by `ddp-launch`: the rank that gets its standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
 

@@ -162,16 +162,18 @@ class StateMemory:
 
     variable: the launcher's description of the slots (`collectives.world.STATE_MEMORY`)
     index: this rank's number in the job; start: which start of the job this is, from 0
+    held: the newest start whose ranks have all written their state; what later ones have written is incomplete
     owner: the folder of the Checkpointer; comm: its communicator
     due: when (monotonic, s) the state may be written again; writing takes at most a hundredth of the time
 
     Raises: OSError if this rank's slots cannot be opened, or belong to another job or user.
     """
 
-    def __init__(self, variable: str, index: int, start: int, owner: str, comm: Communicator) -> None:
+    def __init__(self, variable: str, index: int, start: int, held: int, owner: str, comm: Communicator) -> None:
         self._token, *words = variable.split()
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
         self._start = start
+        self._held = held
         self._comm = comm
         self._paths = [f"/proc/{word}" for word in words]
         own = self._paths[2 * index : 2 * index + 2]
@@ -183,11 +185,13 @@ class StateMemory:
 
     def _open(self, path: str) -> Slot:
         """Raises: OSError if it is no slot of this job: on another host, the pid is another process or none."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        name = os.readlink(f"/proc/self/fd/{fd}")
-        if name.startswith(f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}") and os.fstat(fd).st_uid == os.geteuid():
-            return Slot(fd, self._token)
-        os.close(fd)
+        name = f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}"
+        if os.readlink(path).startswith(name):  # to open a terminal or a pipe of another process has effects
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            # By now the path may be of another file.
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(name) and os.fstat(fd).st_uid == os.geteuid():
+                return Slot(fd, self._token)
+            os.close(fd)
         raise OSError(errno.ENXIO, f"{path} is none of the job's memory, or another user's")
 
     def close(self) -> None:
@@ -296,7 +300,7 @@ class StateMemory:
             except OSError:  # it is on another host, or its holder has ended
                 continue
             stamp = slot.stamp()
-            if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
+            if stamp is not None and stamp.owner == self._owner and stamp.start <= self._held:
                 yield stamp, slot
 
 
@@ -412,4 +416,5 @@ def take(owner: str, comm: Communicator) -> StateMemory:
     world_comm = joined()
     assert world_comm is not None
     start = int(os.environ.get(world.ATTEMPT, "0"))
-    return StateMemory(os.environ[world.STATE_MEMORY], world_comm.rank, start, owner, comm)
+    held = int(os.environ.get(world.STATE_HELD, "-1"))
+    return StateMemory(os.environ[world.STATE_MEMORY], world_comm.rank, start, held, owner, comm)

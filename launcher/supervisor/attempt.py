@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from collectives.errors import name_ranks
-from collectives.world import STOPPED
+from collectives.world import ATTEMPT, STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis.failures import (
@@ -496,7 +496,7 @@ class Attempt:
         if max_ranks is None or self._resizing.target is not None:
             return  # ranks are not in their loop yet, or about to leave it
         target = hosts.answered(self.job, max_ranks)
-        hosts.ask(self.job.hosts)
+        hosts.ask((target or self.job).hosts)
         if target is None:
             return
         names = ", ".join(host.name for host in target.hosts if host not in self.job.hosts)
@@ -541,7 +541,9 @@ class Attempt:
         """The state of the rank has been copied to memory."""
         process.held = True
         if self.ranks.held:
-            self._resizing.memory.release()
+            memory = self._resizing.memory
+            memory.held = int(self._environ[ATTEMPT])
+            memory.release()
 
     def _on_resizing(self, process: RankProcess, step: int) -> None:
         """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""

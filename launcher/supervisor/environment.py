@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from collectives.errors import ROOT
-from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
+from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_HELD, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
 from launcher import engines, placement
 from launcher.agent.rank import quote_colons
 from launcher.engines import Engine, slurm
@@ -44,9 +44,12 @@ class StateMemory:
     The launcher holds it, because nothing else on this machine lives longer than one start. On other hosts the agents
     hold it, and stay until the ranks of a later start have copied their state. It has no name in a file system, so that
     it is freed when launcher, agents and ranks have ended, however they end.
+
+    held: number of the newest start whose ranks have all copied their state; -1: none
     """
 
     def __init__(self, ranks: int) -> None:
+        self.held = -1
         self._token = os.urandom(16).hex()
         self._fds: list[int] = []
         # The slots of agents that stay, and for each start what ends them.
@@ -67,6 +70,11 @@ class StateMemory:
         """Takes the agents of a start that has ended. slots: theirs, as in `variable`; end: ends them"""
         self._kept += slots
         self._ends.append(end)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether agents of an earlier start hold a part of the state."""
+        return bool(self._kept)
 
     def release(self) -> None:
         """Ends the agents that stay: their slots are not needed any more."""
@@ -94,9 +102,10 @@ class StateMemory:
         self._fds.clear()
 
 
-def ranks_environment(job: Job, attempt: int, state_memory: str) -> dict[str, str]:
+def ranks_environment(job: Job, attempt: int, memory: StateMemory) -> dict[str, str]:
     """The variables with which ranks learn the job's options. attempt: number of the start, 0 for the first"""
-    variables = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank), STATE_MEMORY: state_memory}
+    variables = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
+    variables |= {STATE_MEMORY: memory.variable, STATE_HELD: str(memory.held)}
     if job.backend != "auto":
         variables[BACKEND] = job.backend
     if job.trace is not None:

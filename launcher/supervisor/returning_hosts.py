@@ -49,10 +49,13 @@ class ReturningHosts:
         self._asked: dict[Host, Any] = {}  # by host: the process that asks it
 
     def ask(self, hosts: tuple[Host, ...]) -> None:
-        """Asks each host that the job does without; earlier questions end. hosts: those that it has"""
+        """Asks each host that the job does without, unless it has still to answer. hosts: those that it has"""
+        running = {host: question for host, question in self._asked.items() if question.poll() is None}
+        self._asked = {host: question for host, question in self._asked.items() if host in hosts or host not in running}
         self.close()
+        self._asked = {host: question for host, question in running.items() if host not in hosts}
         for host in self._wanted():
-            if host in hosts:
+            if host in hosts or host in self._asked:
                 continue
             import subprocess  # here, because most jobs have all hosts
 

@@ -157,7 +157,7 @@ class _Supervisor:
         while True:
             self.observers.attempt_started(number, self.job.size)
             started = time.monotonic()
-            environ = {**self.environ, **ranks_environment(self.job, number, self.memory.variable)}
+            environ = {**self.environ, **ranks_environment(self.job, number, self.memory)}
             self.attempt = attempt = Attempt(
                 self.job,
                 self.console,
@@ -184,7 +184,7 @@ class _Supervisor:
                 again = True
             finally:
                 on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
-                on_disk = on_disk and not attempt.ranks.held
+                on_disk = on_disk and not attempt.ranks.held and not self.memory.is_kept
                 attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:

@@ -40,8 +40,11 @@ def slots() -> Iterator[Slots]:
         os.close(fd)
 
 
-def opened(slots: Slots, rank: int = 0, start: int = 0, owner: str = "run", size: int = 2) -> StateMemory:
-    return StateMemory(variable(slots), rank, start, owner, member(rank, size))
+def opened(
+    slots: Slots, rank: int = 0, start: int = 0, owner: str = "run", size: int = 2, held: int | None = None
+) -> StateMemory:
+    """Held: the newest start whose ranks all wrote their state; None: the one before this."""
+    return StateMemory(variable(slots), rank, start, start - 1 if held is None else held, owner, member(rank, size))
 
 
 def member(rank: int, size: int = 2, node_size: int = 0) -> Any:
@@ -109,6 +112,13 @@ def test_a_later_start_that_went_on_from_an_earlier_step_is_newer(slots: Slots) 
     assert newest(slots) == 51
 
 
+def test_what_not_all_ranks_of_a_start_have_written_is_no_state(slots: Slots) -> None:
+    write(slots, 90)
+    write(slots, 91, start=1)  # one host's ranks: those of others died in their first copy
+    assert newest(slots, start=2, held=0) == 90
+    assert newest(slots, start=2, held=-1) is None
+
+
 def half_written(slots: Slots) -> None:
     os.pwrite(slots[3], bytes(8), 0)
 
@@ -144,11 +154,11 @@ def test_state_of_another_checkpointer_or_of_none_is_passed_over(slots: Slots) -
 def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     write(slots, 4)
     with pytest.raises(OSError, match="none of the job's memory"):
-        StateMemory(variable(slots, OTHER), 0, 1, "run", member(0))
+        StateMemory(variable(slots, OTHER), 0, 1, 0, "run", member(0))
     # Even under the name of this one: the header says whose it is.
     with monkeypatch.context() as patch:
         patch.setattr(StateMemory, "_open", lambda self, path: state_memory.Slot(os.open(path, os.O_RDWR), self._token))
-        assert StateMemory(variable(slots, OTHER), 0, 1, "run", member(0)).newest(RankGroup()) is None
+        assert StateMemory(variable(slots, OTHER), 0, 1, 0, "run", member(0)).newest(RankGroup()) is None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="another user"):
         opened(slots)
@@ -263,14 +273,14 @@ def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int
     x, fresh = np.arange(6.0), [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
     for rank in (0, 1):
         own = ArraySource(name=f"rank-000{rank}.y", array=np.full(3, rank))
-        held = StateMemory(variable(slots), rank, 0, "run", member(rank, node_size=1))
+        held = StateMemory(variable(slots), rank, 0, -1, "run", member(rank, node_size=1))
         own_state = {"pieces": [], "at": [rank, 5]}
         held.write(5, Captured([ArraySource(name="x", array=x)], [], [own], {"lr": 0.5}, own_state))
         held.close()
 
     def load(comm: collectives.Communicator) -> None:
         there = [fd for rank in seen[comm.rank] for fd in slots[2 * rank : 2 * rank + 2]]
-        held = StateMemory(variable(fresh + there), comm.rank, 1, "run", comm)
+        held = StateMemory(variable(fresh + there), comm.rank, 1, 0, "run", comm)
         found = held.newest(RankGroup(comm))
         held.close()
         assert found is not None
@@ -293,7 +303,12 @@ def rank(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
     """Makes this process the only rank of a job's start of that number."""
     monkeypatch.setenv(world.AGENT, str(os.getppid()))
     monkeypatch.setenv(world.STATE_MEMORY, variable(slots))
-    return lambda start: monkeypatch.setenv(world.ATTEMPT, str(start))
+
+    def begin(start: int) -> None:
+        monkeypatch.setenv(world.ATTEMPT, str(start))
+        monkeypatch.setenv(world.STATE_HELD, str(start - 1))
+
+    return begin
 
 
 def train(folder: Path, until: int = 12, **options: Any) -> tuple[int, dict[str, Any]]:
