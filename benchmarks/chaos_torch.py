@@ -55,8 +55,8 @@ def main() -> None:
     if path.exists():
         saved = torch.load(path)
         step = saved["step"]
-        for name, each in objects.items():
-            each.load_state_dict(saved[name])
+        for name, part in objects.items():
+            part.load_state_dict(saved[name])
     while step < args.steps:
         epoch, number = divmod(step, len(labels) // BATCH)
         order = np.random.default_rng(epoch).permutation(len(labels))
@@ -69,7 +69,7 @@ def main() -> None:
         step += 1
         notes.write(json.dumps({"start": start, "size": size, "step": step, "time": time.time()}) + "\n")
         if rank == 0:
-            torch.save({"step": step} | {name: each.state_dict() for name, each in objects.items()}, f"{path}.new")
+            torch.save({"step": step} | {name: part.state_dict() for name, part in objects.items()}, f"{path}.new")
             os.rename(f"{path}.new", path)
     dist.destroy_process_group()
 

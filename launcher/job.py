@@ -169,7 +169,7 @@ class Job:
 
 
 def _foreign(path: str) -> str:
-    """What kind of file it is, if its first line shows that Python cannot run it; else ""."""
+    """Returns: the kind of file, if its first line shows that Python cannot run it; else ""."""
     with open(path, "rb") as file:
         line = file.readline(200)
         if line.startswith(b"\x7fELF"):

@@ -79,9 +79,9 @@ SIZES = {
     "ddp/distributions": Size(5_063, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_050, 11_500, ("ddp",)),
     "collectives": Size(79_096, 65_000, ("collectives",)),
-    "launcher": Size(72_901, 64_000, ("launcher",)),
+    "launcher": Size(72_915, 64_000, ("launcher",)),
     "benchmarks": Size(48_825, 31_000, ("benchmarks",)),
-    "tests": Size(510_324, 385_000, ("tests",)),
+    "tests": Size(510_489, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (78, 75)}  # limit, goal
 

@@ -447,7 +447,7 @@ class CallQueue:
             with contextlib.suppress(Exception):  # A broken device, whose error the steps will raise.
                 self.enter_helper()
             if self._take(self._advance_all, True):
-                # A thread that waits takes the steps itself: to spin beside it would only compete for its core.
+                # A waiting thread takes the steps itself. Spinning here as well would only slow it down.
                 while not self._waiting and spin(lambda: bool(self._waiting) or self._take(self._advance_all)):
                     pass
             time.sleep(LONG_PAUSE)

@@ -55,7 +55,7 @@ def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary,
 
 
 def _unary(op: Op, doc: str, run: Callable[..., Any] = unary) -> tuple[Unary, Unary]:
-    """The method of a unary op, and its in-place form."""
+    """Makes the method of a unary op, and its in-place form."""
     return both_forms(as_method(lambda self: run(op, self), op.name, doc))
 
 

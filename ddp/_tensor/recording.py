@@ -84,7 +84,7 @@ class RecordingArray:
 
     @property
     def tensor(self) -> Tensor:
-        """The current values."""
+        """The current values. A view reads them again if its base has been written to."""
         if self._base is not None:
             whole = self._base.tensor
             if self._seen is not whole:

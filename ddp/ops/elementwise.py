@@ -239,7 +239,7 @@ addcdiv = formula_op(
 # z = x + w*(y - x);  dx = g*(1 - w), dy = g*w, dw = g*(y - x)
 def _lerp(xp: Any, x: Array, y: Array, w: Any) -> Array:
     span = y - x
-    # Computed from the nearer of both, so that w = 1 gives exactly y.
+    # Starts from the nearer of x and y, so that w = 1 gives exactly y.
     if isinstance(w, int | float):
         return x + w * span if abs_(w) < 0.5 else y - span * (1 - w)
     return xp.where(xp.abs(w) < 0.5, x + w * span, y - span * (1 - w))

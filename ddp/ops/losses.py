@@ -88,7 +88,7 @@ def _cross_entropy(
     if weight is not None:
         weight = weight.astype(wide, copy=False)
     top, sums = exponential_sums(xp, rows.astype(wide, copy=False))
-    # In float64, one number a sample: a loss near 0 is the difference of large numbers.
+    # One number per sample, in float64: a loss near 0 is the difference of large numbers.
     logs = (xp.log(sums, dtype="float64") + top).reshape(where.shape)
     losses = logs - rows.reshape(-1).take(where)
     if weights is not None:

@@ -486,7 +486,7 @@ class Attempt:
         if why := same if n == self.job.size else self._resize(with_ranks(self.job, n)):
             self._resizing.answer(why)
         else:
-            self._hosts.most = n
+            self._hosts.max_ranks = n
 
     def _take_hosts(self) -> None:
         """Resizes the job onto hosts that it does without, if some have answered; asks them again if not."""

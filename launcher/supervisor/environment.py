@@ -72,7 +72,7 @@ class StateMemory:
         self._ends.append(end)
 
     @property
-    def is_kept(self) -> bool:
+    def keeps_agents(self) -> bool:
         """Whether agents of an earlier start hold a part of the state."""
         return bool(self._kept)
 

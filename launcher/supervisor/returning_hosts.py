@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -23,45 +24,48 @@ from launcher.linux import die_with_parent
 from launcher.network import Host
 from launcher.supervisor.resizing import with_ranks
 
-# Seconds from one question to the next, at first and at most. An answer may take as long.
+# Seconds from one question to the next, at first and at most.
 _INTERVAL = 3.0
 _LONGEST = 300.0
+# Seconds after which a host that has not answered is asked anew.
+_ANSWER_LIMIT = 60.0
 
 
 class ReturningHosts:
     """Asks the hosts that a job could have.
 
-    asked: the job as the user asked for it; environ: of the engine
-    most: the largest number of ranks; None: as many as hosts have slots
+    requested: the job as the user asked for it; environ: of the engine
+    max_ranks: the largest number of ranks; None: as many as hosts have slots
     interval: seconds from one question to the next
     """
 
-    def __init__(self, asked: Job, environ: Mapping[str, str]) -> None:
-        self.most = asked.n
+    def __init__(self, requested: Job, environ: Mapping[str, str]) -> None:
+        self.max_ranks = requested.n
         self.interval = _INTERVAL
-        self._hosts = asked.hosts  # not those of an allocation, which are Slurm's
+        self._hosts = requested.hosts  # not those of an allocation, which are Slurm's
         # Found now: a name server may not answer later, when the job would have to wait for it.
         self._here = [host for host in self._hosts if network.is_here(host.name)]
         variables = [engine.shell_variable for engine in REGISTRY.values()]
         self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
-        self._hostfile = asked.hostfile
+        self._hostfile = requested.hostfile
         self._environ = environ
-        self._asked: dict[Host, Any] = {}  # by host: the process that asks it
+        # By host: the process that asks it, and the time at which to end it.
+        self._questions: dict[Host, tuple[Any, float]] = {}
 
     def ask(self, hosts: tuple[Host, ...]) -> None:
         """Asks each host that the job does without, unless it has still to answer. hosts: those that it has"""
-        running = {host: question for host, question in self._asked.items() if question.poll() is None}
-        self._asked = {host: question for host, question in self._asked.items() if host in hosts or host not in running}
-        self.close()
-        self._asked = {host: question for host, question in running.items() if host not in hosts}
+        now = time.monotonic()
+        for host, (question, deadline) in [*self._questions.items()]:
+            if host in hosts or question.poll() is not None or now > deadline:
+                self._end(host)
         for host in self._wanted():
-            if host in hosts or host in self._asked:
+            if host in hosts or host in self._questions:
                 continue
             import subprocess  # here, because most jobs have all hosts
 
             command = [*self._shell, host.name, f"{shlex.quote(sys.executable)} -c pass"]
             with suppress(OSError):  # there is no such program
-                self._asked[host] = subprocess.Popen(
+                question = subprocess.Popen(
                     ["true"] if host in self._here else command,
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
@@ -70,15 +74,16 @@ class ReturningHosts:
                     start_new_session=True,  # it cannot ask for a password
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
+                self._questions[host] = question, now + _ANSWER_LIMIT
 
     def answered(self, job: Job, limit: float) -> Job | None:
         """The job with the hosts that have answered; None if there are none, or it would have no more ranks.
 
         job: as it is now; limit: the most ranks that it can have
         """
-        there = [*job.hosts, *(host for host, question in self._asked.items() if question.poll() == 0)]
-        hosts = tuple(host for host in self._wanted() if host in there)
-        n = int(min(sum(host.slots for host in hosts), limit, self.most or limit))
+        reachable = [*job.hosts, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
+        hosts = tuple(host for host in self._wanted() if host in reachable)
+        n = int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
         return with_ranks(job, n, hosts) if n > job.size else None
 
     def failed(self) -> None:
@@ -87,10 +92,13 @@ class ReturningHosts:
 
     def close(self) -> None:
         """Ends the questions that have no answer yet."""
-        for question in self._asked.values():
-            question.kill()
-            question.wait()
-        self._asked.clear()
+        for host in [*self._questions]:
+            self._end(host)
+
+    def _end(self, host: Host) -> None:
+        question, _ = self._questions.pop(host)
+        question.kill()
+        question.wait()
 
     def _wanted(self) -> tuple[Host, ...]:
         """The hosts that the job may have: those of its hostfile as it is now, else those of its start."""

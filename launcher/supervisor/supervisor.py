@@ -184,7 +184,7 @@ class _Supervisor:
                 again = True
             finally:
                 on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
-                on_disk = on_disk and not attempt.ranks.held and not self.memory.is_kept
+                on_disk = on_disk and not attempt.ranks.held and not self.memory.keeps_agents
                 attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:
@@ -315,7 +315,7 @@ def restart_delay(in_a_row: int) -> float:
 
 
 def count_in_a_row(before: int, ran: float) -> int:
-    """The number of failures in a row, after one more. before: the number so far; ran: length of the attempt (s)"""
+    """Counts failures in a row. before: their number before this attempt, which failed; ran: its length (s)"""
     return 1 if ran >= _LONG_RUN else before + 1
 
 

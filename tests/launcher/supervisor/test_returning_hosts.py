@@ -61,3 +61,18 @@ def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
         pauses.append(hosts.interval)
         hosts.failed()
     assert pauses == [3, 6, 12, 24, 48, 96, 192, 300, 300]
+
+
+def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
+    shell = tmp_path / "slow"
+    shell.write_text("#!/bin/sh\nsleep 1\n")
+    shell.chmod(0o755)
+    hosts = ReturningHosts(Job(script=SCRIPT, hosts=(A, B)), {**os.environ, "HYDRA_LAUNCHER_EXEC": str(shell)})
+    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
+    deadline = time.monotonic() + 20
+    while (target := hosts.answered(now, math.inf)) is None and time.monotonic() < deadline:
+        hosts.ask(now.hosts)
+        time.sleep(0.05)
+    hosts.close()
+    assert target is not None
