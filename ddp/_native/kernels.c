@@ -240,12 +240,12 @@ void NAME(clamp)(size n, double low, double high, const REAL *restrict x, REAL *
     PARALLEL_SIMD(n, out[i] = x[i] <= a ? a : x[i] >= b ? b : x[i];)
 }
 
-/* dx = g where x lies strictly between, or is nan */
-void NAME(clamp_backward)(size n, double low, double high, const REAL *restrict g, const REAL *restrict x,
+/* dx = g where z, what clamp gave, lies strictly between, or is nan */
+void NAME(clamp_backward)(size n, double low, double high, const REAL *restrict g, const REAL *restrict z,
                           REAL *restrict dx)
 {
     const REAL a = (REAL)low, b = (REAL)high;
-    PARALLEL_SIMD(n, dx[i] = x[i] <= a ? 0 : x[i] >= b ? 0 : g[i];)
+    PARALLEL_SIMD(n, dx[i] = z[i] <= a ? 0 : z[i] >= b ? 0 : g[i];)
 }
 
 /* dx = g where x > 0, else g*slope */

@@ -126,12 +126,12 @@ def _attach_clamp(op: Op) -> None:
         return out, ([x.shape], parameters)
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-        x = saved[0]
+        out = saved[0]
         _, parameters = residual or ([], {})
-        if not (has_kernel(x, parameters) and is_plain(g, x.dtype.char)):
+        if not (has_kernel(out, parameters) and is_plain(g, out.dtype.char)):
             return op.reference.backward(xp, g, needs, saved, residual)
-        dx = np.empty_like(x)
-        CLAMP_BACKWARD[x.dtype.char](x.size, *bounds_of(parameters), address(g), address(x), address(dx))
+        dx = np.empty_like(out)
+        CLAMP_BACKWARD[out.dtype.char](out.size, *bounds_of(parameters), address(g), address(out), address(dx))
         return (dx,)
 
     op.attach_native_form(forward, backward)

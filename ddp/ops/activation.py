@@ -178,11 +178,13 @@ prelu = formula_op(
 
 
 # z = x held within [low, high];  dx = g strictly between, and for nan (as PyTorch has it)
+def _hardtanh_gradient(xp: Any, g: Array, z: Array, low: float, high: float) -> Array:
+    low, high = (float(z.dtype.type(bound)) for bound in (low, high))  # as z has them
+    return where_or_zero(xp, ~((z <= low) | (z >= high)), g)
+
+
 hardtanh = formula_op(
-    "hardtanh",
-    lambda xp, x, low, high: xp.clip(x, low, high),
-    {"x": lambda xp, g, x, low, high: where_or_zero(xp, ~((x <= low) | (x >= high)), g)},
-    ("x",),
+    "hardtanh", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _hardtanh_gradient}, ("out",)
 )
 
 

@@ -112,13 +112,13 @@ class TestNumbers:
         parameters = of_op.get(op.name, {})
         for shape in SHAPES:
             for x in layouts(normal(*shape, dtype=dtype)):
-                saved = lambda inputs, out: (out if name == "sigmoid" else inputs[0],)  # noqa: E731
+                saved = lambda inputs, out: (out if name in ("sigmoid", "hardtanh") else inputs[0],)  # noqa: E731
                 compare(op, dtype, [x], saved, (True,), **parameters)
 
     @pytest.mark.parametrize(("low", "high"), [(-1.0, np.nan), (np.nan, 2.0), (-np.inf, np.inf)])
     def test_bounds_that_are_no_numbers(self, low: float, high: float, dtype: str) -> None:
         x = normal(40, dtype=dtype)
-        compare(OPS["hardtanh"], dtype, [x], lambda inputs, _: inputs, (True,), low=low, high=high)
+        compare(OPS["hardtanh"], dtype, [x], lambda _, out: (out,), (True,), low=low, high=high)
 
     def test_relu(self, dtype: str) -> None:
         for size in (5, 5000):
@@ -389,7 +389,7 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
 
     both(activation.sigmoid, [x], lambda out: (out,))
     both(activation.relu, [x], lambda out: (out,))
-    both(activation.hardtanh, [x], lambda out: (x,), low=-1.0, high=2.0)
+    both(activation.hardtanh, [x], lambda out: (out,), low=-1.0, high=2.0)
     both(activation.leaky_relu, [x], lambda out: (x,), slope=0.2)
     both(activation.silu, [x], lambda out: (x,))
     both(activation.gelu, [x], lambda out: (x,), tanh=True)

@@ -95,6 +95,23 @@ def test_in_place() -> None:
     assert leaf.grad.tolist() == pytest.approx([2 * (s + 2 * s * (1 - s))] * 2)
 
 
+@pytest.mark.parametrize("name", "relu relu6 hardtanh sigmoid tanh".split())
+def test_backward_does_not_need_the_input(name: str) -> None:
+    x = ddp.tensor([-0.5, 0.5, 9.0], requires_grad=True)
+    y = x * 2
+    z = getattr(F, name)(y)
+    expected = ddp.autograd.grad(z.sum(), x, retain_graph=True)[0].tolist()
+    y.fill_(1)
+    assert ddp.autograd.grad(z.sum(), x)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_bounds_that_no_number_of_the_dtype_has(dtype: str) -> None:
+    x = ddp.tensor([-1.0, 0.05, 1.0], dtype=getattr(ddp, dtype), requires_grad=True)
+    F.hardtanh(x, -0.1, 0.1).sum().backward()
+    assert x.grad.tolist() == [0, 1, 0]
+
+
 def test_channels_fall_whole() -> None:
     ddp.manual_seed(0)
     for layer, shape in ((nn.Dropout1d(0.5), (4, 50, 7)), (nn.Dropout2d(0.5), (4, 50, 3, 5))):
