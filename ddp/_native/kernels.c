@@ -144,7 +144,7 @@ enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
     {SUBTRACT, 4, 1, 2}, {MULTIPLY, 4, 4, -1 - (k)}, {ADD, 2, 2, 4}, {MULTIPLY, 3, 3, -2 - (k)}, {MULTIPLY, 4, 1, 1},  \
     {MULTIPLY, 4, 4, -3 - (k)}, {ADD, 3, 3, 4}, {SQRT, 4, 3, 3}, {ADD, 4, 4, -4 - (k)}, {DIVIDE, 4, 2, 4},             \
     {MULTIPLY, 4, 4, -5 - (k)}, {SUBTRACT, 0, 0, 4}
-static const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY, 0, 0, -1}, ADAM(1)};
+const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY, 0, 0, -1}, ADAM(1)};
 /* Whether a formula's passes are those of a table. */
 #define IS(table) (count == sizeof(table) / sizeof(*table) && !memcmp(passes, table, sizeof(table)))
 

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 import ddp
 from collectives.native import builds
 from ddp import _native
+from ddp._native.register import _encode
 from ddp.backends import native
 from ddp.ops import (
     activation,
@@ -316,6 +317,16 @@ class TestNumbers:
                 saved = lambda inputs, out, mask=mask: (*inputs[:3], mask, out)  # noqa: E731
                 settings = {"scale": 0.3, "causal": causal, "p": 0.0, "seed": 0}
                 compare(attention.attention, dtype, [q, k, v, mask], saved, (True, True, True, False), **settings)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("name", "count"), [("Adam", 12), ("AdamW", 13)])
+def test_adam_is_the_formula_that_has_a_loop(name: str, count: int) -> None:
+    optimizer = getattr(ddp.optim, name)([ddp.zeros(1)])
+    [group] = optimizer.param_groups
+    program = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group), optimizer.factor).program
+    table = (ctypes.c_int32 * 4 * count).in_dll(_native.library, f"{name.lower()}_passes")
+    np.testing.assert_array_equal(_encode(program)[2], np.array(table))
 
 
 @needs_kernels
