@@ -199,7 +199,7 @@ class CollectiveOp(Generic[T]):
         # The queue that it was added to, and its number there.
         self.queue: CallQueue | None = None
         self.number = -1
-        # The flight recorder, its index there, and the state with which it was recorded.
+        # The flight recorder, its index there, and QUEUED until its turn: its operation may be under way before that.
         self.recorder: Recorder | None = None
         self.record = -1
         self.state = QUEUED

@@ -383,9 +383,10 @@ class CallQueue:
                         self._keep(call)
                     call.set_outcome(None, copy_error(self._error))
                     return True
-                if call.state == QUEUED and not (ahead and call is not self._ordered[0]):
-                    call.state = STARTED
+                if before is None and call.state == QUEUED:
                     self.recorder.start(call.record)
+                if not (ahead and call is not self._ordered[0]):
+                    call.state = STARTED
                 if before is None and call.steps is None and call.plan.inline.complete_now(call):
                     return True
                 assert call.steps is not None

@@ -88,12 +88,22 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
 
     @property
     def current(self) -> tuple[RecordedCall | None, int]:
-        """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call."""
-        if not self.calls or self.calls[-1].state != "queued":
-            return (self.calls[-1] if self.calls else None), 0
-        queued = sum(call.state == "queued" for call in self.calls)
+        """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call.
+
+        Of calls of one kind that are under way at once, one after the other on a communicator, the first: they complete
+        in their order.
+        """
+        if not self.calls:
+            return None, 0
+        current = self.calls[-1]
         in_progress = [call for call in self.calls if call.state == "started"]
-        return (in_progress[-1], queued) if in_progress else (self.calls[-1], 0)
+        if current.state not in ("queued", "started") or not in_progress:
+            return current, 0
+        current = in_progress.pop()
+        for call in reversed(in_progress):
+            if (call.communicator, call.name, call.number) == (current.communicator, current.name, current.number - 1):
+                current = call
+        return current, sum(call.state == "queued" for call in self.calls)
 
 
 class FlightReader:

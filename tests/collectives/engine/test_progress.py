@@ -116,13 +116,13 @@ def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
             [call.shape for call in calls if call.state == "started"],
         )
 
-    assert after(0) == ([1, 2], [False] * 5, ["(1,)"])
+    assert after(0) == ([1, 2], [False] * 5, ["(1,)", "(2,)"])
     transport.complete = {2}
-    assert after(0) == ([1, 2], [False] * 5, ["(1,)"])
+    assert after(0) == ([1, 2], [False] * 5, ["(1,)", "(2,)"])
     transport.complete = {1, 2}
     assert after(2) == ([1, 2, 3], [True, True, False, False, False], ["(3,)"])
     transport.complete = {1, 2, 3}
-    assert after(3) == ([1, 2, 3, 4, 5], [True, True, True, False, False], ["(4,)"])
+    assert after(3) == ([1, 2, 3, 4, 5], [True, True, True, False, False], ["(4,)", "(5,)"])
     comm.queue.abort(collectives.CollectivesError("lost"), lambda: None)
     for work in works[3:]:
         with pytest.raises(collectives.CollectivesError, match="lost"):

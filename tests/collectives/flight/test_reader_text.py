@@ -42,6 +42,14 @@ STOOD = "its Python stood at data.py:31 in load"
             record(call(1, "started"), call(2, "queued"), call(3, "queued")),
             f"{ALL_REDUCE}, under way for 40.0 s, 2 more queued",
         ),
+        (  # of those under way at once, the first
+            record(call(1, "started"), call(2, "started"), call(3, "started"), call(4, "queued")),
+            f"{ALL_REDUCE}, under way for 40.0 s, 1 more queued",
+        ),
+        (
+            record(call(0, "started", name="recv"), call(1, "started")),
+            f"{ALL_REDUCE}, under way for 40.0 s",
+        ),
         (
             record(position=HERE._replace(within=("/usr/lib/python3/threading.py", 327, "wait"))),
             f"no call yet; {STOOD}, within threading.py:327 in wait (0.4 s before)",
