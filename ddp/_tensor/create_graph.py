@@ -56,6 +56,14 @@ from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
 
+# Ops whose recorded backward rounds otherwise than their ordinary one: by kernels, or in another order of sums. The
+# ordinary one runs, too, and gives the numbers, so that first gradients have the same bits with and without a graph.
+ROUNDED_APART = {
+    *("batch_norm", "channel_affine", "cross_entropy", "gelu", "group_norm", "gru", "layer_norm", "log_softmax"),
+    *("lstm", "max_pool2d", "max_pool2d_with_indices", "rms_norm", "rnn", "scaled_dot_product_attention", "setitem"),
+    *("silu", "softmax", "var"),
+}
+
 # Functions of formulas that recording arrays cannot take, or that would take many steps.
 
 
@@ -125,7 +133,9 @@ reduction.moments.attach_recording_form(_moments)
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
 # Used only where a forward runs again to compute residuals.
 normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
-products.column_sums.attach_recording_form(lambda xp, g, out=None: g.sum(axis=0))
+products.column_sums.attach_recording_form(
+    lambda xp, g, out=None: record(products.matmul, products.ones(xp.module, g.shape[0], g.dtype), g)
+)
 for _function, _op in (
     (special.compute_erf, special.erf),
     (special.compute_erfc, special.erfc),
@@ -185,11 +195,27 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
         results = [g.to(node.residual)]
     elif type(node.op) in (Op, Upcast):
         results = run_reference(node, node.op, g, needs)
+        if node.op.name in ROUNDED_APART:
+            values = node.run([_array(x) for x in g] if isinstance(g, list) else g.array, needs)
+            results = [_with_values(x, value) for x, value in zip(results, values, strict=True)]
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
     if modes.state.anomaly:
-        check_gradients(node, [None if x is None else x.array for x in results])
+        check_gradients(node, [_array(x) for x in results])
     return results
+
+
+def _array(x: Tensor | None) -> Any:
+    return None if x is None else x.array
+
+
+def _with_values(x: Tensor | None, values: Any) -> Tensor | None:
+    """A tensor with the graph of x and these numbers, in memory of its own."""
+    if x is None:
+        return None
+    result = wrap(values if values.flags.owndata else values.copy(), x.device)
+    result.edge = x.edge
+    return result
 
 
 def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence[Tensor | None]:
