@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
@@ -102,6 +102,15 @@ class Job:
         """The number of ranks: `n`, or the sum of the hosts' slots, or 1."""
         return self.n if self.n is not None else sum(host.slots for host in self.hosts) or 1
 
+    def with_ranks(self, n: int, hosts: tuple[Host, ...]) -> Job:
+        """The same job with `n` ranks on these hosts, without options for ranks that it no longer has.
+
+        Raises: UsageError if such a job is invalid.
+        """
+        shown = None if self.ranks is None else tuple(rank for rank in self.ranks if rank < n) or None
+        debug_rank = self.debug_rank if self.debug_rank < n else 0
+        return replace(self, n=n, hosts=hosts, ranks=shown, debug_rank=debug_rank)
+
     @property
     def target(self) -> tuple[str, ...]:
         """The arguments of an agent: see `launcher.agent.rank.run`."""
@@ -158,7 +167,7 @@ class Job:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         if self.min_ranks is not None and not 1 <= self.min_ranks <= size:
             limits = "at least 1" if size == float("inf") else f"from 1 to {size}"
-            raise UsageError(f"the smallest number of ranks must be {limits}, not {self.min_ranks}")
+            raise UsageError(f"the smallest number of ranks (min_ranks) must be {limits}, not {self.min_ranks}")
         if self.ranks is not None:
             if not self.ranks:
                 raise UsageError("the ranks to show are none at all: name one or more")

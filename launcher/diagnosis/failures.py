@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collectives.errors import name_ranks
@@ -79,7 +80,7 @@ class Failure:
     at: when the launcher learned of it (monotonic, s)
     """
 
-    at: float
+    at: float = field(default_factory=time.monotonic)
 
     @property
     def code(self) -> int:

@@ -1,7 +1,8 @@
 """One attempt to run a job: starts the engine, handles what the agents report, and ends the job.
 
 It has one event loop and no threads: every event is a file descriptor that becomes readable or writable, and every wait
-has a deadline. `launcher.diagnosis.failures` decides which failure is the root cause; this module only reacts.
+has a deadline. `agents` handles what the agents send, `resizing` decides on other numbers of ranks, and
+`launcher.diagnosis.failures` which failure is the root cause.
 """
 
 from __future__ import annotations
@@ -13,34 +14,30 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from collectives.errors import name_ranks
-from collectives.world import ATTEMPT, STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis.failures import (
-    AgentLost,
     EngineEnded,
     EngineLost,
     Failure,
     NotStarted,
     NotStopped,
-    Raised,
     RankFailed,
     Stop,
     TimeLimit,
     is_peer_failure,
 )
 from launcher.diagnosis.job_clock import JobClock
-from launcher.diagnosis.liveness import SILENCE
 from launcher.diagnosis.observer import Observer
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
-from launcher.errors import LARGE_PACKETS, UsageError
+from launcher.errors import LARGE_PACKETS
 from launcher.job import Job
 from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, stat_of
 from launcher.network import ranks_on
-from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
+from launcher.protocol import Message
+from launcher.supervisor import agents
 from launcher.supervisor.environment import (
     StateMemory,
     agent_command,
@@ -50,10 +47,9 @@ from launcher.supervisor.environment import (
     master_address,
 )
 from launcher.supervisor.listener import Listener
-from launcher.supervisor.rank_table import RankProcess, RankTable
+from launcher.supervisor.rank_table import RankTable
 from launcher.supervisor.reaper import Reaper
-from launcher.supervisor.resizing import Resizing, with_ranks
-from launcher.supervisor.returning_hosts import ReturningHosts
+from launcher.supervisor.resizing import Resizing
 from launcher.supervisor.signal_pipe import SUSPENDING, name_of, stop_until_continued
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -62,9 +58,6 @@ from launcher.supervisor.stdin import StdinForwarder
 _FAILURE_GRACE = 2.0
 # For how long to wait for the failure of a peer, after a rank has reported that it failed because of one.
 _PEER_FAILURE_LIMIT = 0.5
-# For how long to wait for the others, after a rank has ended with 0 without `collectives.shutdown` (os._exit). If all
-# of them end like that, it is no failure.
-_EARLY_EXIT_LIMIT = 1.0
 # For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead:
 # then the reaper kills everything.
 _KILL_LIMIT = 0.5
@@ -87,7 +80,7 @@ class Attempt:
     console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: environment of the ranks
     clock: all time limits are on this clock; deadline: its time at which the whole job must have ended
-    resizing: requests for another number of ranks; hosts: asks hosts that the job does without whether they are back
+    resizing: starts the job again with another number of ranks
 
     failures: what went wrong, in the order in which the launcher learned of it
     end_signal: number of the signal with which the user ended the job; 0: none
@@ -106,7 +99,6 @@ class Attempt:
         deadline: float = math.inf,
         *,
         resizing: Resizing,
-        hosts: ReturningHosts,
     ) -> None:
         self.job = job
         self.ranks = RankTable(job.size)
@@ -115,42 +107,41 @@ class Attempt:
         self.stop: Stop | None = None
         self.end_signal = 0
         self.engine_output = b""
-        self._console = console
-        self._stdin = stdin
-        self._observers = observers
+        self.console = console
+        self.stdin = stdin
+        self.observers = observers
         self._wakeup = wakeup
-        self._environ = environ
-        self._clock = clock
+        self.environ = environ
+        self.clock = clock
         self._job_deadline = deadline
-        self._resizing = resizing
-        self._hosts = hosts
+        self.resizing = resizing
         # Times on the clock, by name. `_on_deadlines` says what happens then.
-        self._deadlines = {"start": self._job_time(job.start_limit), "limit": deadline}
+        self.deadlines = {"start": self.job_time(job.start_limit), "limit": deadline}
         if job.min_ranks is not None:
-            self._deadlines["hosts"] = self._job_time(hosts.interval)
-        self._ending = False  # The ranks have been asked to end, or the attempt is over.
-        self._killed = False  # The ranks have been killed.
+            self.deadlines["hosts"] = self.job_time(resizing.hosts.interval)
+        self.ending = False  # The ranks have been asked to end, or the attempt is over.
+        self.killed = False  # The ranks have been killed.
         self._released = False  # The agents have been told that they may end.
         self._closed = False
         # The message that asked the ranks to end, for ranks that start later.
-        self._end_command: Message | None = None
+        self.end_command: Message | None = None
         self._signalled_at = -math.inf  # When the last signal to end came.
         # The first rank that ended with 0 although others may be waiting for it.
-        self._early_exit: RankFailed | None = None
-        self._engine = engines.choose_engine(job, environ)
-        self._listener = Listener(self._engine.remote_hosts, job.size)
+        self.early_exit: RankFailed | None = None
+        self.engine = engines.choose_engine(job, environ)
+        self.listener = Listener(self.engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
-        master = master_address(environ, host_of_rank_0(job, self._engine, environ), free_port())
-        environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
-        self._reaper = Reaper(partial(self._engine.start, agent_command(job), environment), scratch)
+        master = master_address(environ, host_of_rank_0(job, self.engine, environ), free_port())
+        environment = self.engine.environment({**environ, **master, **self._agents_environment()}, scratch)
+        self._reaper = Reaper(partial(self.engine.start, agent_command(job), environment), scratch)
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:
         """The variables that agents get besides those of their ranks."""
-        listener = self._listener
-        variables = agents_environment(self.job, self._engine, listener.address, listener.secret)
-        if size := self._console.terminal.size():
-            variables |= {"COLUMNS": str(max(1, size[0] - self._console.prefix_width)), "LINES": str(size[1])}
+        listener = self.listener
+        variables = agents_environment(self.job, self.engine, listener.address, listener.secret)
+        if size := self.console.terminal.size():
+            variables |= {"COLUMNS": str(max(1, size[0] - self.console.prefix_width)), "LINES": str(size[1])}
         return variables
 
     def run(self) -> None:
@@ -158,9 +149,9 @@ class Attempt:
         while not self._finished():
             self._run_once()
         self._on_engine_output()
-        self._ending = True
-        self._clock.release(self.now)
-        self._deadlines.clear()
+        self.ending = True
+        self.clock.release(self.now)
+        self.deadlines.clear()
         if self.failures and self.ranks.missing():
             self.failures.append(self._engine_ended())
         self.stop = self._stop()
@@ -171,9 +162,9 @@ class Attempt:
         if stop is None or self.failures or self.resized:
             return None
         if stop.late and not self.end_signal:
-            self._record(NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace))
+            self._record(NotStopped(ranks=stop.late, seconds=2 * self.job.grace))
             return None
-        self._observers.stopped(stop)
+        self.observers.stopped(stop)
         return stop
 
     @property
@@ -192,8 +183,8 @@ class Attempt:
 
     def drain(self) -> None:
         """Waits until the reader of our output has taken all of it, or the user presses Ctrl-C. The job is over."""
-        self._console.flush()
-        while self._console.terminal.waiting_for is not None:
+        self.console.flush()
+        while self.console.terminal.waiting_for is not None:
             self._run_once()
 
     @property
@@ -203,25 +194,21 @@ class Attempt:
 
     def close(self, memory: StateMemory | None = None) -> None:
         """Ends whatever still runs. memory: takes agents on other hosts that hold the state for the next start"""
-        self._closed = self._ending = self._released = True
-        self._listener.close()
+        self._closed = self.ending = self._released = True
+        self.listener.close()
         ranks, slots = self.ranks, self.slots
         self.ranks = RankTable(ranks.n)
-
-        def end() -> None:
+        if memory is not None and slots:
+            memory.keep(ranks, self._reaper)
+        else:
             ranks.close()
             self._reaper.close()
-
-        if memory is not None and slots:
-            memory.keep(slots, end)
-        else:
-            end()
 
     def wait(self, seconds: float) -> None:
         """Waits before a restart, after `close`. A signal (see `end_signal`) or the job's time limit ends the wait."""
         self.now = time.monotonic()
         self.failures = []
-        self._deadlines = {"restart": self._job_time(seconds), "limit": self._job_deadline}
+        self.deadlines = {"restart": self.job_time(seconds), "limit": self._job_deadline}
         while not (self.end_signal or self.failures or "restart" in self._due()):
             self._run_once()
 
@@ -230,11 +217,11 @@ class Attempt:
         if self.ranks.saved or (self.end_signal and not self._explains_stop(failure)):
             return
         self._record(failure)
-        if self._ending:
+        if self.ending:
             return
         if is_peer_failure(failure):
             # If all ranks were ended now, the peer could not report its own failure, which is the cause of this one.
-            self._deadlines.setdefault("peer failure", self._job_time(_PEER_FAILURE_LIMIT))
+            self.deadlines.setdefault("peer failure", self.job_time(_PEER_FAILURE_LIMIT))
         else:
             self._end_after_failure(failure)
 
@@ -255,7 +242,7 @@ class Attempt:
 
     def _record(self, failure: Failure) -> None:
         self.failures.append(failure)
-        self._observers.failed(failure)
+        self.observers.failed(failure)
 
     def ask_stacks(self) -> None:
         """Asks every rank for its Python stacks, which observers then get one by one."""
@@ -274,24 +261,24 @@ class Attempt:
 
     def _shut_down(self, number: int, grace: float, command: str = "signal") -> None:
         """Sends the ranks a signal to end; after `grace` seconds they are killed. command: sent to their agents"""
-        if not self._ending:
-            self._observers.ending()
-        self._ending = True
-        self._clock.release(self.now)
-        self._deadlines = {"kill": self._job_time(grace)}
-        self._end_command = {command: number}
+        if not self.ending:
+            self.observers.ending()
+        self.ending = True
+        self.clock.release(self.now)
+        self.deadlines = {"kill": self.job_time(grace)}
+        self.end_command = {command: number}
         # A rank that is leaving runs its exit handlers, which a signal would interrupt.
-        self.ranks.send(self._end_command, lambda process: not process.over and not process.leaving)
+        self.ranks.send(self.end_command, lambda process: not process.over and not process.leaving)
 
     def _kill(self, limit: float = _KILL_LIMIT) -> None:
         """Kills all ranks. limit: seconds after which the job counts as over, even if agents have not reported"""
-        self._ending = self._killed = True
-        self._clock.release(self.now)
-        self._deadlines = {"sweep": self._job_time(limit)}
-        self._end_command = {"kill": True}
-        self.ranks.send(self._end_command)
+        self.ending = self.killed = True
+        self.clock.release(self.now)
+        self.deadlines = {"sweep": self.job_time(limit)}
+        self.end_command = {"kill": True}
+        self.ranks.send(self.end_command)
 
-    def _end_by_signal(self, number: int) -> None:
+    def end_by_signal(self, number: int) -> None:
         """Ends the job because of a signal from the user; SIGPIPE: because nothing reads our output any more."""
         self.end_signal = number
         self._signalled_at = self.now
@@ -299,14 +286,14 @@ class Attempt:
 
     # -- the loop
 
-    def _job_time(self, seconds: float = 0.0) -> float:
+    def job_time(self, seconds: float = 0.0) -> float:
         """The time of the clock in `seconds` from now."""
-        return self._clock.at(self.now) + seconds
+        return self.clock.at(self.now) + seconds
 
     def _due(self) -> set[str]:
         """The deadlines that have passed."""
-        now = self._job_time()
-        return {name for name, deadline in self._deadlines.items() if deadline <= now}
+        now = self.job_time()
+        return {name for name, deadline in self.deadlines.items() if deadline <= now}
 
     def _run_once(self) -> None:
         """Waits for the next events and handles them."""
@@ -314,9 +301,9 @@ class Attempt:
         poll = select.poll()
         for fd, (mask, _) in handlers.items():
             poll.register(fd, mask)
-        until = min(self._listener.deadline, self._observers.tick(self.now), self.now + _MAX_WAIT)
-        if not self._clock.held:
-            until = min(until, self.now + min(self._deadlines.values(), default=math.inf) - self._job_time())
+        until = min(self.listener.deadline, self.observers.tick(self.now), self.now + _MAX_WAIT)
+        if not self.clock.held:
+            until = min(until, self.now + min(self.deadlines.values(), default=math.inf) - self.job_time())
         wait = max(0.0, 1000 * (until - time.monotonic()))
         before = self.now  # The time of the last events: the launcher may also have been stopped while it handled them.
         events = poll.poll(wait)
@@ -330,11 +317,11 @@ class Attempt:
         if not self._released and self._all_ranks_over():
             self._released = True
             keep = self.slots
-            self._deadlines = {"engine": self._job_time(0.0 if keep else _ENGINE_LIMIT)}
+            self.deadlines = {"engine": self.job_time(0.0 if keep else _ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: not (keep and process.slots))
-        self._console.flush()
-        if self._console.terminal.broken and not self._ending and self._resizing.since is None:
-            self._end_by_signal(signal.SIGPIPE)
+        self.console.flush()
+        if self.console.terminal.broken and not self.ending and self.resizing.since is None:
+            self.end_by_signal(signal.SIGPIPE)
 
     def _event_handlers(self) -> dict[int, tuple[int, Callable[[], None]]]:
         """By file descriptor: the events to wait for, and the function to call.
@@ -342,62 +329,65 @@ class Attempt:
         Called in this order, so that the output of ranks is read before the end of their engine.
         """
         table: dict[int, tuple[int, Callable[[], None]]] = {}
-        reading = 0 if self._console.backlogged else select.POLLIN
+        reading = 0 if self.console.backlogged else select.POLLIN
         for process in self.ranks.values():
             if not process.closed:
                 mask = reading | (select.POLLOUT if process.channel.backlog else 0)
-                table[process.channel.fileno()] = mask, partial(self._on_readable, process)
+                table[process.channel.fileno()] = mask, partial(agents.receive, self, process)
         table[self._wakeup] = select.POLLIN, self._on_signal
         if not self._closed:
-            for fileno in self._listener.filenos():
-                table[fileno] = select.POLLIN, partial(self._on_connection, fileno)
-            if self._resizing.listener is not None:
-                table[self._resizing.listener.fileno()] = select.POLLIN, self._on_resize_request
+            for fileno in self.listener.filenos():
+                table[fileno] = select.POLLIN, partial(agents.authenticate, self, fileno)
+            if self.resizing.listener is not None:
+                table[self.resizing.listener.fileno()] = select.POLLIN, self._on_resize_request
             if not self._reaper.lost:
                 table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
             if not self._reaper.output_closed:
                 table[self._reaper.engine_output] = select.POLLIN, self._on_engine_output
-        if (stdin_fd := self._stdin.readable_fd(self.ranks)) is not None:
-            table[stdin_fd] = select.POLLIN, partial(self._stdin.read, self.ranks)
-        if (output_fd := self._console.terminal.waiting_for) is not None:
-            table[output_fd] = select.POLLOUT, self._console.flush
+        if (stdin_fd := self.stdin.readable_fd(self.ranks)) is not None:
+            table[stdin_fd] = select.POLLIN, partial(self.stdin.read, self.ranks)
+        if (output_fd := self.console.terminal.waiting_for) is not None:
+            table[output_fd] = select.POLLOUT, self.console.flush
         return table
 
     def _on_deadlines(self) -> None:
         due = self._due()
         for name in due - {"sweep", "engine", "restart"}:  # `_finished` and `wait` look for these.
-            self._deadlines.pop(name, None)
+            self.deadlines.pop(name, None)
         if "start" in due:
             text = f"{name_ranks(self.ranks.missing())} did not start within {self.job.start_limit:g} s"
             if engine := self.stopped_engine():
                 text += f": {engine} is stopped"
-            elif self._engine.remote_hosts:
+            elif self.engine.remote_hosts:
                 text += f": {LARGE_PACKETS}"
-            self.fail(NotStarted(at=self.now, message=text))
+            self.fail(NotStarted(message=text))
         if "limit" in due:
-            self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
+            self.fail(TimeLimit(seconds=self.job.timeout or 0.0))
         if "hosts" in due:
-            self._take_hosts()
+            self.deadlines["hosts"] = self.job_time(self.resizing.hosts.interval)
+            self.resizing.take_hosts(self.job, self.ranks)
+        if "copy" in due:
+            self.resizing.memory.release()
         if "joining" in due:
-            self.fail(NotStarted(at=self.now, message=self.ranks.joining_timeout()))
+            self.fail(NotStarted(message=self.ranks.joining_timeout()))
         if "stopping" in due:  # Asks the ranks that did not stop with the others; they may save their state, too.
             self._shut_down(signal.SIGTERM, self.job.grace)
         if "peer failure" in due:
             self._end_after_failure(self.failures[0])
-        if "early exit" in due and self._early_exit is not None and not self._all_ranks_over():
-            self.fail(self._early_exit)
+        if "early exit" in due and self.early_exit is not None and not self._all_ranks_over():
+            self.fail(self.early_exit)
         if "kill" in due:
             if self.end_signal or TimeLimit in map(type, self.failures):
                 self._report_overdue()
             self._kill()
-        self._listener.drop_silent(self.now)
+        self.listener.drop_silent(self.now)
 
     def _report_overdue(self) -> None:
         """Says which ranks are killed because they have not ended within `Job.grace`, unless the `Stop` says it."""
         late = sorted(rank for rank, process in self.ranks.items() if not process.over)
         if self.ranks.stop() is None:
             consequence = "killed, and what was not saved is lost (more time: --grace)"
-            self._console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {consequence}")
+            self.console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {consequence}")
 
     def _finished(self) -> bool:
         if self._due() & {"sweep", "engine"}:
@@ -405,24 +395,24 @@ class Attempt:
         return self._all_ranks_over() and (self._reaper.status is not None or self._reaper.lost)
 
     def _all_ranks_over(self) -> bool:
-        return (self._ending or self.ranks.complete) and self.ranks.over
+        return (self.ending or self.ranks.complete) and self.ranks.over
 
     # -- the engine and its reaper
 
     def _on_reaper(self) -> None:
         self._reaper.receive()
         if self._reaper.lost:
-            self.fail(EngineLost(at=self.now, name="the launcher's reaper", pid=self._reaper.pid, above=True))
+            self.fail(EngineLost(name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
         elif self._reaper.status is not None and (self.failures or not self._released):
             self._on_engine_output()  # The output may say why it ended.
             failure = self._engine_ended()
-            if not self._ending or failure.status < 0:
+            if not self.ending or failure.status < 0:
                 self.fail(failure)
 
     def _engine_ended(self) -> EngineEnded:
-        pid, status, name = self._reaper.engine, self._reaper.status or 0, self._engine.name
-        return EngineEnded(at=self.now, pid=pid, status=status, missing=self.ranks.missing(), name=name)
+        pid, status, name = self._reaper.engine, self._reaper.status or 0, self.engine.name
+        return EngineEnded(pid=pid, status=status, missing=self.ranks.missing(), name=name)
 
     def _on_engine_output(self) -> None:
         """Keeps what the engine itself prints: the report on a failure quotes it if nothing explains more."""
@@ -430,7 +420,7 @@ class Attempt:
         if self.ranks.complete or self.failures:
             return
         if sentence := explain_start_failure(self.engine_output.decode("utf-8", "replace")):
-            self.fail(NotStarted(at=self.now, message=sentence, code=2))
+            self.fail(NotStarted(message=sentence, code=2))
 
     # -- signals
 
@@ -443,280 +433,38 @@ class Attempt:
             elif number not in ENDING_SIGNALS:
                 continue  # SIGCONT, SIGWINCH: the loop only has to run once.
             elif self._closed:
-                self._console.say(f"{name_of(number)}: the job does not start again")
+                self.console.say(f"{name_of(number)}: the job does not start again")
                 self.end_signal = number
-            elif self._resizing.since is not None and not self._resizing.postponed:
+            elif self.resizing.since is not None and not self.resizing.postponed:
                 self._postpone(number)
-            elif not self._ending and not self._resizing.postponed:
-                self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
-                self._end_by_signal(number)
+            elif not self.ending and not self.resizing.postponed:
+                self.console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
+                self.end_by_signal(number)
             elif self.now - self._signalled_at > _REPEAT_INTERVAL:
-                self._console.terminal.drop()
-                self.end_signal = self.end_signal or self._resizing.postponed
+                self.console.terminal.drop()
+                self.end_signal = self.end_signal or self.resizing.postponed
                 self._kill(limit=0.0)
+
+    def _on_resize_request(self) -> None:
+        self.resizing.handle_request(self.job, self.ranks, self.ending)
 
     def _postpone(self, number: int) -> None:
         """Ends the job as soon as the next ranks have loaded its state: now it may be in memory alone."""
-        self._resizing.postponed = number
+        self.resizing.postponed = number
         self._signalled_at = self.now
         text = "ending the job when its new ranks have their state"
-        self._console.say(f"{name_of(number)}: {text} (once more kills it at once, and loses what is not on disk)")
+        self.console.say(f"{name_of(number)}: {text} (once more kills it at once, and loses what is not on disk)")
 
     def _suspend(self) -> None:
         """Ctrl-Z: suspends the job until the launcher is continued."""
         self.ranks.send({"suspend": True})
-        self._console.terminal.hide()
+        self.console.terminal.hide()
         seconds = stop_until_continued()
         self.now = time.monotonic()
         self._skip_stopped_time(seconds)
 
     def _skip_stopped_time(self, seconds: float) -> None:
         """Leaves the time out of all time limits in which this process was stopped, and continues the ranks."""
-        self._clock.skip(seconds)
-        self._observers.resumed(seconds)
+        self.clock.skip(seconds)
+        self.observers.resumed(seconds)
         self.ranks.send({"suspend": False})
-
-    # -- resizing
-
-    def _on_resize_request(self) -> None:
-        n = self._resizing.receive()
-        if n is None:
-            return
-        same = f"the job has {n} rank{'s' * (n != 1)} already"
-        if why := same if n == self.job.size else self._resize(with_ranks(self.job, n)):
-            self._resizing.answer(why)
-        else:
-            self._hosts.max_ranks = n
-
-    def _take_hosts(self) -> None:
-        """Resizes the job onto hosts that it does without, if some have answered; asks them again if not."""
-        hosts = self._hosts
-        self._deadlines["hosts"] = self._job_time(hosts.interval)
-        max_ranks = self.ranks.max_ranks
-        if max_ranks is None or self._resizing.target is not None:
-            return  # ranks are not in their loop yet, or about to leave it
-        target = hosts.answered(self.job, max_ranks)
-        hosts.ask((target or self.job).hosts)
-        if target is None:
-            return
-        names = ", ".join(host.name for host in target.hosts if host not in self.job.hosts)
-        self._console.say(f"{names} can be reached: the job is resized from {self.job.size} to {target.size} ranks")
-        if why := self._resize(target):
-            self._console.say(why)
-            hosts.failed()
-
-    def _resize(self, target: Job) -> str:
-        """Has the ranks leave their loop, so that the job goes on as `target`. Returns: why it cannot; else nothing."""
-        n = target.size
-        memory = self._resizing.memory
-        max_ranks = self.ranks.max_ranks
-        if self._ending:
-            return "the job is being ended"
-        if max_ranks is None:
-            loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
-            return f"not all ranks of the job are in {loop}"
-        if n > max_ranks:
-            return f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}"
-        try:
-            engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
-        except UsageError as error:
-            return str(error)
-        if memory.variable and not memory.grow(n):
-            return f"the system grants no memory, or no open files, for the state of {n} ranks"
-        self._resizing.target = target
-        self.ranks.send({"resize": True})
-        return ""
-
-    def _on_resizable(self, process: RankProcess, limit: int) -> None:
-        """A rank has begun a loop in which the job can be resized. limit: see `RankProcess.resizable`"""
-        process.resizable = limit
-        resizing = self._resizing
-        if resizing.before is not None and self.ranks.max_ranks is not None:
-            self._console.say(resizing.complete(self._job_time()))
-            if resizing.postponed:
-                self._end_by_signal(resizing.postponed)
-                resizing.postponed = 0
-
-    def _on_held(self, process: RankProcess) -> None:
-        """The state of the rank has been copied to memory."""
-        process.held = True
-        if self.ranks.held:
-            memory = self._resizing.memory
-            memory.held = int(self._environ[ATTEMPT])
-            memory.release()
-
-    def _on_resizing(self, process: RankProcess, step: int) -> None:
-        """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""
-        process.resizing = True
-        if self._resizing.since is None:
-            self._resizing.step = step
-            self._resizing.since = self._job_time()
-
-    # -- agents
-
-    def _on_connection(self, fileno: int) -> None:
-        authenticated = self._listener.serve(fileno)
-        if authenticated is None:
-            return
-        channel, hello = authenticated
-        process = RankProcess(channel, hello)
-        rank = process.rank
-        if int(hello["size"]) != self.job.size or rank in self.ranks:
-            channel.close()
-            name, size = self._engine.name, hello["size"]
-            text = f"{name} was to start {self.job.size} ranks, but rank {rank} was told of a world of {size}"
-            self.fail(NotStarted(at=self.now, message=text))
-            return
-        self.ranks[rank] = process
-        if self.ranks.complete:
-            self._deadlines.pop("start", None)
-        self._stdin.rank_started(rank, self.ranks)
-        self._observers.rank_started(rank, hello)
-        if self.job.heartbeat_timeout is not None:
-            channel.send({"heartbeat": max(self.job.heartbeat_timeout, SILENCE)})
-        if self.ranks.debugging():
-            channel.send({"pause": True})
-        if self._end_command is not None:
-            channel.send(self._end_command)
-
-    def _on_readable(self, process: RankProcess) -> None:
-        """An agent has sent something, or closed its connection."""
-        process.channel.flush()
-        try:
-            messages = process.channel.receive()
-        except ProtocolError:
-            messages = None  # Nothing that it sends can be trusted.
-        for message in messages or ():
-            self._handle_message(process, message)
-        if messages is not None:
-            return
-        process.closed = True
-        process.channel.close()
-        if not process.over:
-            self._set_debugging(process, False)
-            process.lost = True
-            self._console.rank_ended(process.rank, -signal.SIGKILL)  # Prints the rank's unfinished lines.
-            if not self._killed:
-                process.disconnected = True
-                self.fail(self._agent_lost(process, process.agent))
-
-    def _handle_message(self, process: RankProcess, message: Message) -> None:
-        """Handles what an agent has sent: its own messages, and reports of its rank."""
-        kind, value = type_and_value(message)
-        match kind:
-            case "out" | "err":
-                self._observers.output(process.rank, kind, to_bytes(value))
-            case "heartbeat":
-                self._observers.heartbeat(process.rank, value, self.now)
-            case "joining":
-                self._on_joining(process, value)
-            case "stopped":
-                process.step = value
-            case "resizable":
-                self._on_resizable(process, value)
-            case "resizing":
-                self._on_resizing(process, value)
-            case "held":
-                self._on_held(process)
-            case "stacks":
-                self._observers.stacks(process.rank, value)
-            case "stdin_taken":
-                self._stdin.acknowledged(process.rank, self.ranks)
-            case "debugging":
-                self._set_debugging(process, value)
-            case "quit":
-                if not self._ending:
-                    self._console.say(f"{value}: ending the job (Ctrl-C kills it at once)")
-                    self._end_by_signal(signal.SIGINT)
-            case "refused":
-                process.leaving = True
-                host = f"{process.host}: " if self.ranks.several_hosts() else ""
-                self.fail(NotStarted(at=self.now, message=f"{host}{value}", code=2))
-            case "raised":
-                process.leaving = True
-                self.fail(self._rank_failed(process, raised=Raised(**value)))
-            case "leaving":
-                process.leaving = True
-                self._handle_exit(process, self._rank_failed(process, status=value))
-            case "signalled":
-                process.asked = True
-            case "parent_lost":
-                failure: Failure = self._agent_lost(process, value)
-                if value == process.engine:
-                    failure = EngineLost(at=self.now, name=process.engine_name, pid=value, host=process.host)
-                self.fail(failure)
-            case "end":
-                self._on_end(process, message)
-
-    def _on_joining(self, process: RankProcess, limit: float | None) -> None:
-        """A rank has begun to wait in `collectives.init`, for `limit` seconds at most, or no longer waits: None."""
-        process.joining = limit
-        process.joined = process.joined or limit is None
-        self._observers.joining(process.rank, limit is not None)
-        if not (waiting := self.ranks.joining()):
-            self._deadlines.pop("joining", None)
-        elif not self._ending:
-            self._deadlines.setdefault("joining", self._job_time(min(waiting.values())))
-            self._check_for_missed_ranks()
-
-    def _set_debugging(self, process: RankProcess, debugging: bool) -> None:
-        """A rank has entered or left a debugger. All time limits are suspended while any rank is in one."""
-        before = self.ranks.debugging()
-        process.debugging = debugging
-        after = self.ranks.debugging()
-        if after == before:
-            return
-        self._observers.debugging(after)
-        if not after:
-            self._clock.release(self.now)
-        elif not self._ending:
-            self._clock.hold(self.now)
-        if bool(after) != bool(before):
-            self.ranks.send({"pause": bool(after)})
-
-    def _on_end(self, process: RankProcess, message: Message) -> None:
-        """A rank has ended."""
-        self._set_debugging(process, False)
-        process.status = int(message["end"])
-        self._observers.rank_ended(process.rank, process.status)
-        # However a rank ends after the launcher's own signal, that is not a failure.
-        if self._ending:
-            return
-        failure = self._rank_failed(process, status=process.status, memory=message.get("memory"))
-        if process.status != 0 and not process.leaving:
-            self._handle_exit(process, failure)
-        elif process.status == 0 and message["deserted"] and self._early_exit is None:
-            self._early_exit = failure
-            self._deadlines["early exit"] = self._job_time(_EARLY_EXIT_LIMIT)
-        else:
-            self._check_for_missed_ranks()
-
-    def _check_for_missed_ranks(self) -> None:
-        """Fails a rank that ended with 0 before it called `collectives.init`, if others wait for it there."""
-        waiting = tuple(self.ranks.joining())
-        for process in self.ranks.values():
-            if process.status == 0 and not process.joined and waiting:
-                self.fail(self._rank_failed(process, status=0, missed_by=waiting))
-                return
-
-    def _handle_exit(self, process: RankProcess, failure: RankFailed) -> None:
-        """A rank ends with another code than 0: a failure, unless it is STOPPED."""
-        if failure.status != STOPPED:
-            self.fail(failure)
-            return
-        process.saved = True
-        if not self._ending:
-            self._deadlines.setdefault("stopping", self._job_time(self.job.grace))
-
-    def _rank_failed(self, process: RankProcess, **details: Any) -> RankFailed:
-        return RankFailed(
-            at=self.now,
-            rank=process.rank,
-            pid=process.pid,
-            host=process.host,
-            asked=process.asked,
-            **details,
-        )
-
-    def _agent_lost(self, process: RankProcess, pid: int) -> AgentLost:
-        return AgentLost(at=self.now, rank=process.rank, pid=pid, host=process.host, started=process.started)

@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from collectives.errors import ROOT
 from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_HELD, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
@@ -19,6 +19,8 @@ from launcher.agent.rank import quote_colons
 from launcher.engines import Engine, slurm
 from launcher.job import Job
 from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
+from launcher.supervisor.rank_table import RankTable
+from launcher.supervisor.reaper import Reaper
 
 # Open files for each rank: two are its slots in the state memory; the launcher needs the rest for its agent.
 _FILES_PER_RANK = 4
@@ -52,9 +54,9 @@ class StateMemory:
         self.held = -1
         self._token = os.urandom(16).hex()
         self._fds: list[int] = []
-        # The slots of agents that stay, and for each start what ends them.
-        self._kept: list[str] = []
-        self._ends: list[Callable[[], None]] = []
+        # The agents that stay are those of one start: their connections, and their reaper.
+        self._kept: tuple[RankTable, Reaper] | None = None
+        self._ending: list[Reaper] = []  # They kill what is left of agents that are not needed any more.
         if not self.grow(ranks):
             self.close()
 
@@ -63,24 +65,29 @@ class StateMemory:
         """What ranks find in their environment, "" where the system grants no memory, or too few open files."""
         if not self._fds:
             return ""
-        own = [f"{os.getpid()}/fd/{fd}" for fd in self._fds]
-        return " ".join([self._token, *own, *self._kept])
+        slots = [f"{os.getpid()}/fd/{fd}" for fd in self._fds]
+        if self._kept is not None:
+            slots += self._kept[0].slots()
+        return " ".join([self._token, *slots])
 
-    def keep(self, slots: list[str], end: Callable[[], None]) -> None:
-        """Takes the agents of a start that has ended. slots: theirs, as in `variable`; end: ends them"""
-        self._kept += slots
-        self._ends.append(end)
+    def keep(self, ranks: RankTable, reaper: Reaper) -> None:
+        """Takes the agents of a start that has ended."""
+        assert self._kept is None  # They hold a state that is complete, for which `complete` released those before.
+        self._kept = ranks, reaper
 
-    @property
-    def keeps_agents(self) -> bool:
-        """Whether agents of an earlier start hold a part of the state."""
-        return bool(self._kept)
+    def complete(self, start: int) -> None:
+        """The ranks of this start have all copied their state. What earlier ones copied is not needed any more."""
+        self.held = start
+        self.release()
 
     def release(self) -> None:
-        """Ends the agents that stay: their slots are not needed any more."""
-        self._kept.clear()
-        while self._ends:
-            self._ends.pop()()
+        """Ends the agents that stay. Does not wait for it."""
+        if self._kept is not None:
+            ranks, reaper = self._kept
+            ranks.close()
+            reaper.end()
+            self._ending.append(reaper)
+            self._kept = None
 
     def grow(self, ranks: int) -> bool:
         """Makes slots for this many ranks, if there are fewer. Returns: False if the system does not grant them"""
@@ -97,6 +104,8 @@ class StateMemory:
     def close(self) -> None:
         """Releases the memory, which is freed as soon as no rank has it mapped any more."""
         self.release()
+        while self._ending:
+            self._ending.pop().close()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

@@ -112,15 +112,20 @@ class Reaper:
         self.output_closed = True
         return data
 
-    def close(self) -> None:
-        """Makes the reaper kill everything below itself, and waits for its end."""
+    def end(self) -> None:
+        """Makes the reaper kill everything below itself. Does not wait for it; `close` does."""
         with contextlib.suppress(OSError):  # The reaper has ended.
             self._socket.shutdown(socket.SHUT_RDWR)  # A later reaper has inherited the socket, too.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # If it is stopped, it would not notice that the socket is closed.
+
+    def close(self) -> None:
+        """Makes the reaper kill everything below itself, and waits for its end."""
+        self.end()
         self._socket.close()
         try:
-            os.kill(self.pid, signal.SIGCONT)  # If it is stopped, it would not notice that the socket is closed.
             _, status = os.waitpid(self.pid, 0)  # It gives up by itself after _SWEEP_LIMIT.
-        except (ProcessLookupError, ChildProcessError):  # This process ignores SIGCHLD, so the status is unknown.
+        except ChildProcessError:  # This process ignores SIGCHLD, so the status is unknown.
             status = -1
         if status != 0:  # It was killed before it could clean up.
             _remove(self._scratch)

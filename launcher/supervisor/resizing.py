@@ -1,6 +1,7 @@
 """Resizing a running job: receives and answers requests, and keeps the state of the one in progress.
 
-1. `ddp-launch --resize N --job PID` connects. If the job cannot be resized, it gets the reason, and the job continues.
+1. `ddp-launch --resize N --job PID` connects, or a host that the job does without can be reached. If the job cannot be
+   resized, the user gets the reason, and the job continues.
 2. The agents set a byte that their ranks check after each step. No signal is sent: it would kill a rank that has just
    left its loop. All ranks agree on a step, copy their state to memory or save it on disk, and exit with 75.
 3. The job starts again with N ranks, which load that state. When all of them have begun their loop, it is resized.
@@ -15,14 +16,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
+from launcher import engines
 from launcher.diagnosis.failures import duration
+from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import Host
 from launcher.resize import address, peer
 from launcher.supervisor.environment import StateMemory
+from launcher.supervisor.rank_table import RankTable
+from launcher.supervisor.returning_hosts import ReturningHosts
 
 # How long to wait for the request on a new connection (s): the client sends it at once.
 _LIMIT = 0.5
@@ -30,21 +35,12 @@ _LIMIT = 0.5
 _MAX_REQUEST = 16
 
 
-def with_ranks(job: Job, n: int, hosts: tuple[Host, ...] | None = None) -> Job:
-    """The job with `n` ranks, without options for ranks that it no longer has.
-
-    hosts: to start ranks on; None: as before
-    Raises: UsageError if such a job is invalid.
-    """
-    shown = None if job.ranks is None else tuple(rank for rank in job.ranks if rank < n) or None
-    debug_rank = job.debug_rank if job.debug_rank < n else 0
-    return replace(job, n=n, hosts=job.hosts if hosts is None else hosts, ranks=shown, debug_rank=debug_rank)
-
-
 class Resizing:
     """The requests to resize one job. One request is handled at a time.
 
-    memory: in which ranks store their state for the next start
+    requested: the job as the user asked for it; environ: of the launcher; say: prints a sentence for the user
+
+    memory: in which ranks store their state for the next start; hosts: those that the job does without
     listener: a socket that becomes readable when a client connects; None if no client can
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
@@ -54,8 +50,17 @@ class Resizing:
     postponed: number of the signal that ends the job when ranks have loaded the state; 0: none
     """
 
-    def __init__(self, memory: StateMemory) -> None:
+    def __init__(
+        self,
+        requested: Job,
+        memory: StateMemory,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
         self.memory = memory
+        self.hosts = ReturningHosts(requested, environ)
+        self._environ = environ
+        self._say = say
         self.target: Job | None = None
         self.before: Job | None = None
         self.failure = ""
@@ -71,6 +76,60 @@ class Resizing:
         except OSError:  # Another job of this process has the address.
             self.listener.close()
             self.listener = None
+
+    def handle_request(self, job: Job, ranks: RankTable, ending: bool) -> None:
+        """Accepts a connection, and does what the client asks for, or refuses it.
+
+        job: as it is now; ranks: of it; ending: whether they have been asked to end
+        """
+        n = self.receive()
+        if n is None:
+            return
+        try:
+            if n == job.size:
+                raise UsageError(f"the job has {_ranks(job)} already")
+            if ending:
+                raise UsageError("the job is being ended")
+            self._begin(job, n, job.hosts, ranks)
+            self.hosts.max_ranks = n
+        except UsageError as refusal:
+            self.answer(str(refusal))
+
+    def take_hosts(self, job: Job, ranks: RankTable) -> None:
+        """Resizes the job onto hosts that it does without, if some have answered; asks the others whether they can."""
+        max_ranks = ranks.max_ranks
+        if max_ranks is None or self.target is not None:
+            return  # The ranks are not in their loop yet, or about to leave it.
+        answered = self.hosts.answered(job, max_ranks)
+        hosts, n = answered or (job.hosts, job.size)
+        self.hosts.ask(hosts)
+        if answered is None:
+            return
+        names = ", ".join(host.name for host in hosts if host not in job.hosts)
+        self._say(f"{names} can be reached: the job is resized from {job.size} to {n} ranks")
+        try:
+            self._begin(job, n, hosts, ranks)
+        except UsageError as refusal:
+            self._say(str(refusal))
+            self.hosts.failed()
+
+    def _begin(self, job: Job, n: int, hosts: tuple[Host, ...], ranks: RankTable) -> None:
+        """Has the ranks leave their loop, so that the job goes on with `n` ranks on `hosts`.
+
+        Raises: UsageError if it cannot.
+        """
+        max_ranks = ranks.max_ranks
+        if max_ranks is None:
+            loop = "the loop of a ddp.checkpoint.Checkpointer, which is what can leave for another number of ranks"
+            raise UsageError(f"not all ranks of the job are in {loop}")
+        if n > max_ranks:
+            raise UsageError(f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}")
+        target = job.with_ranks(n, hosts)
+        engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
+        if self.memory.variable and not self.memory.grow(n):
+            raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
+        self.target = target
+        ranks.send({"resize": True})
 
     def receive(self) -> int | None:
         """Accepts a connection. Returns: the requested number of ranks, for which the caller must set `target` or call
@@ -95,25 +154,41 @@ class Resizing:
             self._client = client
         return number
 
+    def left(self, step: int, now: float) -> None:
+        """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""
+        if self.since is None:
+            self.step = step
+            self.since = now
+
     def go_back(self, why: str) -> Job:
         """Notes that the ranks of the target have failed. Returns: the job to start instead, as it was before"""
         assert self.target is not None
         assert self.before is not None
+        self.hosts.failed()
         self.failure = (
             f"the job did not start with {_ranks(self.target)}, and goes on with {_ranks(self.before)}: {why}"
         )
         return self.before
 
-    def complete(self, now: float) -> str:
-        """All ranks have loaded the state: answers the client. Returns: the answer. now: s, job clock"""
+    def loaded(self, now: float) -> int:
+        """All ranks have begun their loop, and have loaded the state: answers the client. now: s, job clock
+
+        Returns: the number of the signal that ends the job now; 0: none
+        """
+        if self.before is None:
+            return 0
         assert self.target is not None
-        assert self.before is not None
         assert self.since is not None
-        pause = f"training stood still for {duration(now - self.since)}"
-        resized = f"resized from {self.before.size} to {_ranks(self.target)} after step {self.step}; {pause}"
-        text = self.failure or resized
+        text = self.failure
+        if not text:
+            pause = f"training stood still for {duration(now - self.since)}"
+            text = f"resized from {self.before.size} to {_ranks(self.target)} after step {self.step}; {pause}"
+            self.hosts.succeeded()
         self.answer(text, done=not self.failure)
-        return text
+        self._say(text)
+        number = self.postponed
+        self.postponed = 0
+        return number
 
     def answer(self, text: str, done: bool = False) -> None:
         """Answers the client, and ends its request. done: the job has the requested number of ranks"""
@@ -125,6 +200,7 @@ class Resizing:
     def close(self) -> None:
         """The job has ended."""
         self.answer("the job ended before it could have another number of ranks")
+        self.hosts.close()
         if self.listener is not None:
             self.listener.close()
 

@@ -1,8 +1,8 @@
 """Hosts that a job with `min_ranks` does without: one that was lost and is back, or a new line of the hostfile.
 
-Every few seconds each of them is asked, by the engine's remote shell, to run this Python. When some have done so, the
+Every second each of them is asked, by the engine's remote shell, to run this Python. When some have done so, the
 job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and the
-hosts are asked less often.
+hosts are asked less often, until a resize succeeds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.linux import die_with_parent
 from launcher.network import Host
-from launcher.supervisor.resizing import with_ranks
 
 # Seconds from one question to the next, at first and at most.
-_INTERVAL = 3.0
+_INTERVAL = 1.0
 _LONGEST = 300.0
 # Seconds after which a host that has not answered is asked anew.
 _ANSWER_LIMIT = 60.0
@@ -76,19 +75,23 @@ class ReturningHosts:
                 )
                 self._questions[host] = question, now + _ANSWER_LIMIT
 
-    def answered(self, job: Job, limit: float) -> Job | None:
-        """The job with the hosts that have answered; None if there are none, or it would have no more ranks.
+    def answered(self, job: Job, limit: float) -> tuple[tuple[Host, ...], int] | None:
+        """Hosts for the job, with those that have answered, and its number of ranks there; None if it is no larger.
 
         job: as it is now; limit: the most ranks that it can have
         """
         reachable = [*job.hosts, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
         hosts = tuple(host for host in self._wanted() if host in reachable)
         n = int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
-        return with_ranks(job, n, hosts) if n > job.size else None
+        return (hosts, n) if n > job.size else None
 
     def failed(self) -> None:
-        """The ranks on the hosts that had answered have failed."""
+        """The ranks on the hosts that had answered have failed: hosts are asked less often."""
         self.interval = min(2 * self.interval, _LONGEST)
+
+    def succeeded(self) -> None:
+        """The ranks on the hosts that had answered train."""
+        self.interval = _INTERVAL
 
     def close(self) -> None:
         """Ends the questions that have no answer yet."""

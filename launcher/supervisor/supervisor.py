@@ -27,8 +27,7 @@ from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import StateMemory, ranks_environment
-from launcher.supervisor.resizing import Resizing, with_ranks
-from launcher.supervisor.returning_hosts import ReturningHosts
+from launcher.supervisor.resizing import Resizing
 from launcher.supervisor.signal_pipe import SignalPipe, name_of
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -102,8 +101,7 @@ class _Supervisor:
         self.tail = failure_report.Tail(_hidden(job))
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.memory = StateMemory(job.size if job.max_restarts else 0)
-        self.resizing = Resizing(self.memory)
-        self.hosts = ReturningHosts(requested, environ)
+        self.resizing = Resizing(requested, self.memory, environ, self.console.say)
         self.clock = JobClock()
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
@@ -148,7 +146,6 @@ class _Supervisor:
             raise
         finally:
             self.resizing.close()
-            self.hosts.close()
             self.memory.close()
             self.observers.close()
 
@@ -168,7 +165,6 @@ class _Supervisor:
                 self.clock,
                 self.until,
                 resizing=self.resizing,
-                hosts=self.hosts,
             )
             again = False
             try:
@@ -184,7 +180,7 @@ class _Supervisor:
                 again = True
             finally:
                 on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None
-                on_disk = on_disk and not attempt.ranks.held and not self.memory.keeps_agents
+                on_disk = on_disk and self.memory.held < 0
                 attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:
@@ -232,7 +228,6 @@ class _Supervisor:
             resizing.postponed = 0
             return None
         self._report_failures()
-        self.hosts.failed()
         return resizing.go_back(sentence)
 
     def _lost_hosts(self, number: int, restarts: int) -> list[Host] | None:
@@ -354,4 +349,4 @@ def without_hosts(job: Job, lost: Collection[Host]) -> Job | None:
     n = min(job.size, sum(host.slots for host in hosts))
     if job.min_ranks is None or n < job.min_ranks:
         return None
-    return with_ranks(job, n, hosts)
+    return job.with_ranks(n, hosts)

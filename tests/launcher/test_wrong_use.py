@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # ranks
         ("-n 2 --ranks 0,9 job.py", "rank 9 cannot be shown: the job has 2 ranks, counted from 0"),
         ("-n 2 --debug-rank 2 job.py", "rank 2 cannot be debugged: the job has 2 ranks, counted from 0"),
-        ("--hosts a:2 --min-ranks 3 job.py", "the smallest number of ranks must be from 1 to 2, not 3"),
+        ("--hosts a:2 --min-ranks 3 job.py", "the smallest number of ranks (min_ranks) must be from 1 to 2, not 3"),
         ("-n 4 --min-ranks 2 job.py", "the smallest number of ranks (min_ranks) needs hosts to do without"),
         # hosts
         ("--hosts a:2,b -n 4 job.py", "4 ranks were asked for, and the hosts have 3 slots"),

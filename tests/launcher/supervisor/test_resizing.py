@@ -11,15 +11,17 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from launcher import resize as client
 from launcher.job import Job
+from launcher.network import Host
 from launcher.resize import address, resize
 from launcher.supervisor import resizing
 from launcher.supervisor.environment import StateMemory
-from launcher.supervisor.resizing import Resizing, with_ranks
+from launcher.supervisor.resizing import Resizing
 from tests.launcher.conftest import LAUNCH, wait_for
 
 SCRIPT = str(Path(__file__))
@@ -27,8 +29,12 @@ SCRIPT = str(Path(__file__))
 
 def test_a_job_with_another_number_of_ranks() -> None:
     job = Job(script=SCRIPT, n=4, ranks=(0, 3), debug_rank=3)
-    assert with_ranks(job, 2) == Job(script=SCRIPT, n=2, ranks=(0,), debug_rank=0)
-    assert with_ranks(job, 8) == Job(script=SCRIPT, n=8, ranks=(0, 3), debug_rank=3)
+    assert job.with_ranks(2, ()) == Job(script=SCRIPT, n=2, ranks=(0,), debug_rank=0)
+    assert job.with_ranks(8, ()) == Job(script=SCRIPT, n=8, ranks=(0, 3), debug_rank=3)
+
+
+def a_job() -> Resizing:
+    return Resizing(Job(script=SCRIPT), StateMemory(0), {}, print)
 
 
 def test_what_is_no_job_of_this_user_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +46,7 @@ def test_what_is_no_job_of_this_user_is_not_asked(monkeypatch: pytest.MonkeyPatc
         other.bind(address(1))  # a name that is another process's
         other.listen()
         assert resize(1, 2)[1].startswith("1 is no ddp-launch of yours")
-    job = Resizing(StateMemory(0))
+    job = a_job()
     monkeypatch.setattr(client.os, "geteuid", lambda: os.getuid() + 1)
     assert resize(os.getpid(), 2)[1].startswith(f"{os.getpid()} is no ddp-launch of yours")
     job.close()
@@ -52,8 +58,8 @@ def test_what_is_no_job_of_this_user_is_not_asked(monkeypatch: pytest.MonkeyPatc
 def test_who_is_another_user_or_says_nothing_is_not_heard(
     user: int, words: bytes, asked: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Resizing(StateMemory(0))
-    again = Resizing(StateMemory(0))  # this process has two jobs: the first has the name
+    job = a_job()
+    again = a_job()  # this process has two jobs: the first has the name
     assert again.listener is None
     again.close()
     monkeypatch.setattr(resizing.os, "geteuid", lambda: os.getuid() + user)
@@ -62,6 +68,30 @@ def test_who_is_another_user_or_says_nothing_is_not_heard(
         asks.sendall(words) if words else asks.shutdown(socket.SHUT_WR)
         assert job.receive() == asked
         job.close()
+
+
+@pytest.mark.parametrize(
+    ("n", "ending", "most", "why"),
+    [
+        (4, False, None, "the job has 4 ranks already"),
+        (3, True, 8, "the job is being ended"),
+        (3, False, None, "not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer, "),
+        (5, False, 4, "micro_batches=4 is the most ranks that the job can have, not 5"),
+        (1, False, 8, "the smallest number of ranks (min_ranks) must be from 1 to 1, not 2"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused_and_the_job_goes_on(
+    n: int, ending: bool, most: int | None, why: str
+) -> None:
+    resizes = a_job()
+    job = Job(script=SCRIPT, hosts=(Host("a", 4),), min_ranks=2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
+        asks.connect(address(os.getpid()))
+        asks.sendall(str(n).encode())
+        resizes.handle_request(job, Mock(max_ranks=most), ending)
+        done, text = json.loads(asks.recv(1 << 16))
+    assert (done, text.startswith(why), resizes.target) == (False, True, None), text
+    resizes.close()
 
 
 # A loop that asks after each step whether the job is to have another number of ranks.

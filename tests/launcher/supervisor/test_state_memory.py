@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,13 +27,20 @@ def test_each_rank_has_two_slots_until_the_job_ends() -> None:
 
 
 def test_agents_on_other_hosts_stay_until_their_slots_are_not_needed() -> None:
-    memory, ended = StateMemory(1), []
+    memory = StateMemory(1)
     own = memory.variable
-    for start in ("a", "b"):
-        memory.keep([f"{start}/fd/3", f"{start}/fd/4"], lambda start=start: ended.append(start))
-    assert memory.variable == f"{own} a/fd/3 a/fd/4 b/fd/3 b/fd/4"
-    memory.release()
-    assert (sorted(ended), memory.variable) == (["a", "b"], own)
+    for start in range(2):
+        ranks, reaper = Mock(), Mock()
+        ranks.slots.return_value = [f"{start}/fd/3", f"{start}/fd/4"]
+        memory.keep(ranks, reaper)
+        assert memory.variable == f"{own} {start}/fd/3 {start}/fd/4"
+        memory.complete(start + 1)
+        assert (memory.variable, memory.held) == (own, start + 1)
+        ranks.close.assert_called_once()
+        reaper.end.assert_called_once()
+        reaper.close.assert_not_called()  # it would wait, and the launcher has other things to do
+    memory.close()
+    reaper.close.assert_called_once()
 
 
 def test_a_system_that_grants_none_or_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
