@@ -86,7 +86,10 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
             process.step = value
         case "resizable":
             process.resizable = value
-            _on_loop(attempt)
+            if attempt.ranks.max_ranks is not None:  # All ranks have loaded the state of an earlier start.
+                attempt.deadlines["copy"] = attempt.job_time(_COPY_LIMIT)
+                if number := attempt.resizing.loaded(attempt.job_time()):
+                    attempt.end_by_signal(number)
         case "resizing":
             process.resizing = True
             attempt.resizing.left(value, attempt.job_time())
@@ -135,15 +138,6 @@ def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> 
     elif not attempt.ending:
         attempt.deadlines.setdefault("joining", attempt.job_time(min(waiting.values())))
         _check_for_missed_ranks(attempt)
-
-
-def _on_loop(attempt: Attempt) -> None:
-    """A rank has begun a loop in which the job can be resized: it has loaded the state of an earlier start."""
-    if attempt.ranks.max_ranks is None:
-        return
-    attempt.deadlines["copy"] = attempt.job_time(_COPY_LIMIT)
-    if number := attempt.resizing.loaded(attempt.job_time()):
-        attempt.end_by_signal(number)
 
 
 def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> None:

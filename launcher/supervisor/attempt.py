@@ -339,7 +339,8 @@ class Attempt:
             for fileno in self.listener.filenos():
                 table[fileno] = select.POLLIN, partial(agents.authenticate, self, fileno)
             if self.resizing.listener is not None:
-                table[self.resizing.listener.fileno()] = select.POLLIN, self._on_resize_request
+                handler = partial(self.resizing.handle_request, self.job, self.ranks)
+                table[self.resizing.listener.fileno()] = select.POLLIN, handler
             if not self._reaper.lost:
                 table[self._reaper.fileno()] = select.POLLIN, self._on_reaper
             if not self._reaper.output_closed:
@@ -444,9 +445,6 @@ class Attempt:
                 self.console.terminal.drop()
                 self.end_signal = self.end_signal or self.resizing.postponed
                 self._kill(limit=0.0)
-
-    def _on_resize_request(self) -> None:
-        self.resizing.handle_request(self.job, self.ranks, self.ending)
 
     def _postpone(self, number: int) -> None:
         """Ends the job as soon as the next ranks have loaded its state: now it may be in memory alone."""

@@ -71,8 +71,7 @@ class StateMemory:
         return " ".join([self._token, *slots])
 
     def keep(self, ranks: RankTable, reaper: Reaper) -> None:
-        """Takes the agents of a start that has ended."""
-        assert self._kept is None  # They hold a state that is complete, for which `complete` released those before.
+        """Takes the agents of a start that has ended. `complete` has released those of an earlier one."""
         self._kept = ranks, reaper
 
     def complete(self, start: int) -> None:

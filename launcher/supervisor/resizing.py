@@ -77,19 +77,14 @@ class Resizing:
             self.listener.close()
             self.listener = None
 
-    def handle_request(self, job: Job, ranks: RankTable, ending: bool) -> None:
-        """Accepts a connection, and does what the client asks for, or refuses it.
-
-        job: as it is now; ranks: of it; ending: whether they have been asked to end
-        """
+    def handle_request(self, job: Job, ranks: RankTable) -> None:
+        """Accepts a connection, and does what the client asks for, or refuses it. job: as it is now; ranks: of it"""
         n = self.receive()
         if n is None:
             return
         try:
             if n == job.size:
                 raise UsageError(f"the job has {_ranks(job)} already")
-            if ending:
-                raise UsageError("the job is being ended")
             self._begin(job, n, job.hosts, ranks)
             self.hosts.max_ranks = n
         except UsageError as refusal:
@@ -100,11 +95,11 @@ class Resizing:
         max_ranks = ranks.max_ranks
         if max_ranks is None or self.target is not None:
             return  # The ranks are not in their loop yet, or about to leave it.
-        answered = self.hosts.answered(job, max_ranks)
-        hosts, n = answered or (job.hosts, job.size)
-        self.hosts.ask(hosts)
-        if answered is None:
+        hosts, n = self.hosts.answered(job.hosts, max_ranks)
+        if n <= job.size:
+            self.hosts.ask(job, max_ranks)
             return
+        self.hosts.close()
         names = ", ".join(host.name for host in hosts if host not in job.hosts)
         self._say(f"{names} can be reached: the job is resized from {job.size} to {n} ranks")
         try:
@@ -186,9 +181,7 @@ class Resizing:
             self.hosts.succeeded()
         self.answer(text, done=not self.failure)
         self._say(text)
-        number = self.postponed
-        self.postponed = 0
-        return number
+        return self.postponed
 
     def answer(self, text: str, done: bool = False) -> None:
         """Answers the client, and ends its request. done: the job has the requested number of ranks"""

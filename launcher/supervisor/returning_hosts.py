@@ -1,8 +1,8 @@
 """Hosts that a job with `min_ranks` does without: one that was lost and is back, or a new line of the hostfile.
 
-Every second each of them is asked, by the engine's remote shell, to run this Python. When some have done so, the
-job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and the
-hosts are asked less often, until a resize succeeds.
+Every second each of them is asked, by the engine's remote shell, to import what ranks import. When some have done so,
+the job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and
+the hosts are asked less often, until a resize succeeds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from collectives.errors import ROOT
 from launcher import network
 from launcher.engines.engine import REGISTRY
 from launcher.errors import UsageError
@@ -43,7 +44,7 @@ class ReturningHosts:
         self.interval = _INTERVAL
         self._hosts = requested.hosts  # not those of an allocation, which are Slurm's
         # Found now: a name server may not answer later, when the job would have to wait for it.
-        self._here = [host for host in self._hosts if network.is_here(host.name)]
+        self._here = [host.name for host in self._hosts if network.is_here(host.name)]
         variables = [engine.shell_variable for engine in REGISTRY.values()]
         self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
         self._hostfile = requested.hostfile
@@ -51,21 +52,28 @@ class ReturningHosts:
         # By host: the process that asks it, and the time at which to end it.
         self._questions: dict[Host, tuple[Any, float]] = {}
 
-    def ask(self, hosts: tuple[Host, ...]) -> None:
-        """Asks each host that the job does without, unless it has still to answer. hosts: those that it has"""
+    def ask(self, job: Job, limit: float) -> None:
+        """Asks each host that the job does without, unless it has still to answer, or the job can have no more ranks.
+
+        job: as it is now; limit: the most ranks that it can have
+        """
         now = time.monotonic()
         for host, (question, deadline) in [*self._questions.items()]:
-            if host in hosts or question.poll() is not None or now > deadline:
+            if question.poll() is not None or now > deadline:
                 self._end(host)
-        for host in self._wanted():
-            if host in hosts or host in self._questions:
-                continue
-            import subprocess  # here, because most jobs have all hosts
+        hosts = self._wanted()
+        if self._ranks_on(hosts, limit) <= job.size:
+            return
+        import subprocess  # here, because most jobs have all hosts
 
-            command = [*self._shell, host.name, f"{shlex.quote(sys.executable)} -c pass"]
+        for host in hosts:
+            if host in job.hosts or host in self._questions or host.name in self._here:
+                continue
+            # This also brings what ranks import into the memory of that host.
+            code = f"import sys; sys.path.insert(0, {ROOT!r}); import ddp"
             with suppress(OSError):  # there is no such program
                 question = subprocess.Popen(
-                    ["true"] if host in self._here else command,
+                    [*self._shell, host.name, shlex.join([sys.executable, "-c", code])],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -75,15 +83,18 @@ class ReturningHosts:
                 )
                 self._questions[host] = question, now + _ANSWER_LIMIT
 
-    def answered(self, job: Job, limit: float) -> tuple[tuple[Host, ...], int] | None:
-        """Hosts for the job, with those that have answered, and its number of ranks there; None if it is no larger.
+    def answered(self, before: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
+        """The hosts that the job can have now, and its number of ranks there.
 
-        job: as it is now; limit: the most ranks that it can have
+        before: those that it has; limit: the most ranks that it can have
         """
-        reachable = [*job.hosts, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
-        hosts = tuple(host for host in self._wanted() if host in reachable)
-        n = int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
-        return (hosts, n) if n > job.size else None
+        reachable = [*before, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
+        hosts = tuple(host for host in self._wanted() if host in reachable or host.name in self._here)
+        return hosts, self._ranks_on(hosts, limit)
+
+    def _ranks_on(self, hosts: tuple[Host, ...], limit: float) -> int:
+        """The number of ranks on these hosts."""
+        return int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
 
     def failed(self) -> None:
         """The ranks on the hosts that had answered have failed: hosts are asked less often."""

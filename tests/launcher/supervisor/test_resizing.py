@@ -71,24 +71,21 @@ def test_who_is_another_user_or_says_nothing_is_not_heard(
 
 
 @pytest.mark.parametrize(
-    ("n", "ending", "most", "why"),
+    ("n", "most", "why"),
     [
-        (4, False, None, "the job has 4 ranks already"),
-        (3, True, 8, "the job is being ended"),
-        (3, False, None, "not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer, "),
-        (5, False, 4, "micro_batches=4 is the most ranks that the job can have, not 5"),
-        (1, False, 8, "the smallest number of ranks (min_ranks) must be from 1 to 1, not 2"),
+        (4, None, "the job has 4 ranks already"),
+        (3, None, "not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer, "),
+        (5, 4, "micro_batches=4 is the most ranks that the job can have, not 5"),
+        (1, 8, "the smallest number of ranks (min_ranks) must be from 1 to 1, not 2"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_refused_and_the_job_goes_on(
-    n: int, ending: bool, most: int | None, why: str
-) -> None:
+def test_a_request_that_cannot_be_met_is_refused_and_the_job_goes_on(n: int, most: int | None, why: str) -> None:
     resizes = a_job()
     job = Job(script=SCRIPT, hosts=(Host("a", 4),), min_ranks=2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
         asks.connect(address(os.getpid()))
         asks.sendall(str(n).encode())
-        resizes.handle_request(job, Mock(max_ranks=most), ending)
+        resizes.handle_request(job, Mock(max_ranks=most))
         done, text = json.loads(asks.recv(1 << 16))
     assert (done, text.startswith(why), resizes.target) == (False, True, None), text
     resizes.close()

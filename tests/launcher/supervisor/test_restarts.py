@@ -191,7 +191,7 @@ def test_a_host_that_is_back_is_taken_after_a_step(elsewhere: Callable[..., Any]
     wait_for(job.process.stdout, "ready 2", 2, timeout=60)
     assert resize(job.process.pid, 1)[0]  # and stays there, since it was asked for
     wait_for(job.process.stdout, "ready 1", 1)
-    time.sleep(4)
+    time.sleep(1.5)  # hosts are asked every second
     job.process.send_signal(signal.SIGTERM)
     said = [line.partition("; ")[0] for line in job.wait(20).stderr.splitlines() if "from" in line or "goes on" in line]
     taken = "elsewhere can be reached: the job is resized from 1 to 2 ranks"

@@ -23,11 +23,12 @@ SCRIPT = str(Path(__file__))
     [
         ("true", None, None, math.inf, ((A, B), 4)),
         ("true", None, 3, math.inf, ((A, B), 3)),  # as many as were asked for
-        ("true", None, None, 2, None),  # as many as micro_batches
-        ("false", None, None, math.inf, None),  # it is still away
-        ("no-such-shell", None, None, math.inf, None),
+        ("true", None, None, 2, ((A,), 2)),  # as many as micro_batches
+        ("false", None, None, math.inf, ((A,), 2)),  # it is still away
+        ("no-such-shell", None, None, math.inf, ((A,), 2)),
         ("true", "a:2\nc", None, math.inf, ((A, C), 3)),  # b is not wanted any more
         ("true", "", None, math.inf, ((A, B), 4)),  # it is being written
+        ("no-such-shell", "a:2\nhere:3", None, math.inf, ((A, Host("here", 3)), 5)),  # no shell is needed
     ],
 )
 def test_hosts_that_answer_are_taken(
@@ -35,23 +36,24 @@ def test_hosts_that_answer_are_taken(
     hostfile: str | None,
     n: int | None,
     limit: float,
-    taken: object,
+    taken: tuple[tuple[Host, ...], int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
+    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: host == "here")
     path = tmp_path / "hosts"
     path.write_text(hostfile or "")
-    asked = Job(script=SCRIPT, n=n, hosts=(A, B), min_ranks=1, hostfile=None if hostfile is None else str(path))
+    before = (A, Host("here", 1)) if hostfile and "here" in hostfile else (A, B)
+    asked = Job(script=SCRIPT, n=n, hosts=before, min_ranks=1, hostfile=None if hostfile is None else str(path))
     hosts = ReturningHosts(asked, {**os.environ, "HYDRA_LAUNCHER_EXEC": shell})
     now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
-    assert hosts.answered(now, limit) is None
-    hosts.ask(now.hosts)
-    deadline = time.monotonic() + (20 if taken else 0.5)
-    while (target := hosts.answered(now, limit)) is None and time.monotonic() < deadline:
+    hosts.ask(now, limit)
+    deadline = time.monotonic() + (20 if taken[1] > 2 else 0.5)
+    while hosts.answered(now.hosts, limit)[1] <= 2 and time.monotonic() < deadline:
         time.sleep(0.01)
+    found = hosts.answered(now.hosts, limit)
     hosts.close()
-    assert target == taken
+    assert found == taken
 
 
 def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
@@ -72,8 +74,18 @@ def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path, monkeypa
     hosts = ReturningHosts(Job(script=SCRIPT, hosts=(A, B)), {**os.environ, "HYDRA_LAUNCHER_EXEC": str(shell)})
     now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
     deadline = time.monotonic() + 20
-    while (target := hosts.answered(now, math.inf)) is None and time.monotonic() < deadline:
-        hosts.ask(now.hosts)
+    while (n := hosts.answered(now.hosts, math.inf)[1]) == 2 and time.monotonic() < deadline:
+        hosts.ask(now, math.inf)
         time.sleep(0.05)
     hosts.close()
-    assert target is not None
+    assert n == 4
+
+
+def test_a_job_that_has_all_ranks_that_it_may_asks_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
+    hosts = ReturningHosts(Job(script=SCRIPT, n=2, hosts=(A, B)), {**os.environ, "HYDRA_LAUNCHER_EXEC": "true"})
+    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
+    hosts.ask(now, math.inf)
+    time.sleep(0.1)
+    hosts.max_ranks = None  # else they would not be taken in any case
+    assert hosts.answered(now.hosts, math.inf) == ((A,), 2)
