@@ -29,11 +29,12 @@ from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
 from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
-from ddp.checkpoint.state import TrainedObjects, capture
+from ddp.checkpoint.state import Captured, TrainedObjects, capture
 from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.optim import Optimizer
+from ddp.parallel import ZeroOptimizer
 from ddp.parallel.control import HOLD, RESIZE, SAVE, SAVED, STOP, PendingRequests
 
 _log = logging.getLogger("ddp.checkpoint")
@@ -96,6 +97,10 @@ class Checkpointer:
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
         self._memory_every = memory_every
+        # Ranks write copies of pieces of ranks on other nodes.
+        self._copying = comm.local_size < comm.size and any(
+            isinstance(trained, ZeroOptimizer) for trained in self._training.optimizers
+        )
         self._memory: state_memory.StateMemory | None = None
         self._in_memory: Saved | None = None  # the state of an earlier start of the job, until `load`
         self._room_known = False  # the state has been written to memory on all ranks before
@@ -366,18 +371,18 @@ class Checkpointer:
         self._memory = self._in_memory = None
         self._requests.requested[HOLD] = False
 
-    def _hold(self) -> None:
-        """Copies the state to memory."""
+    def _hold(self, captured: Captured | None = None) -> None:
+        """Copies the state to memory. captured: what this rank writes, if it is known"""
         if self._memory is None:  # an earlier copy has failed on this rank alone
             raise CheckpointError("this rank does not copy its state to memory any more")
-        began = time.monotonic()
         node = (self._comm.local_rank, self._comm.local_size)
-        self._memory.write(self._reached, capture(self._training, self._store.ranks, node))
-        self._memory.took(began)
+        self._memory.write(self._reached, captured or capture(self._training, self._store.ranks, node))
 
     def _hold_together(self) -> None:
         """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
-        self._store.ranks.run_on_all_ranks(state_memory.FAILED, self._hold)
+        ranks = self._store.ranks
+        captured = state_memory.capture_with_copies(self._training, ranks, self._comm) if self._copying else None
+        ranks.run_on_all_ranks(state_memory.FAILED, lambda: self._hold(captured))
         world.report(held=self._reached)
 
     def _held_by_all(self) -> bool:
@@ -514,12 +519,13 @@ class Checkpointer:
             self._due = False
             self._saved_time = time.monotonic()
             requests.clear(SAVE)
-        # The first write to memory is collective, which is impossible during a save in the background.
-        if self._hold_due and self._memory is not None and (self._room_known or self._saving is None):
-            if self._room_known:
-                self._use_memory(self._hold, together=False)
-            else:
-                self._use_memory(self._hold_together, together=True)
+        # The first write to memory is collective, or all are, which is impossible during a save in the background.
+        together = self._copying or not self._room_known
+        if self._hold_due and self._memory is not None and not (together and self._saving):
+            began = time.monotonic()
+            self._use_memory(self._hold_together if together else self._hold, together)
+            if self._memory is not None:
+                self._memory.took(began)
             self._room_known = True
             self._hold_due = False
             requests.clear(HOLD)

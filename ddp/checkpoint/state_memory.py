@@ -7,12 +7,14 @@ them is always complete. A slot consists of
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
     header     format, job, and the fields of `Stamp`
     arrays     from byte 4096 on, each at a multiple of 64: first this rank's part of what is equal on all ranks
-    arrays     from byte `own_at` on: those of this rank alone
+    arrays     from byte `own_at` on: those of this rank alone, and copies of pieces of ranks on other nodes
     text       JSON: the rest of the state, and the positions of the arrays
 
 The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
-nodes. After a restart the ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on
-its node. What lies on no slot there is broadcast by a rank that has it.
+nodes. The pieces of a sharded optimizer are not equal: before ranks write, each sends its own to a rank on another node
+(`capture_with_copies`), so that they lie in the slots of both, and are complete when these are. After a restart the
+ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What lies on no
+slot there is broadcast by a rank that has it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -45,7 +47,7 @@ from ddp._device import CPU, to_device
 from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, assemble_tensors, new_entry
 from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.rank_group import RankGroup
-from ddp.checkpoint.state import ArraySource, Captured, rank_array_name
+from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
 from ddp.errors import ArgumentError
 
 #: What follows where the state cannot be held in memory, or not be read there.
@@ -53,7 +55,7 @@ FAILED = "a restart goes on from disk, not from memory"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st02"
 _WORD = struct.Struct("=Q")
-# The format, the job's token, and the fields of `Stamp`.
+# The format, the job's token, and the fields of `Stamp` but the last.
 _HEADER = struct.Struct("=8s32s16sQQQQQQQQQQ")
 # Where the first array starts, in bytes; and the alignment of each.
 _BEGIN = mmap.PAGESIZE
@@ -71,6 +73,7 @@ class Stamp(NamedTuple):
     node, node_size: where the rank was, and how many ranks wrote a copy of what is equal on all ranks there
     sharded: whether this rank holds a part of an optimizer's state that no other rank has
     own_at: where the arrays begin that this rank alone has; text_at, text_bytes: position and length of the text
+    copied: the ranks on other nodes of whose pieces there are copies; it stands in the text
     """
 
     owner: bytes
@@ -84,6 +87,7 @@ class Stamp(NamedTuple):
     own_at: int
     text_at: int
     text_bytes: int
+    copied: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -121,7 +125,9 @@ class Slot:
         form, token, *fields = _HEADER.unpack(header)
         if _WORD.unpack(begin[: _WORD.size])[0] != _commit_word(header) or (form, token) != (_FORMAT, self._token):
             return None
-        return Stamp(*fields)
+        stamp = Stamp(*fields)
+        copied = json.loads(os.pread(self._fd, stamp.text_bytes, stamp.text_at))[1].get("copied", ())
+        return stamp._replace(copied=tuple(copied))
 
     def map(self) -> mmap.mmap:
         """Maps all of its memory."""
@@ -137,7 +143,7 @@ class Slot:
             array = source.array
             np.ndarray(array.shape, array.dtype, memory, start)[...] = to_device(array, CPU)
         memory[stamp.text_at : stamp.text_at + stamp.text_bytes] = text
-        header = _HEADER.pack(_FORMAT, self._token, *stamp)
+        header = _HEADER.pack(_FORMAT, self._token, *stamp[:-1])
         memory[_WORD.size : _WORD.size + len(header)] = header
         _WORD.pack_into(memory, 0, _commit_word(header))
 
@@ -155,6 +161,45 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
         starts.append(end)
         end += -(-source.array.nbytes // _ALIGNED) * _ALIGNED
     return starts, end
+
+
+def holders_of_copies(nodes: Sequence[int]) -> list[int]:
+    """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
+
+    `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
+    """
+    holders = []
+    for rank, node in enumerate(nodes):
+        others = [other for other, at in enumerate(nodes) if at != node]
+        holders.append(others[rank % len(others)])
+    return holders
+
+
+def capture_with_copies(training: TrainedObjects, ranks: RankGroup, comm: Communicator) -> Captured:
+    """Collects what this rank writes, with copies of the pieces of ranks on other nodes. Collective.
+
+    Raises: CheckpointError on all ranks if one of them cannot.
+    """
+    captured: Any = None
+
+    def describe() -> Any:
+        nonlocal captured
+        captured = capture(training, ranks, (comm.local_rank, comm.local_size))
+        return comm.node, captured.own_state["pieces"], [source.name for source in captured.pieces]
+
+    described = ranks.run_on_all_ranks(FAILED, describe)
+    holders = holders_of_copies([node for node, *_ in described])
+    sending = [comm.send(source.array, holders[comm.rank], async_op=True) for source in captured.pieces]
+    copied = captured.own_state["copied"] = []
+    for rank, (_, pieces_of_optimizers, names) in enumerate(described):
+        if holders[rank] == comm.rank:
+            copied.append(rank)
+            for own_pieces, pieces in zip(captured.own_state["pieces"], pieces_of_optimizers, strict=True):
+                own_pieces += pieces
+            captured.pieces.extend(ArraySource(name=name, array=comm.recv(rank)) for name in names)
+    for work in sending:
+        work.wait()
+    return captured
 
 
 class StateMemory:
@@ -321,7 +366,7 @@ def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
     """Chooses the newest complete state; None if there is none. found: for each rank, the slots that it can read
 
     A rank of whose slots none is found was lost with its host, or with the agent that held them. A state is complete
-    without it if there is a copy of what is equal on all ranks, and no rank holds a part of an optimizer alone.
+    without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
     """
     everything = set().union(*found)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
@@ -329,7 +374,8 @@ def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
         stamps = sorted((stamp for stamp in of_start if stamp.step == step), key=lambda stamp: stamp.rank)
         if len(stamps) < len({stamp.rank for stamp in of_start}):
             continue  # a rank that is not lost has not written this step
-        if len(stamps) < size and any(stamp.sharded for stamp in stamps):
+        there = {stamp.rank for stamp in stamps}.union(*(stamp.copied for stamp in stamps))
+        if len(there) < size and any(stamp.sharded for stamp in stamps):
             continue
         nodes: dict[int, list[Stamp]] = {}
         for stamp in stamps:
@@ -367,14 +413,15 @@ class SavedInMemory(Saved):
             stamp.rank: json.loads(bytes(memoryview(memories[stamp.rank])[stamp.text_at : stamp.end]))
             for stamp in stamps
         }
-        tables = [texts[stamp.rank][2] for stamp in copy]
+        own_table: dict[str, Any] = {}  # an array and its copy have one name
         own_states = []
         for rank in range(stamps[0].size):
             origin = rank if rank in texts else copy[0].rank
             _, own_state, _, entries = texts[origin]
             own_states.append(own_state)
             before, after = rank_array_name(origin, ""), rank_array_name(rank, "")
-            tables.append([(name.replace(before, after, 1), entry) for name, entry in entries])
+            own_table |= {name.replace(before, after, 1): entry for name, entry in entries}
+        tables = [*(texts[stamp.rank][2] for stamp in copy), own_table.items()]
         tensors = assemble_tensors({name: TensorEntry.decode(entry) for name, entry in table} for table in tables)
         infos = [ShardInfo(0, 0, "")] * stamps[0].size
         super().__init__("memory", Manifest(stamps[0].step, infos, tensors, texts[copy[0].rank][0], own_states))

@@ -289,14 +289,17 @@ import collectives, ddp
 from ddp import nn
 from ddp.nn import functional as F
 
-folder, events = sys.argv[1], sys.argv[2:]
+folder, kind, events = sys.argv[1], sys.argv[2], sys.argv[3:]
 comm = collectives.init(timeout=30)
 ddp.manual_seed(3)
 data = ddp.data.TensorDataset(ddp.arange(48), ddp.randn(48, 6), ddp.randint(3, (48,)))
 loader = ddp.data.DataLoader(data, 4, sampler=ddp.data.DistributedSampler(data, seed=2, micro_batches=2))
 net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 model = ddp.DataParallel(net, micro_batches=2)
-adam = ddp.optim.AdamW(model.parameters(), lr=0.01)
+if kind == "zero":
+    adam = ddp.parallel.ZeroOptimizer(model, ddp.optim.AdamW, lr=0.01)
+else:
+    adam = ddp.optim.AdamW(model.parameters(), lr=0.01)
 ckpt = ddp.checkpoint.Checkpointer(f"{folder}/run", model=model, optimizer=adam, memory_every=1)
 began = None
 for ids, x, t in ckpt.resume(loader, epochs=20):
@@ -325,16 +328,20 @@ if comm.rank == 0:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("events", [("rank-1",), ("agent-1", "rank-0"), ("agent-0", "rank-1")], ids=" ".join)
+@pytest.mark.parametrize(
+    "kind_and_events",
+    ["adam rank-1", "adam agent-1 rank-0", "adam agent-0 rank-1", "zero agent-1 rank-0", "zero agent-0 rank-1"],
+)
 def test_hosts_go_and_come_back_and_the_state_stays_in_memory(
-    start: Any, hosts: Hosts, script: Any, tmp_path: Path, events: tuple[str, ...]
+    start: Any, hosts: Hosts, script: Any, tmp_path: Path, kind_and_events: str
 ) -> None:
+    kind, *events = kind_and_events.split()
     path = script(ELASTIC)
     for name in ("whole/done", "elastic/done"):
         (tmp_path / name).mkdir(parents=True)
-    whole = start(path, str(tmp_path / "whole"), on=(FIRST,)).wait(60)
+    whole = start(path, str(tmp_path / "whole"), kind, on=(FIRST,)).wait(60)
     assert whole.returncode == 0, whole.stderr
-    job = start("--max-restarts", "3", "--min-ranks", "1", path, str(tmp_path / "elastic"), *events)
+    job = start("--max-restarts", "3", "--min-ranks", "1", path, str(tmp_path / "elastic"), kind, *events)
     done = job.wait(180)
     hosts.assert_left()
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from ddp.checkpoint.state import ArraySource, Captured
 from ddp.checkpoint.state_memory import Stamp, StateMemory, choose_state
 from ddp.errors import ArgumentError
 from ddp.optim import AdamW
+from tests.collectives.backends.shm.ranks import run_sharing
 from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, net
 
 Slots = list[int]
@@ -229,6 +231,10 @@ def stamp(rank: int, step: int = 5, node_size: int = 1, start: int = 0, size: in
     return Stamp(b"run", rank, size, start, step, rank // node_size, node_size, sharded, 5000, 6000, 7)
 
 
+def shard(rank: int, *copied: int, step: int = 5) -> Stamp:
+    return stamp(rank, step, sharded=1, size=3)._replace(copied=copied)
+
+
 @pytest.mark.parametrize(
     ("found", "step", "copies", "moves"),
     [
@@ -240,6 +246,11 @@ def stamp(rank: int, step: int = 5, node_size: int = 1, start: int = 0, size: in
         # A rank is lost: its node's copy is not needed, nor is there a part that it alone had.
         ([[stamp(1)]], 5, [1], []),
         ([[stamp(1, sharded=1)]], None, [], []),
+        # There is a copy of that part.
+        ([[stamp(1, sharded=1)._replace(copied=(0,))]], 5, [1], []),
+        ([[shard(0, 2)], [shard(2, 1)]], 5, [0, 2], [(0, 0, 5000), (2, 1, 5000)]),
+        ([[shard(0, 2)], [shard(1, 0)]], 5, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
+        ([[shard(0, 2)]], None, [], []),
         ([[stamp(1, node_size=2)]], None, [], []),
         # A rank that is there has not written the last step.
         ([[stamp(0), stamp(0, 4)], [stamp(1, 4), stamp(1, 3)]], 4, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
@@ -292,6 +303,77 @@ def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int
 
     collectives.run_threads(load, 2)
     for fd in fresh:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "holders"),
+    [([0, 1], [1, 0]), ([0, 0, 1, 1], [2, 3, 0, 1]), ([0, 0, 0, 1], [3, 3, 3, 0]), ([0, 1, 0, 2], [1, 2, 1, 0])],
+)
+def test_copies_of_pieces_lie_on_another_node(nodes: list[int], holders: list[int]) -> None:
+    assert state_memory.holders_of_copies(nodes) == holders
+
+
+def train_shards(
+    nodes: list[int], variables: list[str], start: int, folder: Path, until: int
+) -> list[tuple[int | None, dict[str, Any]]]:
+    """Trains with ZeroOptimizer on ranks of several hosts. variables: of each rank; until: as in `train`"""
+
+    def run(comm: collectives.Communicator) -> tuple[int | None, dict[str, Any]]:
+        ddp.manual_seed(3)
+        rows = ddp.data.TensorDataset(ddp.randn(48, 6), ddp.randint(3, (48,)))
+        sampler = ddp.data.DistributedSampler(rows, seed=2, micro_batches=4, comm=comm)
+        model: Any = ddp.DataParallel(net(dropout=0.5, norm=True), comm, micro_batches=4)
+        optimizer = ddp.parallel.ZeroOptimizer(model, AdamW, lr=0.01)
+        ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, comm=comm)
+        began = None
+        with suppress(Interrupted), ckpt:
+            for x, t in ckpt.resume(ddp.data.DataLoader(rows, 4, sampler=sampler), epochs=3):
+                began = ckpt.step if began is None else began
+                if ckpt.step == until:
+                    comm.barrier()
+                    raise Interrupted
+                ddp.nn.functional.cross_entropy(model(x), t).backward()
+                if not model.accumulating:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return began, everything(model, [])
+
+    def take(owner: str, comm: collectives.Communicator) -> StateMemory:
+        return StateMemory(variables[comm.rank], comm.rank, start, start - 1, owner, comm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_memory, "offered", lambda: bool(variables))
+        patch.setattr(state_memory, "take", take)
+        return run_sharing(run, nodes)
+
+
+@pytest.mark.parametrize(("nodes", "lost"), [([0, 1], 1), ([0, 1], 0), ([0, 0, 1], 0), ([0, 0, 1], 1), ([0, 1, 2], 1)])
+def test_shards_outlive_their_host(nodes: list[int], lost: int, tmp_path: Path) -> None:
+    slots = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4 * len(nodes))]
+    [(_, whole)] = train_shards([0], [], 0, tmp_path / "whole", -1)
+    began = train_shards(nodes, [variable(slots)] * len(nodes), 0, tmp_path / "run", 6)
+    assert [step for step, _ in began] == [0] * len(nodes)
+    left = [(rank, node) for rank, node in enumerate(nodes) if node != lost]
+    fresh = slots[2 * len(nodes) :][: 2 * len(left)]
+    of_nodes = {node: [fd for rank, own in left if own == node for fd in slots[2 * rank :][:2]] for _, node in left}
+    variables = [variable(fresh + of_nodes[node]) for _, node in left]
+    for step, same in train_shards([node for _, node in left], variables, 1, tmp_path / "run", -1):
+        assert step == 6
+        assert_same({**same, "random": None}, {**whole, "random": None})
+    for fd in slots:
+        os.close(fd)
+
+
+def test_copies_of_pieces_end_on_all_ranks_if_one_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
+    monkeypatch.setattr(state_memory.Slot, "write", fails_after(5))
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        assert [step for step, _ in train_shards([0, 1], [variable(slots)] * 2, 0, tmp_path, -1)] == [0, 0]
+    assert [record.message.count(state_memory.FAILED) for record in caplog.records] == [1]
+    for fd in slots:
         os.close(fd)
 
 
