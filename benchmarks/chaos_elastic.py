@@ -8,14 +8,16 @@ kill      a rank is killed
 agent     the agent of a rank is killed
 resize    the job goes on with another number of ranks from 1 to 4
 host      the cable of one of two hosts of one rank each is pulled (`tests/cluster/hosts.sh`), and the job goes on with
-          the other. One in twenty events, each in a job of its own, where this machine can have such hosts
+          the other. Ranks share the optimizer's state (ZeroOptimizer), of which the lost rank's part is held there, too
+return    the cable is put back, and the job takes the host again. One in twenty events is the loss of a host, in a job
+          of its own, and one its return, where this machine can have such hosts
 torchrun  a rank of PyTorch's job is killed: the same model and step, state by torch.save after each step, restarted by
           torchrun. In a job of its own, too; where it does not come back, as may happen, another one is struck
 
-A recovery's time is from the event to the end of the next step on all ranks, and for a resize from the end of the last
-step before to the end of the first after it. After failures in a row ddp-launch makes a pause before it starts ranks
-again (1, 2, 4, ... s), and a host counts as lost after some seconds without a heartbeat: this is part of the time, and
-is shown beside it.
+A recovery's time is from the event to the end of the next step on all ranks, and for a resize or return from the end of
+the last step before to the end of the first after it. After failures in a row ddp-launch makes a pause before it starts
+ranks again (1, 2, 4, ... s), and a host counts as lost after some seconds without a heartbeat: this is part of the
+time, and is shown beside it. Nothing is saved on disk before a job's end.
 """
 
 from __future__ import annotations
@@ -46,13 +48,15 @@ SAMPLES = 144  # whole steps alone: nine an epoch
 MOST = 4  # ranks, and micro-batches
 BETWEEN = 15  # steps from one event to the next, and up to as many more
 POLL, PATIENCE = 0.02, 300.0  # s; on a machine that is busy with other things a step may take long
+NEVER = 1 << 30  # steps, from one save to the next
 STEP = 0.5  # s that a step of an undisturbed rank may take
 HOSTS_EVERY = 20  # events, one of which is the loss of a host
-SAVED_EVERY = 5  # steps, of a job on two hosts: its state is on disk
+SLOW = 0.25  # s that each step takes longer in a job on two hosts
+RETURNING = 100  # steps that such a job has for the return of a host
 HEARTBEAT = 5.0  # s without one, after which a host is lost
 CUT_OFF = 60.0  # s until processes on a host that was lost have ended
 TRIES = 4  # of torchrun
-KINDS = ("kill", "agent", "resize", "host", "torchrun")
+KINDS = ("kill", "agent", "resize", "host", "return", "torchrun")
 
 
 class Event(NamedTuple):
@@ -104,17 +108,24 @@ def pauses(events: Sequence[Event]) -> list[float]:
     return found
 
 
+def host_events(chance: random.Random) -> list[Event]:
+    """The loss of a host, and its return."""
+    loss = BETWEEN + chance.randrange(BETWEEN)
+    return [Event("host", loss, 2, 1), Event("return", loss + BETWEEN + chance.randrange(BETWEEN), 2)]
+
+
 def epochs_for(events: Sequence[Event]) -> int:
     """Passes over the digits that last some steps longer than these events."""
-    return -(-(events[-1].step + BETWEEN) * BATCH // SAMPLES)
+    more = RETURNING if events[-1].kind == "return" else BETWEEN
+    return -(-(events[-1].step + more) * BATCH // SAMPLES)
 
 
 def command(
-    work: Path, digits: Path, launch: Sequence[str], epochs: int, every: int = 100, pause: float = PAUSE
+    work: Path, digits: Path, launch: Sequence[str], epochs: int, pause: float = PAUSE, *more: str
 ) -> list[str]:
-    """ddp-launch and its script. every: steps from one save to the next; pause: s that each step takes longer"""
+    """ddp-launch and its script. pause: s that each step takes longer; more: options of the script"""
     script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={pause}"]
-    options = [f"--micro-batches={MOST}", f"--epochs={epochs}", f"--every={every}", "--memory-every=1"]
+    options = [f"--micro-batches={MOST}", f"--epochs={epochs}", f"--every={NEVER}", "--memory-every=1", *more]
     return [sys.executable, "-m", "launcher", *launch, *script, *options]
 
 
@@ -191,21 +202,25 @@ def on_this_machine(work: Path, digits: Path, events: Sequence[Event], said: Cal
             said(Recovery(event, follow(event, job, notes, lambda event=event: strike(event, job, work)), pause))
 
 
-def without_a_host(work: Path, digits: Path, event: Event, names: Sequence[str], ssh: str) -> Recovery:
-    """A job on two hosts, one of which is lost. ssh: the command between them
+def on_two_hosts(
+    work: Path, digits: Path, events: Sequence[Event], names: Sequence[str], ssh: str, said: Callable[[Recovery], None]
+) -> None:
+    """A job on two hosts, one of which is lost and comes back. ssh: the command between them; said: as above
 
     Raises: SystemExit if it does not come to its end
     """
     launch = ["--hosts=10.0.0.1:1,10.0.0.2:1", "--max-restarts=1", "--min-ranks=1", f"--heartbeat-timeout={HEARTBEAT}"]
-    line = [str(two_hosts.SCRIPT), names[0], *command(work, digits, launch, epochs_for([event]), SAVED_EVERY)]
+    line = [str(two_hosts.SCRIPT), names[0], *command(work, digits, launch, epochs_for(events), SLOW, "--zero")]
     # The hosts share one kernel, and UCX must not find its ways from process to process.
     environ = {"HYDRA_LAUNCHER_EXEC": ssh, "PRTE_MCA_plm_ssh_agent": ssh, "UCX_TLS": "tcp,self"}
     with job_of(work, line, PATIENCE, CUT_OFF, **environ) as job:
+        notes = Notes(work)
         try:
-            seconds = follow(event, job, Notes(work), lambda: two_hosts.set_cable(names[1], "down"))
+            for event, state, pause in zip(events, ("down", "up"), (HEARTBEAT, 0.0), strict=True):
+                seconds = follow(event, job, notes, lambda state=state: two_hosts.set_cable(names[1], state))
+                said(Recovery(event, seconds, pause))
         finally:
             two_hosts.set_cable(names[1], "up")
-    return Recovery(event, seconds, HEARTBEAT)
 
 
 @contextlib.contextmanager
@@ -245,10 +260,10 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
 
     wrong = ""
     again = {"one machine": 0, "two hosts": 0}
-    losses = [Event("host", BETWEEN + chance.randrange(BETWEEN), 2, 1) for _ in range(count // HOSTS_EVERY)]
+    of_hosts = [host_events(chance) for _ in range(count // HOSTS_EVERY)]
     with hosts(folder / "hosts") as names:
-        losses = losses if names else []
-        jobs = [("one machine", plan(count - len(losses), chance)), *(("two hosts", [loss]) for loss in losses)]
+        of_hosts = of_hosts if names else []
+        jobs = [("one machine", plan(count - 2 * len(of_hosts), chance)), *(("two hosts", own) for own in of_hosts)]
         for number, (place, events) in enumerate(jobs):
             part = folder / f"job-{number}"
             part.mkdir()
@@ -257,7 +272,7 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
             if place == "one machine":
                 on_this_machine(work, digits, events, said)
             else:
-                said(without_a_host(work, digits, events[0], names, str(folder / "hosts" / "ssh")))
+                on_two_hosts(work, digits, events, names, str(folder / "hosts" / "ssh"), said)
             samples, digest = judged(work)
             if samples != expected[0]:
                 wrong = f"{place}: steps had other samples"

@@ -30,7 +30,7 @@ from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
 from ddp.nn import functional as F
-from ddp.optim import SGD
+from ddp.optim import SGD, Optimizer
 from ddp.optim.lr_scheduler import StepLR
 
 SAMPLES = 150
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--memory-every", default="auto", help="auto, never, or steps: see Checkpointer")
     parser.add_argument("--micro-batches", type=int, help="of a step (default: each rank has a batch)")
+    parser.add_argument("--zero", action="store_true", help="the ranks share the optimizer's state")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--every", type=int, default=EVERY, help="steps from one save to the next")
     parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
@@ -156,7 +157,11 @@ def main() -> None:
     sampler = DistributedSampler(data, seed=1, comm=comm, **tail)
     loader = DataLoader(data, BATCH // (comm.size if micro is None else micro), sampler=sampler)
     model = ddp.DataParallel(make_net(), comm, micro_batches=micro)
-    optimizer = SGD(model.parameters(), lr=0.2, momentum=0.9)
+    optimizer: Optimizer
+    if args.zero:
+        optimizer = ddp.parallel.ZeroOptimizer(model, SGD, lr=0.2, momentum=0.9)
+    else:
+        optimizer = SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = StepLR(optimizer, step_size=5, gamma=0.8)
     random.seed(comm.rank), np.random.seed(comm.rank), ddp.manual_seed(comm.rank)
     with Checkpointer(

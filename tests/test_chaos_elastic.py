@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_elastic import BETWEEN, MOST, Event, Recovery, pauses, plan, samples_of, table
+from benchmarks.chaos_elastic import BETWEEN, MOST, Event, Recovery, host_events, pauses, plan, samples_of, table
 from benchmarks.jobs import Notes, repeated, starts_of
 
 
@@ -25,6 +25,9 @@ def test_events_follow_from_the_seed_and_fit_the_job() -> None:
         assert (event.ranks != ranks) if event.rank is None else (event.ranks, event.rank < ranks) == (ranks, True)
         ranks = event.ranks
     assert {event.kind for event in events} == {"kill", "agent", "resize"}
+    loss, back = host_events(random.Random(3))
+    assert ((loss.kind, loss.rank), (back.kind, back.rank)) == (("host", 1), ("return", None))
+    assert BETWEEN <= back.step - loss.step < 2 * BETWEEN
 
 
 def test_a_resize_ends_a_row_of_failures() -> None:
