@@ -1,205 +1,42 @@
 """Learning-rate schedules, under PyTorch's names: made around an optimizer, stepped after it.
 
-A new schedule is a subclass of `LRScheduler` with `get_lr`. Sources: Loshchilov & Hutter 2017, arXiv:1608.03983
-(cosine); Smith 2017, arXiv:1506.01186 (cyclic); Smith & Topin 2018, arXiv:1708.07120 (one cycle).
+A new schedule is a subclass of `LRScheduler` with `get_lr`. Source of the cosine: Loshchilov & Hutter 2017,
+arXiv:1608.03983.
 """
 
 from __future__ import annotations
 
 import math
-import types
-import warnings
-import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
-from ddp.optim.optimizer import Group, Optimizer, number
+from ddp.optim.cyclic_schedules import CyclicLR, OneCycleLR
+from ddp.optim.optimizer import Optimizer, number
+from ddp.optim.schedule import LRScheduler, per_group, set_lr
+
+__all__ = [
+    "ChainedScheduler",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "MultiStepLR",
+    "MultiplicativeLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "ReduceLROnPlateau",
+    "SequentialLR",
+    "StepLR",
+]
 
 Function = Callable[[int], float]
-
-# The settings of a parameter group that schedules change.
-_SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
-
-# The attributes of schedules that hold functions and other schedules: a state dict has only their state.
-_STATEFUL = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
-
-
-class LRScheduler:
-    """The base of schedules: `get_lr` computes the rates of `last_epoch`.
-
-    last_epoch: -1 to begin; to continue from a checkpoint, the last finished epoch: the optimizer's groups then have
-    "initial_lr"
-
-    Raises: DtypeError for other things than an optimizer; ArgumentError if "initial_lr" is missing.
-    """
-
-    _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
-
-    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
-        self._begin(optimizer, last_epoch)
-
-    if TYPE_CHECKING:  # the settings that `_begin` makes attributes
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def _begin(self, optimizer: Optimizer, last_epoch: int, **settings: Any) -> None:
-        """Stores the settings as attributes, and sets the first rates. Raises: DtypeError, ArgumentError."""
-        self._attach(optimizer)
-        self.__dict__.update(settings)
-        for position, group in enumerate(optimizer.param_groups):
-            if last_epoch == -1:
-                group.setdefault("initial_lr", number(group["lr"]))
-            elif "initial_lr" not in group:
-                raise ArgumentError(
-                    f"{type(self).__name__}: last_epoch={last_epoch}, but group {position} has no 'initial_lr': load "
-                    "the optimizer's state dict first, or begin with last_epoch=-1"
-                )
-        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
-        self.last_epoch = last_epoch
-        self._initial_step()
-
-    def _attach(self, optimizer: Optimizer) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise DtypeError(f"{type(self).__name__}: expected an Optimizer, not {type(optimizer).__name__}")
-        self.optimizer = optimizer
-        self._is_initial = False
-        if optimizer._loaded_settings == []:  # the first schedule made after load_state_dict
-            optimizer._loaded_settings = [
-                {name: number(value) for name, value in group.items() if name in _SCHEDULED}
-                for group in optimizer.param_groups
-            ]
-
-    def _initial_step(self) -> None:
-        """Does the first step, which sets the rates of the first epoch, or keeps those of a checkpoint."""
-        self._step_count = 0
-        self._is_initial = True
-        try:
-            self.step()
-        finally:
-            self._is_initial = False
-
-    def get_last_lr(self) -> list[float]:
-        """The rate of each group, as this schedule set it last."""
-        return self._last_lr
-
-    def get_lr(self) -> list[float]:
-        """The rate of each group at `last_epoch`. Called by `step`; users call `get_last_lr`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
-
-    def step(self, epoch: None = None) -> None:
-        """Goes on to the next epoch: after `optimizer.step()`. Raises: ArgumentError for an `epoch` to go to instead.
-
-        Warns if the optimizer has made no step before the second call: the first rate would be skipped.
-        """
-        if epoch is not None:
-            raise ArgumentError(f"{type(self).__name__}: step() goes on to the next epoch, and to no other")
-        if self._step_count == 1 and not self.optimizer._stepped:
-            warnings.warn(
-                f"{type(self).__name__}.step() before optimizer.step(): the first rate of the schedule is skipped",
-                UserWarning,
-                stacklevel=2,
-            )
-        self._step_count += 1
-        self.last_epoch += 1
-        self._set(self.get_lr())
-
-    def _undo(self) -> None:
-        """Takes back one step."""
-        self.last_epoch -= 1
-
-    def _restart(self) -> None:
-        """Begins at epoch 0: called when this schedule becomes the current one of a SequentialLR."""
-        self.last_epoch = 0
-        if self._is_relative:
-            self._set(self.base_lrs)
-        self._is_initial = self._is_relative
-        self._set(self.get_lr())
-        self._is_initial = False
-
-    def _set(self, rates: Sequence[float]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            _set_lr(group, rate)
-        self._last_lr = self._rates()
-
-    def _rates(self) -> list[float]:
-        return [_read_lr(group["lr"]) for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """All attributes but the optimizer; for functions and other schedules, their state."""
-        return {
-            name: _state_of(value) if name in _STATEFUL else value
-            for name, value in self.__dict__.items()
-            if name != "optimizer"
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a result of `state_dict`. Functions and other schedules are kept, and get their saved state.
-
-        The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
-        schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
-        """
-        self.__dict__.update({name: value for name, value in state_dict.items() if name not in _STATEFUL})
-        for name in _STATEFUL & state_dict.keys():
-            _load_state(self.__dict__.get(name), state_dict[name])
-        for group, loaded in zip(self.optimizer.param_groups, self.optimizer._loaded_settings or (), strict=False):
-            _set_lr(group, loaded["lr"])
-            group.update({**loaded, "lr": group["lr"]})
-
-
-def _state_of(value: Any) -> Any:
-    """The state of a function or schedule, or of each in a list; None for a plain function."""
-    if isinstance(value, list):
-        return [_state_of(item) for item in value]
-    if isinstance(value, LRScheduler):
-        return value.state_dict()
-    return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {})) or None
-
-
-def _load_state(value: Any, state: Any) -> None:
-    if isinstance(value, list):
-        for item, item_state in zip(value, state, strict=True):
-            _load_state(item, item_state)
-    elif isinstance(value, LRScheduler):
-        value.load_state_dict(state)
-    elif value is not None and state:
-        vars(value).update(state)
-
-
-# By id of a learning rate on a GPU: a weak reference, its version, and its value, to read it without waiting.
-_gpu_rates: dict[int, tuple[Any, int, float]] = {}
-
-
-def _set_lr(group: Group, rate: float) -> None:
-    """Sets the rate of a group. A tensor is changed in place, since other code may hold it."""
-    tensor = group["lr"]
-    if isinstance(tensor, Tensor):
-        tensor.fill_(rate)
-        if tensor.device.type != "cpu":
-            value = float(np.asarray(rate, tensor.dtype))
-            _gpu_rates[id(tensor)] = (weakref.ref(tensor), tensor.version.count, value)
-    else:
-        group["lr"] = rate
-
-
-def _read_lr(rate: Any) -> Any:
-    entry = _gpu_rates.get(id(rate))
-    return entry[2] if entry and entry[0]() is rate and entry[1] == rate.version.count else number(rate)
-
-
-def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """`value` for each group: itself, or one of a list. Raises: ArgumentError for a list of another length."""
-    groups = len(optimizer.param_groups)
-    if not isinstance(value, list | tuple):
-        return [value] * groups
-    if len(value) != groups:
-        raise ArgumentError(f"{name}: {len(value)} values for {groups} parameter groups")
-    return list(value)
 
 
 class _FactorLR(LRScheduler):
@@ -309,7 +146,7 @@ class _FunctionLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
-        functions = _per_group(type(self).__name__, optimizer, lr_lambda)
+        functions = per_group(type(self).__name__, optimizer, lr_lambda)
         self._begin(optimizer, last_epoch, lr_lambdas=functions)
 
 
@@ -345,9 +182,8 @@ class CosineAnnealingLR(LRScheduler):
             return rates
         if self._step_count == 1 and epoch > 0:  # the first step after a checkpoint
             return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
-        if (epoch - 1 - self.T_max) % (
-            2 * self.T_max
-        ) == 0:  # computed from the bottom: the rate may be 0, which no factor changes
+        # At the bottom the rate may be 0, which no factor raises: the rise is added.
+        if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]
         factor = self._height(epoch) / self._height(epoch - 1)
@@ -403,182 +239,6 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         self.step(0)
 
 
-class _MomentumCycle(LRScheduler):
-    """A schedule of momentum too: of "momentum", or of the first of "betas"."""
-
-    use_beta1: bool
-
-    def _init_momentum(self, base: Any, largest: Any, begin: bool) -> None:
-        name = type(self).__name__
-        optimizer = self.optimizer
-        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
-            raise ArgumentError(f"{name}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
-        self.use_beta1 = "betas" in optimizer.defaults
-        self.base_momentums = _per_group(f"{name}: base_momentum", optimizer, base)
-        self.max_momentums = _per_group(f"{name}: max_momentum", optimizer, largest)
-        if begin:
-            for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
-                self._set_momentum(group, high)
-                group["max_momentum"] = high
-                group["base_momentum"] = low
-
-    def _set_momentum(self, group: Group, momentum: float) -> None:
-        if self.use_beta1:
-            group["betas"] = (momentum, *group["betas"][1:])
-        else:
-            group["momentum"] = momentum
-
-
-class OneCycleLR(_MomentumCycle):
-    """Up from start = max_lr/div_factor to max_lr in `pct_start` of the steps, then down to start/final_div_factor.
-
-    total_steps, or epochs * steps_per_epoch: steps of the whole schedule, one after every batch
-    three_phase: down to start in as many steps as up, then to start/final_div_factor
-    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
-
-    Raises: ArgumentError for values out of range, and by `step` after the last step.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        max_lr: float | list[float],
-        total_steps: int | None = None,
-        epochs: int | None = None,
-        steps_per_epoch: int | None = None,
-        pct_start: float = 0.3,
-        anneal_strategy: str = "cos",
-        cycle_momentum: bool = True,
-        base_momentum: float | list[float] = 0.85,
-        max_momentum: float | list[float] = 0.95,
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        last_epoch: int = -1,
-    ) -> None:
-        self._attach(optimizer)
-        if total_steps is None:
-            if epochs is None or steps_per_epoch is None:
-                raise ArgumentError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
-            total_steps = epochs * steps_per_epoch
-        if not isinstance(total_steps, int) or total_steps <= 0:
-            raise ArgumentError(f"OneCycleLR: the number of steps is a positive integer, got {total_steps}")
-        self.total_steps = total_steps
-        if not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
-            raise ArgumentError(
-                f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
-                f"{anneal_strategy!r}"
-            )
-        self._anneal_func_type = anneal_strategy
-        top = float(pct_start * total_steps) - 1
-        last = total_steps - 1
-        # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
-        up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
-        down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
-        back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
-        out = (last, "initial_lr", "min_lr", "max_momentum", "max_momentum")
-        self._phases: list[Any] = [up, back, out] if three_phase else [up, down]
-        highest = _per_group("OneCycleLR: max_lr", optimizer, max_lr)
-        if last_epoch == -1:
-            for group, high in zip(optimizer.param_groups, highest, strict=True):
-                group["initial_lr"] = high / div_factor
-                group["max_lr"] = high
-                group["min_lr"] = group["initial_lr"] / final_div_factor
-        self.cycle_momentum = cycle_momentum
-        if cycle_momentum:
-            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        super().__init__(optimizer, last_epoch)
-
-    def get_lr(self) -> list[float]:
-        step = self.last_epoch
-        if step > self.total_steps:
-            raise ArgumentError(f"OneCycleLR: step {step} of {self.total_steps}")
-        start = 0.0
-        for phase in self._phases:
-            end, *names = phase
-            if step <= end or phase is self._phases[-1]:
-                break
-            start = end
-        part = (step - start) / (end - start)
-        rates = []
-        for group in self.optimizer.param_groups:
-            rates.append(self._between(group[names[0]], group[names[1]], part))
-            if self.cycle_momentum:
-                self._set_momentum(group, self._between(group[names[2]], group[names[3]], part))
-        return rates
-
-    def _between(self, start: float, end: float, part: float) -> float:
-        if self._anneal_func_type == "linear":
-            return (end - start) * part + start
-        return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
-
-
-class CyclicLR(_MomentumCycle):
-    """Up from base_lr to max_lr in `step_size_up` steps, down in `step_size_down`, and again.
-
-    mode: "triangular", the same every time; "triangular2", half as high each cycle; "exp_range", gamma^step as high
-    scale_fn: another height, of the cycle (from 1 on) or, with scale_mode="iterations", of the step
-    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
-
-    Raises: ArgumentError for another mode, or an optimizer without momentum.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        base_lr: float | list[float],
-        max_lr: float | list[float],
-        step_size_up: int = 2000,
-        step_size_down: int | None = None,
-        mode: str = "triangular",
-        gamma: float = 1.0,
-        scale_fn: Callable[[float], float] | None = None,
-        scale_mode: str = "cycle",
-        cycle_momentum: bool = True,
-        base_momentum: float = 0.8,
-        max_momentum: float = 0.9,
-        last_epoch: int = -1,
-    ) -> None:
-        self._attach(optimizer)
-        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
-            raise ArgumentError(f"CyclicLR: mode is 'triangular', 'triangular2' or 'exp_range', got {mode!r}")
-        lowest = _per_group("CyclicLR: base_lr", optimizer, base_lr)
-        if last_epoch == -1:
-            for group, low in zip(optimizer.param_groups, lowest, strict=True):
-                _set_lr(group, low)
-        self.max_lrs = _per_group("CyclicLR: max_lr", optimizer, max_lr)
-        down = step_size_up if step_size_down is None else step_size_down
-        self.total_size = float(step_size_up) + float(down)
-        self.step_ratio = step_size_up / self.total_size
-        self._scale_fn_custom = scale_fn
-        if scale_fn is None:
-            scale_mode = "iterations" if mode == "exp_range" else "cycle"
-        self.scale_mode = scale_mode
-        if cycle_momentum:
-            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
-        self.base_lrs = lowest
-
-    def scale_fn(self, x: float) -> float:
-        """The height of cycle (or step) number `x`: at 1, the peak is max_lr."""
-        if self._scale_fn_custom is not None:
-            return self._scale_fn_custom(x)
-        if self.mode == "triangular2":
-            return 1 / 2.0 ** (x - 1)
-        return self.gamma**x if self.mode == "exp_range" else 1.0
-
-    def get_lr(self) -> list[float]:
-        cycle = math.floor(1 + self.last_epoch / self.total_size)
-        x = 1.0 + self.last_epoch / self.total_size - cycle
-        part = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
-        scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
-        if self.cycle_momentum:
-            limits = zip(self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True)
-            for low, high, group in limits:
-                self._set_momentum(group, high - (high - low) * part * scale)
-        return [low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
-
-
 class ReduceLROnPlateau(LRScheduler):
     """The rate times `factor` once the metric has not improved for more than `patience` epochs.
 
@@ -611,7 +271,7 @@ class ReduceLROnPlateau(LRScheduler):
             )
         self._attach(optimizer)
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
-        self.min_lrs = _per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
+        self.min_lrs = per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
         self.factor = factor
         self.patience = patience
         self.cooldown = cooldown
@@ -655,11 +315,11 @@ class ReduceLROnPlateau(LRScheduler):
     def _reduce(self) -> None:
         if len(self.min_lrs) != len(self.optimizer.param_groups):  # a group was added
             lowest_of_all = self.min_lrs if self.default_min_lr is None else self.default_min_lr
-            self.min_lrs = _per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)
+            self.min_lrs = per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)
         for group, old, lowest in zip(self.optimizer.param_groups, self._rates(), self.min_lrs, strict=True):
             new = max(old * self.factor, lowest)
             if old - new > self.eps:
-                _set_lr(group, new)
+                set_lr(group, new)
 
 
 class _Composed(LRScheduler):
@@ -702,7 +362,7 @@ class SequentialLR(_Composed):
         self.last_epoch = last_epoch + 1
         # Each schedule did its first step when it was made. Undoes all, and repeats that of the current schedule.
         for group in optimizer.param_groups:
-            _set_lr(group, group["initial_lr"])
+            set_lr(group, group["initial_lr"])
         self._undo()
         first = schedulers[bisect_right(milestones, 0)]
         first._initial_step()
@@ -740,7 +400,3 @@ class ChainedScheduler(_Composed):
         for schedule in self._schedulers:
             schedule.step()
         self._last_lr = self._rates()
-
-
-if not TYPE_CHECKING:  # type checkers need no __all__, and cannot evaluate this
-    __all__ = [name for name, value in globals().items() if name[0] != "_" and hasattr(value, "get_last_lr")]

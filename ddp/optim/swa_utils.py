@@ -18,8 +18,8 @@ from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError
 from ddp.nn.module import Module
 from ddp.nn.normalization import BatchNorm
-from ddp.optim.lr_scheduler import LRScheduler, _per_group
 from ddp.optim.optimizer import Optimizer
+from ddp.optim.schedule import LRScheduler, per_group
 
 __all__ = ["SWALR", "AveragedModel", "get_ema_multi_avg_fn", "update_bn"]
 
@@ -127,7 +127,7 @@ class SWALR(LRScheduler):
     ) -> None:
         if anneal_strategy not in ("cos", "linear"):
             raise ArgumentError(f"SWALR: expected anneal_strategy 'cos' or 'linear', got {anneal_strategy!r}")
-        for group, rate in zip(optimizer.param_groups, _per_group("swa_lr", optimizer, swa_lr), strict=True):
+        for group, rate in zip(optimizer.param_groups, per_group("swa_lr", optimizer, swa_lr), strict=True):
             group["swa_lr"] = rate
         self._begin(optimizer, last_epoch, anneal_epochs=anneal_epochs, _anneal_strategy=anneal_strategy)
 

@@ -1,0 +1,190 @@
+"""Learning-rate schedules with a momentum that changes inversely: one cycle, and repeated cycles.
+
+Sources: Smith 2017, arXiv:1506.01186 (cyclic); Smith & Topin 2018, arXiv:1708.07120 (one cycle).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ddp.errors import ArgumentError
+from ddp.optim.optimizer import Group, Optimizer
+from ddp.optim.schedule import LRScheduler, per_group, set_lr
+
+
+class _MomentumCycle(LRScheduler):
+    """A schedule of momentum too: of "momentum", or of the first of "betas"."""
+
+    use_beta1: bool
+
+    def _init_momentum(self, base: Any, largest: Any, begin: bool) -> None:
+        name = type(self).__name__
+        optimizer = self.optimizer
+        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+            raise ArgumentError(f"{name}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
+        self.use_beta1 = "betas" in optimizer.defaults
+        self.base_momentums = per_group(f"{name}: base_momentum", optimizer, base)
+        self.max_momentums = per_group(f"{name}: max_momentum", optimizer, largest)
+        if begin:
+            for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
+                self._set_momentum(group, high)
+                group["max_momentum"] = high
+                group["base_momentum"] = low
+
+    def _set_momentum(self, group: Group, momentum: float) -> None:
+        if self.use_beta1:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
+
+
+class OneCycleLR(_MomentumCycle):
+    """Up from start = max_lr/div_factor to max_lr in `pct_start` of the steps, then down to start/final_div_factor.
+
+    total_steps, or epochs * steps_per_epoch: steps of the whole schedule, one after every batch
+    three_phase: down to start in as many steps as up, then to start/final_div_factor
+    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+
+    Raises: ArgumentError for values out of range, and by `step` after the last step.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | list[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        self._attach(optimizer)
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise ArgumentError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
+            total_steps = epochs * steps_per_epoch
+        if not isinstance(total_steps, int) or total_steps <= 0:
+            raise ArgumentError(f"OneCycleLR: the number of steps is a positive integer, got {total_steps}")
+        self.total_steps = total_steps
+        if not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(
+                f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
+                f"{anneal_strategy!r}"
+            )
+        self._anneal_func_type = anneal_strategy
+        top = float(pct_start * total_steps) - 1
+        last = total_steps - 1
+        # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
+        up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
+        down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
+        back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
+        out = (last, "initial_lr", "min_lr", "max_momentum", "max_momentum")
+        self._phases: list[Any] = [up, back, out] if three_phase else [up, down]
+        highest = per_group("OneCycleLR: max_lr", optimizer, max_lr)
+        if last_epoch == -1:
+            for group, high in zip(optimizer.param_groups, highest, strict=True):
+                group["initial_lr"] = high / div_factor
+                group["max_lr"] = high
+                group["min_lr"] = group["initial_lr"] / final_div_factor
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        step = self.last_epoch
+        if step > self.total_steps:
+            raise ArgumentError(f"OneCycleLR: step {step} of {self.total_steps}")
+        start = 0.0
+        for phase in self._phases:
+            end, *names = phase
+            if step <= end or phase is self._phases[-1]:
+                break
+            start = end
+        part = (step - start) / (end - start)
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(self._between(group[names[0]], group[names[1]], part))
+            if self.cycle_momentum:
+                self._set_momentum(group, self._between(group[names[2]], group[names[3]], part))
+        return rates
+
+    def _between(self, start: float, end: float, part: float) -> float:
+        if self._anneal_func_type == "linear":
+            return (end - start) * part + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
+
+
+class CyclicLR(_MomentumCycle):
+    """Up from base_lr to max_lr in `step_size_up` steps, down in `step_size_down`, and again.
+
+    mode: "triangular", the same every time; "triangular2", half as high each cycle; "exp_range", gamma^step as high
+    scale_fn: another height, of the cycle (from 1 on) or, with scale_mode="iterations", of the step
+    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+
+    Raises: ArgumentError for another mode, or an optimizer without momentum.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float | list[float],
+        max_lr: float | list[float],
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.8,
+        max_momentum: float = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        self._attach(optimizer)
+        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+            raise ArgumentError(f"CyclicLR: mode is 'triangular', 'triangular2' or 'exp_range', got {mode!r}")
+        lowest = per_group("CyclicLR: base_lr", optimizer, base_lr)
+        if last_epoch == -1:
+            for group, low in zip(optimizer.param_groups, lowest, strict=True):
+                set_lr(group, low)
+        self.max_lrs = per_group("CyclicLR: max_lr", optimizer, max_lr)
+        down = step_size_up if step_size_down is None else step_size_down
+        self.total_size = float(step_size_up) + float(down)
+        self.step_ratio = step_size_up / self.total_size
+        self._scale_fn_custom = scale_fn
+        if scale_fn is None:
+            scale_mode = "iterations" if mode == "exp_range" else "cycle"
+        self.scale_mode = scale_mode
+        if cycle_momentum:
+            self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
+        self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
+        self.base_lrs = lowest
+
+    def scale_fn(self, x: float) -> float:
+        """The height of cycle (or step) number `x`: at 1, the peak is max_lr."""
+        if self._scale_fn_custom is not None:
+            return self._scale_fn_custom(x)
+        if self.mode == "triangular2":
+            return 1 / 2.0 ** (x - 1)
+        return self.gamma**x if self.mode == "exp_range" else 1.0
+
+    def get_lr(self) -> list[float]:
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        x = 1.0 + self.last_epoch / self.total_size - cycle
+        part = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+        scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        if self.cycle_momentum:
+            limits = zip(self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True)
+            for low, high, group in limits:
+                self._set_momentum(group, high - (high - low) * part * scale)
+        return [low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
