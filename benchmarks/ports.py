@@ -92,7 +92,7 @@ PORTS = (
     _example("mnist_rnn", "main.py --epochs 2 --log-interval 1"),
     _example(
         "word_language_model",
-        *(f"{_WORDS} --model {kind} --dropout 0 --lr 2" for kind in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")),
+        *(f"{_WORDS} --model {model} --dropout 0 --lr 2" for model in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")),
         f"{_WORDS} --model LSTM --nlayers 1 --tied --dropout 0.2 --use-optimizer --lr 0.01",
         "generate.py --words 40",
         prepare=corpus,

@@ -55,7 +55,9 @@ def implementations(matter: str) -> dict[str, list[str]]:
 
 def measure(command: Sequence[str], matter: str) -> float:
     """Seconds, or MiB. Raises: SystemExit with its output, if the job does not end as it should or in time."""
-    ends_badly, start, found = matter in ("exit", "killed"), time.monotonic(), 0.0
+    ends_badly = matter in ("exit", "killed")
+    start = time.monotonic()
+    memory = 0.0
     with (
         tempfile.TemporaryDirectory() as name,
         tempfile.TemporaryFile("w+") as output,
@@ -66,7 +68,7 @@ def measure(command: Sequence[str], matter: str) -> float:
             if matter == "memory":
                 wait_until(lambda: all((folder / f"pid.{rank}").exists() for rank in range(N)), LIMIT, job)
                 ranks = {int((folder / f"pid.{rank}").read_text()) for rank in range(N)}
-                found = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
+                memory = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
                 (folder / "enough").touch()
             code = job.wait(LIMIT)
             if ends_badly:
@@ -82,7 +84,7 @@ def measure(command: Sequence[str], matter: str) -> float:
             return latest(folder, "first0") - start
         if matter == "restart":
             return latest(folder, "first1") - latest(folder, "failed")
-        return end - latest(folder, "failed") if ends_badly else found
+        return end - latest(folder, "failed") if ends_badly else memory
 
 
 def measure_again(name: str, command: Sequence[str], matter: str) -> float:
@@ -113,17 +115,17 @@ def pss(pid: int) -> float:
 
 def main() -> None:
     args = harness.parser(__doc__, rounds=10, only=MATTERS).parse_args()
-    found: dict[str, harness.Rounds] = {}
+    results: dict[str, harness.Rounds] = {}
     goals = []
     for matter in args.only:
         commands = implementations(matter)
         calls = {name: partial(measure_again, name, command, matter) for name, command in commands.items()}
-        rounds = found[matter] = harness.take_turns(calls, args.rounds, warmup=1)
+        rounds = results[matter] = harness.take_turns(calls, args.rounds, warmup=1)
         harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
         for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
             ratio = harness.over(rounds["ddp-launch"], rounds[name])
             goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
-    harness.write(args.json, "startup", goals, ranks=N, rounds=found)
+    harness.write(args.json, "startup", goals, ranks=N, rounds=results)
 
 
 if __name__ == "__main__":

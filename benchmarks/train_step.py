@@ -165,7 +165,7 @@ class Worker:
 
         def count(optimizer: Any, args: Any, kwargs: Any) -> None:
             nonlocal update_bytes
-            parameters = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
+            parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
             update_bytes += UPDATE_BYTES[type(optimizer).__name__] * parameters
 
         counter = FlopCounterMode(display=False)

@@ -35,14 +35,14 @@ MIB = 1 << 20
 Found = dict[str, Any]
 
 
-def wide(t: Any, batch: int, seed: int) -> Task:
+def wide_mlp(t: Any, batch: int, seed: int) -> Task:
     """Six layers of 1024x1024: 24 MiB of gradients."""
     return mlp(t, (1024,) * 7, batch, sgd, seed)
 
 
 TASKS: dict[str, tuple[str, Callable[[Any, int], Task]]] = {
-    "mlp-512": ("MLP of 6 layers of 1024, batch 512, SGD", lambda t, seed: wide(t, 512, seed)),
-    "mlp-1024": ("MLP of 6 layers of 1024, batch 1024, SGD", lambda t, seed: wide(t, 1024, seed)),
+    "mlp-512": ("MLP of 6 layers of 1024, batch 512, SGD", lambda t, seed: wide_mlp(t, 512, seed)),
+    "mlp-1024": ("MLP of 6 layers of 1024, batch 1024, SGD", lambda t, seed: wide_mlp(t, 1024, seed)),
     "gpt": (STEPS["gpt"][0], lambda t, seed: gpt(t, seed=seed)),
     "tiny": ("MLP 64-64-10, batch 32, SGD", lambda t, seed: mlp(t, (64, 64, 10), 32, sgd, seed)),
 }
@@ -101,12 +101,12 @@ def our_hook(name: str) -> Any:
     """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one."""
     from ddp.parallel import comm_hooks
 
-    kind, _, number = name.partition(":")
-    if kind == "powersgd":
+    hook_name, _, number = name.partition(":")
+    if hook_name == "powersgd":
         return comm_hooks.PowerSGD(int(number or 1))
-    if kind == "topk":
+    if hook_name == "topk":
         return comm_hooks.TopK(float(number or 0.01))
-    return getattr(comm_hooks, kind)
+    return getattr(comm_hooks, hook_name)
 
 
 class Trained:

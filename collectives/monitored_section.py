@@ -62,7 +62,7 @@ class MonitoredSection:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._state = _DONE if error is None else _FAILED
         self._ended.set()

@@ -46,12 +46,12 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel": "ddp.nn"}
 
 
-def defined_in(package: str, modules: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
+def defined_in(package: str, modules: str, cls: type | tuple[type, ...]) -> dict[str, Any]:
     """The public names that these modules of a package define, as functions or as classes."""
     definitions = {}
     for home in [f"{package}.{name}" for name in modules.split()]:
         for name, value in vars(importlib.import_module(home)).items():
-            if isinstance(value, kind) and value.__module__ == home and name[0] != "_":
+            if isinstance(value, cls) and value.__module__ == home and name[0] != "_":
                 definitions[name] = value
     return definitions
 

@@ -80,13 +80,14 @@ class Block:
         keep: an object that lives as long as the array and all its views, so that a `weakref.finalize` on it says when
         the last one has gone. Raises: SharingError if the block is too small, or the offset not aligned.
         """
-        kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
-        size = math.prod(shape) * kind.itemsize
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = math.prod(shape) * dtype.itemsize
         if not 0 <= offset <= self.nbytes - size:
-            raise SharingError(f"{kind} {shape} at byte {offset} does not fit a block of {self.nbytes} bytes")
-        if offset % kind.alignment:
-            raise SharingError(f"{kind} cannot begin at byte {offset}: that is no multiple of {kind.alignment}")
-        return np.asarray(_Holder(self, offset, size, keep)).view(kind).reshape(shape)
+            raise SharingError(f"{dtype} {shape} at byte {offset} does not fit a block of {self.nbytes} bytes")
+        if offset % dtype.alignment:
+            raise SharingError(f"{dtype} cannot begin at byte {offset}: that is no multiple of {dtype.alignment}")
+        return np.asarray(_Holder(self, offset, size, keep)).view(dtype).reshape(shape)
 
     def close(self) -> None:
         """Closes the descriptor: no other process can open the block any more; arrays over it stay valid."""

@@ -81,16 +81,16 @@ class device:
 def _parse(text: Any, index: int | None) -> tuple[str, int | None]:
     if not isinstance(text, str):
         raise DtypeError(f"device: expected a number, a name or a ddp.device, got {type(text).__name__}")
-    kind, colon, digits = text.partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise ArgumentError(f"device({text!r}): the type is 'cpu' or 'cuda', not {kind!r}")
+    device_type, colon, digits = text.partition(":")
+    if device_type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device({text!r}): the type is 'cpu' or 'cuda', not {device_type!r}")
     if colon:
         if index is not None or not digits.isdecimal():
             raise ArgumentError(f"device({text!r}, index={index}): expected 'cuda', 'cuda:1' or ('cuda', 1)")
         index = int(digits)
-    if index is not None and (index < 0 or (kind == "cpu" and index > 0)):
-        raise ArgumentError(f"device({text!r}, index={index}): there is no such {kind} device")
-    return kind, index if kind == "cuda" else None  # cpu:0 is cpu
+    if index is not None and (index < 0 or (device_type == "cpu" and index > 0)):
+        raise ArgumentError(f"device({text!r}, index={index}): there is no such {device_type} device")
+    return device_type, index if device_type == "cuda" else None  # cpu:0 is cpu
 
 
 def _cupy(asked: device) -> Any:
@@ -180,9 +180,9 @@ def device_of(array: Any) -> device:
 _HERE = contextlib.nullcontext()
 
 
-def on(where: device) -> Any:
-    """A context in which new arrays of `where.xp` are made on `where`."""
-    return _HERE if where.index is None else where.xp.cuda.Device(where.index)
+def on(target: device) -> Any:
+    """A context in which new arrays of `target.xp` are made on `target`."""
+    return _HERE if target.index is None else target.xp.cuda.Device(target.index)
 
 
 def to_device(array: Any, target: device, non_blocking: bool = False) -> Any:
@@ -207,9 +207,9 @@ def imported(array: Any) -> Any:
     return runtime().array_interface.import_array_interface(device("cuda").xp, array)
 
 
-def raise_cuda_error(where: device, error: BaseException, call: str) -> None:
-    """For where the host waits: raises a CudaError if `error` is what CUDA reports, else returns."""
-    if where.type == "cuda" and (other := runtime().cuda_errors.translate(error, call)) is not error:
+def raise_cuda_error(waited_for: device, error: BaseException, call: str) -> None:
+    """Raises a CudaError if `error`, which came while the host waited for a device, is CUDA's; else returns."""
+    if waited_for.type == "cuda" and (other := runtime().cuda_errors.translate(error, call)) is not error:
         raise other from error
 
 
@@ -282,8 +282,8 @@ class BaseGenerator:
             return None if self._rng is None else self.rng.bit_generator._state.copy()
         inner = self.rng.bit_generator.state
         numbers = inner["state"]
-        wide = numbers["state"].to_bytes(16, "little") + numbers["inc"].to_bytes(16, "little")
-        return _PCG64.pack(wide, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
+        words = numbers["state"].to_bytes(16, "little") + numbers["inc"].to_bytes(16, "little")
+        return _PCG64.pack(words, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
 
     def restore(self, state: Any) -> None:
         """Goes back to a snapshot. Raises: ArgumentError for what is none."""
@@ -295,8 +295,8 @@ class BaseGenerator:
             return
         if len(state) != _PCG64.size:
             raise ArgumentError(f"set_state: expected a state of {_PCG64.size} bytes, got {len(state)}")
-        wide, has_uint32, uinteger, self._seed = _PCG64.unpack(state)
-        numbers = {"state": int.from_bytes(wide[:16], "little"), "inc": int.from_bytes(wide[16:], "little")}
+        words, has_uint32, uinteger, self._seed = _PCG64.unpack(state)
+        numbers = {"state": int.from_bytes(words[:16], "little"), "inc": int.from_bytes(words[16:], "little")}
         inner = {"bit_generator": "PCG64", "state": numbers, "has_uint32": has_uint32, "uinteger": uinteger}
         self.rng.bit_generator.state = inner
 
@@ -339,30 +339,32 @@ def initial_seed() -> int:
     return _random.seed
 
 
-def thread_generator(where: device) -> BaseGenerator:
-    """This thread's stream on `where`."""
-    if where.type == "cuda" and where.index is None:
-        where = device("cuda", where.xp.cuda.Device().id)  # one stream, whichever way the device is named
-    generator = _random.streams.get(where)
+def thread_generator(target: device) -> BaseGenerator:
+    """This thread's stream on `target`."""
+    if target.type == "cuda" and target.index is None:
+        target = device("cuda", target.xp.cuda.Device().id)  # one stream, whichever way the device is named
+    generator = _random.streams.get(target)
     if generator is None:
-        generator = _random.streams[where] = _kind[0](where).manual_seed(_random.seed)
+        generator = _random.streams[target] = _kind[0](target).manual_seed(_random.seed)
     return generator
 
 
 def thread_generators() -> list[BaseGenerator]:
     """The streams of CUDA devices that this thread has drawn from."""
-    return [generator for where, generator in _random.streams.items() if where.type == "cuda"]
+    return [generator for target, generator in _random.streams.items() if target.type == "cuda"]
 
 
-def generator(where: device, given: BaseGenerator | None = None) -> Any:
-    """The generator to draw from on `where`: that of `given`, or else this thread's.
+def generator(target: device, given: BaseGenerator | None = None) -> Any:
+    """The generator to draw from on `target`: that of `given`, or else this thread's.
 
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
     """
     if given is None:
-        return thread_generator(where).rng
-    if given.device.type != where.type or (where.index is not None and given.device.index not in (None, where.index)):
-        raise DeviceError(f"generator: random numbers on {where} cannot come from a generator on {given.device}")
+        return thread_generator(target).rng
+    if given.device.type != target.type or (
+        target.index is not None and given.device.index not in (None, target.index)
+    ):
+        raise DeviceError(f"generator: random numbers on {target} cannot come from a generator on {given.device}")
     return given.rng
 
 
@@ -376,15 +378,15 @@ def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple
 def random_state() -> Any:
     """The state of all generators of this thread, for `set_random_state`: recomputing a forward needs it."""
     return _random.seed, {
-        where: (generator._seed, generator.snapshot()) for where, generator in _random.streams.items()
+        target: (generator._seed, generator.snapshot()) for target, generator in _random.streams.items()
     }
 
 
 def set_random_state(state: Any) -> None:
     """Puts all streams of this thread back to where `random_state` found them."""
     _random.seed, known = state
-    for where, generator in _random.streams.items():
-        seed, snapshot = known.get(where, (_random.seed, None))
+    for target, generator in _random.streams.items():
+        seed, snapshot = known.get(target, (_random.seed, None))
         generator.manual_seed(seed)
         if snapshot is not None:
             generator.restore(snapshot)

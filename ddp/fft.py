@@ -49,10 +49,10 @@ def _named(name: str, doc: str) -> list[Any]:
         rename(
             lambda input, s=None, dim=dim, norm=None, n=None: _transform(name, input, n if s is None else s, dim, norm),
             name + end,
-            f"{doc} along {where}. n, s: the sizes to which the input is cut or filled up.\n\n"
+            f"{doc} along {dims_text}. n, s: the sizes to which the input is cut or filled up.\n\n"
             "Raises: DtypeError for other dtypes; RangeError, ArgumentError for dimensions, sizes or a norm.",
         )
-        for end, dim, where in (("", -1, "`dim`"), ("2", (-2, -1), "two dimensions"), ("n", None, "`dim`, or all"))
+        for end, dim, dims_text in (("", -1, "`dim`"), ("2", (-2, -1), "two dimensions"), ("n", None, "`dim`, or all"))
     ]
 
 

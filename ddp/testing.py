@@ -62,8 +62,8 @@ def _problem(a: Any, e: Any, given: Any, equal_nan: bool, check_dtype: bool) -> 
     if given[0] is None:
         given = max(_TOLERANCES.get(x.dtype.name, (0, 0)) for x in (a, e))
     rtol, atol = given
-    wrong, wide = a != e, np.result_type(a, e, "float64")
-    a, e = a.astype(wide), e.astype(wide)
+    wrong, dtype = a != e, np.result_type(a, e, "float64")
+    a, e = a.astype(dtype), e.astype(dtype)
     with np.errstate(all="ignore"):
         difference, allowed = abs(a - e), atol + rtol * abs(e)
     # Where nothing is allowed, equality has decided: large integers are not told apart in float64.

@@ -123,8 +123,8 @@ def _routes(host: str) -> Iterator[tuple[str, str]]:
         infos = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return
-    for family, kind, protocol, _, remote in infos:
-        with socket.socket(family, kind, protocol) as datagram_socket:
+    for family, socket_type, protocol, _, remote in infos:
+        with socket.socket(family, socket_type, protocol) as datagram_socket:
             try:
                 datagram_socket.connect(remote)  # Sends nothing: it only looks up the route.
             except OSError:

@@ -84,23 +84,23 @@ class CommunicatorBase:
     def _on_closed(self) -> None:
         self.registry.leave(self.transport.key)
 
-    def _plan(self, make: Callable[..., Plan], kind: tuple[Any, ...]) -> Plan:
-        """The plan of calls of this kind, made by `make(*kind)` for the first. kind: starts with `device_text`"""
+    def _plan(self, make: Callable[..., Plan], key: tuple[Any, ...]) -> Plan:
+        """The plan of calls with this key, made by `make(*key)` for the first. key: begins with `device_text`."""
         try:
-            plan = self._plans.get(kind)
+            plan = self._plans.get(key)
         except TypeError:  # An argument is neither a number nor text; `make` raises the right error.
             plan = None
         if plan is not None:
             return plan
-        plan = make(*kind)
-        device_text = kind[0]
+        plan = make(*key)
+        device_text = key[0]
         if device_text:
             plan = replace(plan, more=f"{plan.more} {device_text}".lstrip())
         elif plan.layout is not None:
             plan.inline = self.transport.inline_calls(plan, self._steps, self._after_exchange)
         while len(self._plans) >= _MAX_PLANS:
             self._plans.pop(next(iter(tuple(self._plans))), None)  # Another thread may remove the same one.
-        self._plans[kind] = plan
+        self._plans[key] = plan
         return plan
 
     def _new_call(self, plan: Plan, steps: MakeSteps[T]) -> CollectiveOp[T]:

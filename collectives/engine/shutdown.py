@@ -69,9 +69,9 @@ class ExitStatus:
                 self._asked = (exit_code(status), self._calls_made())
             original_exit(status)
 
-        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self._raised = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            original_excepthook(kind, error, trace)
+        def hook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._raised = 130 if issubclass(error_type, KeyboardInterrupt) else 1
+            original_excepthook(error_type, error, trace)
 
         sys.exit = exit
         sys.excepthook = hook

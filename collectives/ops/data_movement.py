@@ -162,12 +162,12 @@ class DataMovement(CommunicatorBase):
         arrays = self._arrays(x if is_device_array(x) else out)
         root = self._check_root(root)
         source = None
-        kind: tuple[Any, ...] = (None, None, None)
+        key: tuple[Any, ...] = (None, None, None)
         if self.rank == root:
             source = _splittable(arrays, x, "scatter")
             parts = split_rows(len(source), lengths, self.size)
-            kind = (tuple(parts), source.dtype, source.shape)
-        plan = self._plan(self._plan_scatter, (arrays.device_text, "scatter", root, *kind))
+            key = (tuple(parts), source.dtype, source.shape)
+        plan = self._plan(self._plan_scatter, (arrays.device_text, "scatter", root, *key))
         target = None if out is None else arrays.read(out, "out")
         return arrays.start(plan, source, target, out, async_op)
 
@@ -243,8 +243,8 @@ class DataMovement(CommunicatorBase):
             lengths = as_tuples(lengths, self.size)
         if out_lengths is not None:
             out_lengths = tuple(check_lengths(out_lengths, self.size, "out_lengths"))
-        kind = (arrays.device_text, "all_to_all", lengths, out_lengths, source.dtype, source.shape)
-        plan = self._plan(self._plan_all_to_all, kind)
+        key = (arrays.device_text, "all_to_all", lengths, out_lengths, source.dtype, source.shape)
+        plan = self._plan(self._plan_all_to_all, key)
         target = None if out is None else arrays.read(out, "out")
         return arrays.start(plan, source, target, out, async_op)
 

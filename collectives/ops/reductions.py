@@ -106,8 +106,8 @@ class Reductions(CommunicatorBase):
         source = arrays.read(x)
         if lengths is not None:
             lengths = tuple(check_lengths(lengths, self.size))
-        kind = (arrays.device_text, name, op, root, lengths, source.dtype, source.shape, order)
-        plan = self._plan(self._plan_reduction, kind)
+        key = (arrays.device_text, name, op, root, lengths, source.dtype, source.shape, order)
+        plan = self._plan(self._plan_reduction, key)
         if scale is not None:
             number = check_scale(source.dtype, scale)
             scale = scale if callable(scale) else number

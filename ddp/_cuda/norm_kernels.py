@@ -16,7 +16,7 @@ from ddp._cuda.raw_kernel import (
     parameter_arguments,
 )
 from ddp.ops.arrays import Array, as_rows
-from ddp.ops.normalization import kind_of
+from ddp.ops.normalization import weight_dtype_of
 from ddp.ops.op import Gradients, Needs, Saved
 
 # x_hat = (x - m) * r;  y = x_hat * w + b.  The variance is computed from x - m in a second pass: the mean of x^2 would
@@ -144,7 +144,7 @@ def _normalized(
     xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float, centered: bool
 ) -> tuple[Array, Any]:
     out, mean, rstd = norm(xp, as_rows(x, axes), w, b, eps, centered)
-    return out.reshape(x.shape), (axes, mean, rstd, kind_of(x, w, b))
+    return out.reshape(x.shape), (axes, mean, rstd, weight_dtype_of(x, w, b))
 
 
 def layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> tuple[Array, Any]:

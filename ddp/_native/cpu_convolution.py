@@ -96,14 +96,14 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
             out += b[:, None, None]
         return out
     arrays = _plain(x, w, b)
-    where = [*map(address, arrays), address(out)]
+    addresses = [*map(address, arrays), address(out)]
     if chosen == "depthwise":
-        of_roles = [where[3], *where[1:3], where[0]] if back else where
+        of_roles = [addresses[3], *addresses[1:3], addresses[0]] if back else addresses
         done = DEPTHWISE(describe_window(window), n, groups, IMAGE if back else RESULT, *of_roles)
     elif chosen == "winograd":
-        done = WINOGRAD(describe_window(window), n, channels, filters, back, *where)
+        done = WINOGRAD(describe_window(window), n, channels, filters, back, *addresses)
     else:
-        done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where)
+        done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *addresses)
     return out if done else None
 
 
@@ -123,13 +123,13 @@ def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
             dw += (z @ image.T)[:, :, None, None]
         return dw
     arrays = _plain(x, g)
-    where = [*map(address, arrays), address(dw)]
+    addresses = [*map(address, arrays), address(dw)]
     if chosen == "depthwise":
-        done = DEPTHWISE(describe_window(window), n, groups, FILTER, where[0], where[2], None, where[1])
+        done = DEPTHWISE(describe_window(window), n, groups, FILTER, addresses[0], addresses[2], None, addresses[1])
     elif chosen == "winograd":
-        done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where)
+        done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *addresses)
     else:
-        done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where)
+        done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *addresses)
     return dw if done else None
 
 

@@ -155,7 +155,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     rows = as_rows(x, axes)
     out, mean, rstd = np.empty_like(x), np.empty(len(rows)), np.empty(len(rows), x.dtype)
     _normalize(rows, w, b, eps, out, mean, rstd)
-    return out, (axes, mean, rstd, normalization.kind_of(x, w, b))
+    return out, (axes, mean, rstd, normalization.weight_dtype_of(x, w, b))
 
 
 def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -172,7 +172,7 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tupl
     rows = as_rows(x, axes)
     out, rstd = np.empty_like(x), np.empty(len(rows), x.dtype)
     _normalize(rows, w, None, eps, out, None, rstd)
-    return out, (axes, rstd, normalization.kind_of(x, w))
+    return out, (axes, rstd, normalization.weight_dtype_of(x, w))
 
 
 def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -357,11 +357,11 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     return (dx,)
 
 
-def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
-    if where.dtype == np.int64 and is_plain(g) and is_plain(out, g.dtype.char) and where.flags.c_contiguous:
-        ADD_ROWS[g.dtype.char](*g.shape, address(where), address(g), address(out))
+def _add_rows_into(xp: Any, row_index: Array, g: Array, out: Array) -> None:
+    if row_index.dtype == np.int64 and is_plain(g) and is_plain(out, g.dtype.char) and row_index.flags.c_contiguous:
+        ADD_ROWS[g.dtype.char](*g.shape, address(row_index), address(g), address(out))
     else:
-        indexing.add_rows_into.__wrapped__(xp, where, g, out)
+        indexing.add_rows_into.__wrapped__(xp, row_index, g, out)
 
 
 # --- windows over images
@@ -371,8 +371,9 @@ def _im2col_lines(xp: Any, x: Array, window: convolution.Window, lines: slice) -
     if not is_plain(x):
         return convolution.im2col_lines.__wrapped__(xp, x, window, lines)
     shape = x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]
-    columns, at = np.empty(shape, x.dtype), (len(x), x.shape[1], lines.start, lines.stop)
-    IM2COL[x.dtype.char](describe_window(window), *at, False, address(x), address(columns))
+    columns = np.empty(shape, x.dtype)
+    extents = len(x), x.shape[1], lines.start, lines.stop
+    IM2COL[x.dtype.char](describe_window(window), *extents, False, address(x), address(columns))
     return columns
 
 
@@ -380,8 +381,8 @@ def _col2im_lines(xp: Any, columns: Array, window: convolution.Window, lines: sl
     if not (is_plain(x) and is_plain(columns, x.dtype.char)):
         convolution.col2im_lines.__wrapped__(xp, columns, window, lines, x)
         return
-    at = len(x), x.shape[1], lines.start, lines.stop
-    IM2COL[x.dtype.char](describe_window(window), *at, True, address(x), address(columns))
+    extents = len(x), x.shape[1], lines.start, lines.stop
+    IM2COL[x.dtype.char](describe_window(window), *extents, True, address(x), address(columns))
 
 
 def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array]:

@@ -123,10 +123,10 @@ class _CastRules:
 
         Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
         """
-        where = x.device.type
+        device_type = x.device.type
         return (
-            where == "cuda"
-            and where in self.rules
+            device_type == "cuda"
+            and device_type in self.rules
             and op.name in _READS_16_BITS
             and x.array.dtype in (float16, bfloat16)
         )

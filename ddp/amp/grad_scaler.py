@@ -91,20 +91,20 @@ class GradScaler:
         if id(optimizer) in self._found_infs:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
         gradients = _gradients(optimizer)
-        state = self._on(next(iter(gradients), self._state.where))
+        state = self._on(next(iter(gradients), self._state.device))
         found_inf = state.take()
         # An optimizer that holds gradients in parts, like ZeroOptimizer.
         if hasattr(optimizer, "unscale_gradients"):
-            with on(state.where):
+            with on(state.device):
                 optimizer.unscale_gradients(state.scale.array.reshape(1), found_inf)
         else:
-            for where, arrays in gradients.items():
-                with on(where):
-                    scale = to_device(state.scale.array.reshape(1), where)
-                    here = found_inf if where is state.where else where.xp.zeros(1, np.float32)
-                    unscale(where.xp, arrays, scale, here)
+            for device, arrays in gradients.items():
+                with on(device):
+                    scale = to_device(state.scale.array.reshape(1), device)
+                    here = found_inf if device is state.device else device.xp.zeros(1, np.float32)
+                    unscale(device.xp, arrays, scale, here)
                 if here is not found_inf:
-                    found_inf += to_device(here, state.where)
+                    found_inf += to_device(here, state.device)
         self._found_infs[id(optimizer)] = found_inf
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -121,9 +121,9 @@ class GradScaler:
         if id(optimizer) not in self._found_infs:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found_inf, where = self._found_infs[id(optimizer)], self._state.where
+        found_inf, device = self._found_infs[id(optimizer)], self._state.device
         devices = {p.device for group in optimizer.param_groups for p in group["params"]}
-        on_gpu = where.type == "cuda" and devices == {where}
+        on_gpu = device.type == "cuda" and devices == {device}
         if not (on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)):
             return None if found_inf[0] else optimizer.step()  # on a GPU the host waits for this value
         own: Any = optimizer
@@ -200,14 +200,14 @@ class GradScaler:
     def _rule(self) -> tuple[float, float, int]:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
-    def _on(self, where: device) -> _ScaleState:
+    def _on(self, device: device) -> _ScaleState:
         """The state, on the first GPU that it is asked for."""
-        if where.type == "cuda" and self._state.where.type == "cpu" and not self._found_infs:
+        if device.type == "cuda" and self._state.device.type == "cpu" and not self._found_infs:
             if capturing.now is not None:
                 raise CaptureError(
                     "GradScaler: a scale begun within a capture would begin anew with every replay: scale a loss before"
                 )
-            self._state = _ScaleState(where, *self._state.read())
+            self._state = _ScaleState(device, *self._state.read())
         return self._state
 
 
@@ -223,15 +223,15 @@ def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
 
 
 class _ScaleState:
-    """The scale, the count of good steps, and what was found in the gradients of each optimizer; all on `where`.
+    """The scale, the count of good steps, and what was found in the gradients of each optimizer; all on `device`.
 
     scale: a 0-d float32 tensor
     """
 
-    def __init__(self, where: device, scale: float, good_steps: int) -> None:
-        self.where, xp = where, where.xp
-        with on(where):
-            self.scale: Tensor = wrap(xp.full((), scale, np.float32), where)
+    def __init__(self, device: device, scale: float, good_steps: int) -> None:
+        self.device, xp = device, device.xp
+        with on(device):
+            self.scale: Tensor = wrap(xp.full((), scale, np.float32), device)
             self._good = xp.full(1, good_steps, np.int32)
             self._found_infs_infs = xp.zeros(_MOST_OPTIMIZERS, np.float32)
         self._used = 0
@@ -252,14 +252,14 @@ class _ScaleState:
 
     def adapt(self, growth: float, backoff: float, interval: int) -> None:
         """Adapts the scale to what was found since the last time."""
-        with on(self.where):
-            update_scale(self.where.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
+        with on(self.device):
+            update_scale(self.device.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
         self._used = 0
         self.scale.version.count += 1
 
     def set(self, scale: Any, good_steps: int | None = None) -> None:
         """Begins with another scale, a number or a tensor, and another count of good steps; forgets what was found."""
-        with on(self.where):
+        with on(self.device):
             self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
             self._found_infs_infs[...] = 0
             if good_steps is not None:

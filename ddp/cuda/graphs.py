@@ -188,7 +188,7 @@ class graph:
             self._guard.__exit__(None, None, None)
             raise
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, error_type: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if error is None:
                 self._graph.capture_end()

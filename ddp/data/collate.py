@@ -100,10 +100,10 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
     )
 
 
-def _check_kind(samples: Sequence[Any], kind: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) > 1:  # else the first is of this kind, and so are all
+def _check_kind(samples: Sequence[Any], cls: type | tuple[type, ...], path: str) -> None:
+    if len(set(map(type, samples))) > 1:  # else the first is of this class, and so are all
         for index, sample in enumerate(samples):
-            if not isinstance(sample, kind):
+            if not isinstance(sample, cls):
                 first = type(samples[0]).__name__
                 name = type(sample).__name__
                 raise DtypeError(f"default_collate: batch[{index}]{path} is a {name}, and batch[0]{path} a {first}")

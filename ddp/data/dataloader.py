@@ -92,11 +92,11 @@ class DataLoader:
         method = method if isinstance(method, str) else method.get_start_method()
         of_workers = prefetch_factor is not None or persistent_workers or timeout
         unsized = not self._stream and sampler is None and batch_sampler is None and not hasattr(dataset, "__len__")
-        kind = type(dataset).__name__
+        name = type(dataset).__name__
         for wrong, why in (
             (
                 unsized,
-                f"a stream such as {kind} goes into an IterableDataset whose __iter__ gives each worker its part",
+                f"a stream such as {name} goes into an IterableDataset whose __iter__ gives each worker its part",
             ),
             (self._stream and ordered, "an IterableDataset has its own order: no shuffle, sampler or batch_sampler"),
             (sampler is not None and shuffle, "the sampler decides on the order: no shuffle with it"),

@@ -200,8 +200,8 @@ def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
         if not all(0 <= part <= 1 for part in parts):
             raise ArgumentError(f"random_split: expected fractions from 0 to 1, got {list(parts)}")
         lengths = [math.floor(length * part) for part in parts]
-        for each in range(length - sum(lengths)):
-            lengths[each % len(lengths)] += 1
+        for index in range(length - sum(lengths)):
+            lengths[index % len(lengths)] += 1
         return lengths
     if not all(isinstance(part, (int, np.integer)) and part >= 0 for part in parts) or sum(parts) != length:
         raise ArgumentError(

@@ -19,28 +19,28 @@ from ddp._warnings import warn_once
 from ddp.data.collate import map_batch
 
 
-def prefetch_to_device(batches: Any, wanted: bool, where: str) -> Iterator[Any]:
-    """The same batches, their tensors on the GPU `where` ("": the current one) if that is wanted, and there is one."""
+def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:
+    """The same batches, their tensors on the named GPU ("": the current one) if that is wanted, and there is one."""
     if not wanted:
         return batches
     if found_cupy() is None:
         warn_once("pin_memory=True, but there is no GPU: batches stay where they are", stacklevel=4)
         return batches
-    return DevicePrefetcher(batches, device(where or "cuda"))
+    return DevicePrefetcher(batches, device(device_name or "cuda"))
 
 
 class DevicePrefetcher(Iterator[Any]):
-    """(batch, position) of an iterator, the batch on the GPU `where`.
+    """(batch, position) of an iterator, the batch on the GPU `device`.
 
     `batches.ready()` says whether the next one can be had at once.
     """
 
-    def __init__(self, batches: Any, where: device) -> None:
+    def __init__(self, batches: Any, device: device) -> None:
         from ddp._cuda import copies, stream_order
 
-        self._batches, self._xp = batches, where.xp
+        self._batches, self._xp = batches, device.xp
         self._copies, self._streams = copies, stream_order
-        with on(where):
+        with on(device):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._sent: tuple[Any, Any] | None = None  # what is under way, and the event of its arrival
@@ -61,7 +61,7 @@ class DevicePrefetcher(Iterator[Any]):
         return batch
 
     def _send(self, batch: Any, position: Any) -> tuple[Any, Any]:
-        where, under_way = device("cuda", self._stream.device), []
+        gpu, under_way = device("cuda", self._stream.device), []
 
         def copied(tensor: Any) -> Any:
             source = self._pinned(tensor.array)
@@ -69,7 +69,7 @@ class DevicePrefetcher(Iterator[Any]):
             if source.nbytes:
                 target.set(source, stream=self._stream.cupy_stream)
             under_way.append((source, target))
-            return wrap(target, where)
+            return wrap(target, gpu)
 
         with self._xp.cuda.Device(self._stream.device):
             self._stream.wait_for(self._streams.current(self._xp))

@@ -119,12 +119,12 @@ class WorkerFailure(NamedTuple):
     """An exception in a worker process, without the exception, whose class may need what the consumer does not have.
 
     message: where it was raised, with the worker's traceback
-    kind: its class, pickled; empty if that cannot be pickled
+    pickled_class: its class; empty if that cannot be pickled
     attributes: those that can be pickled, each by itself
     """
 
     message: str
-    kind: bytes
+    pickled_class: bytes
     attributes: dict[str, bytes]
 
 

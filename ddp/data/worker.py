@@ -237,19 +237,19 @@ class _Worker:
             text = str(error)
         except Exception:  # a broken __str__ must not hide the error
             text = "(its message cannot be shown)"
-        where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
+        origin = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
         position = None if self._maker is None else self._maker.position
         if isinstance(position, list):
-            where += f", indices {reprlib.repr(position)}"
+            origin += f", indices {reprlib.repr(position)}"
         elif isinstance(position, str):
-            where += f", {position}"
+            origin += f", {position}"
         elif position is not None:
-            where += f", index {position!r}"
-        message = f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
-        kind = b""
+            origin += f", index {position!r}"
+        message = f"{type(error).__name__} in {origin}: {text}\n\nIn the worker:\n{shown}"
+        pickled_class = b""
         with contextlib.suppress(Exception):  # a class that was made in a function
-            kind = pickle.dumps(type(error))
-        return WorkerFailure(message, kind, _pickled_attributes(error))
+            pickled_class = pickle.dumps(type(error))
+        return WorkerFailure(message, pickled_class, _pickled_attributes(error))
 
 
 # Attributes that Python's own exceptions do not have in their `__dict__`. Left out: `args`, which becomes the message,

@@ -133,11 +133,11 @@ def _worker_error(failure: WorkerFailure) -> WorkerError:
     """The error for a worker's exception: of its class, too, where such a class can be made, with its attributes."""
     error = WorkerError(failure.message)
     with contextlib.suppress(Exception):  # a class that is not here, or does not mix with another
-        kind = pickle.loads(failure.kind)
+        cls = pickle.loads(failure.pickled_class)
         # Not what would end the user's loop.
-        if issubclass(kind, Exception) and not issubclass(kind, WorkerError | StopIteration | StopAsyncIteration):
+        if issubclass(cls, Exception) and not issubclass(cls, WorkerError | StopIteration | StopAsyncIteration):
             names = {"__module__": WorkerError.__module__}
-            error = type("WorkerError", (_RaisedInWorker, kind), names)(failure.message)
+            error = type("WorkerError", (_RaisedInWorker, cls), names)(failure.message)
     for name, pickled in failure.attributes.items():
         with contextlib.suppress(Exception):  # made of what is not here, or read-only
             object.__setattr__(error, name, pickle.loads(pickled))

@@ -203,4 +203,4 @@ def _fd_from_parent(inherited: Any) -> int:
 reduction.register(Block, _block_by_fd)
 reduction.register(IpcReference, _reduce_reference)
 reduction.register(SentFd, _reduce_fd)
-for_each_class(lambda kind: reduction.register(kind, _reduce_for_process))
+for_each_class(lambda cls: reduction.register(cls, _reduce_for_process))

@@ -34,8 +34,8 @@ class _Sequence(_Container):
 
     def _like(self, items: list[tuple[str, Any]]) -> Any:
         """A container of this class with these entries."""
-        kind: Any = type(self)
-        return kind([value for _, value in items])
+        cls: Any = type(self)
+        return cls([value for _, value in items])
 
     def _position(self, index: int, inserting: bool = False) -> int:
         """Raises: RangeError."""

@@ -43,7 +43,7 @@ def ctc_loss(
         raise ShapeError(
             f"ctc_loss: log_probs {log_probs.shape}, targets {targets.shape}: expected (T, N, C), and int64 (N, L)"
         )
-    where, xp, (steps, n, classes) = x.device, x.device.xp, x.shape
+    device, xp, (steps, n, classes) = x.device, x.device.xp, x.shape
     if not 0 <= blank < classes:
         raise RangeError(f"ctc_loss: blank {blank} is not one of the {classes} labels")
     times = _lengths("input_lengths", input_lengths, n, steps)
@@ -52,7 +52,7 @@ def ctc_loss(
     used = xp.arange(targets.shape[1] if targets.ndim == 2 else sizes.max(initial=0)) < lengths[:, None]
     if targets.shape not in (used.shape, (sizes.sum(),)):
         raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
-    labels = to_device(targets.array, where)
+    labels = to_device(targets.array, device)
     if labels.ndim == 1 and labels.size:  # pads the labels of each target to a row; the padding is not used
         starts = np.cumsum(sizes) - sizes
         rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)
@@ -63,7 +63,7 @@ def ctc_loss(
     settings = {"blank": blank, "zero_infinity": zero_infinity, "input_lengths": xp.asarray(times)}
     sample_losses = apply(ctc.ctc_loss, (floating(x),), targets=table, target_lengths=lengths, **settings)
     if reduction == "mean":
-        sample_losses = sample_losses / wrap(xp.maximum(lengths, 1), where)
+        sample_losses = sample_losses / wrap(xp.maximum(lengths, 1), device)
     return sample_losses.squeeze(0) if single and reduction == "none" else _reduce_losses(sample_losses, reduction)
 
 

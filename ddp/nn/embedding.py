@@ -114,32 +114,32 @@ def embedding_bag(
             f"embedding_bag: per_sample_weights {per_sample_weights.shape} with mode={mode!r}: expected 'sum', and "
             f"the input's shape {input.shape}"
         )
-    where, xp = weight.device, weight.device.xp
-    count, bag = _bags(xp, where, input, offsets, include_last_offset)
-    index = input.to(where).reshape(-1)
+    device, xp = weight.device, weight.device.xp
+    count, bag = _bags(xp, device, input, offsets, include_last_offset)
+    index = input.to(device).reshape(-1)
     if padding_idx is not None:
         padding_idx = _check_padding_idx("embedding_bag", padding_idx, weight.shape[0])
         bag = xp.where(index.array == padding_idx, count, bag)  # padding goes to one more bag, which is dropped
     rows = embedding(index, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     sizes = xp.bincount(bag, minlength=count + 1)
     if mode == "max":
-        rows = rows.gather(0, wrap(_largest(xp, rows.array, bag, sizes), where))
+        rows = rows.gather(0, wrap(_largest(xp, rows.array, bag, sizes), device))
         bag = xp.flatnonzero(sizes)
     elif per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
-    out = zeros((count + 1, rows.shape[1]), dtype=rows.dtype, device=where).index_add(0, wrap(bag, where), rows)
+    out = zeros((count + 1, rows.shape[1]), dtype=rows.dtype, device=device).index_add(0, wrap(bag, device), rows)
     if mode == "mean":
-        out = out / wrap(xp.maximum(sizes, 1)[:, None], where)
+        out = out / wrap(xp.maximum(sizes, 1)[:, None], device)
     return out[:-1]
 
 
-def _bags(xp: Any, where: Any, input: Tensor, offsets: Tensor | None, include_last: bool) -> tuple[int, Any]:
+def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_last: bool) -> tuple[int, Any]:
     """How many bags there are, and the bag of each number of the input."""
     if input.ndim == 2 and offsets is None:
         return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
     if input.ndim != 1 or offsets is None or offsets.ndim != 1 or offsets.array.dtype.kind != "i":
         raise ShapeError(f"embedding_bag: input {input.shape}: expected (B, N) alone, or (N,) and int64 offsets (B,)")
-    n, starts = input.shape[0], to_device(offsets.array, where)
+    n, starts = input.shape[0], to_device(offsets.array, device)
     lengths = xp.diff(starts, append=n)
     fine = (lengths >= 0).all() & (starts[:1] == 0).all() & ((lengths[-1:] == 0).all() | (not include_last))
     message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"

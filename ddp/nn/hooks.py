@@ -32,16 +32,16 @@ class HasHooks:
 
     _hooks_: Hooks | None = None  # a class attribute, so that a module without hooks needs no memory for them
 
-    def _add_hook(self, kind: str, entry: tuple[Any, ...], prepend: bool = False) -> RemovableHandle:
+    def _add_hook(self, name: str, entry: tuple[Any, ...], prepend: bool = False) -> RemovableHandle:
         if self._hooks_ is None:
             self.__dict__["_hooks_"] = {}
-        hooks = cast(Hooks, self._hooks_).setdefault(kind, [])
+        hooks = cast(Hooks, self._hooks_).setdefault(name, [])
         hooks.insert(0 if prepend else len(hooks), entry)
         return RemovableHandle(hooks, entry)
 
-    def _hooks(self, kind: str) -> tuple[tuple[Any, ...], ...]:
-        """The hooks of a kind at this moment: one may register or remove others."""
-        return tuple(self._hooks_.get(kind, ())) if self._hooks_ else ()
+    def _hooks(self, name: str) -> tuple[tuple[Any, ...], ...]:
+        """The hooks of a name at this moment: one may register or remove others."""
+        return tuple(self._hooks_.get(name, ())) if self._hooks_ else ()
 
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
@@ -199,8 +199,8 @@ class _Identity:
         self.on_grads = on_grads
 
     def backward(self, xp: Any, g: Any, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
-        likes, where = residual
-        grads = self.on_grads(tuple(gradient_tensors(g, likes, where)))
+        likes, device = residual
+        grads = self.on_grads(tuple(gradient_tensors(g, likes, device)))
         return [gradient_array("backward hook", *pair) for pair in zip(grads, likes, strict=True)]
 
 
@@ -221,11 +221,11 @@ def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[in
     if not positions:
         return values
     tensors = [values[i] for i in positions]
-    where = tensors[0].device
-    residual = [(x.array.shape, x.array.dtype) for x in tensors], where
+    device = tensors[0].device
+    residual = [(x.array.shape, x.array.dtype) for x in tensors], device
     edges = tuple([x.edge for x in tensors])
-    kind = Node if len(tensors) == 1 else MultiOutputNode
-    node = kind(op, where.xp, edges, (True,) * len(tensors), (), (), residual)
+    node_class = Node if len(tensors) == 1 else MultiOutputNode
+    node = node_class(op, device.xp, edges, (True,) * len(tensors), (), (), residual)
     views = [wrap(x.array, x.device, x) for x in tensors]
     record(node, views)
     return _merge(tuple(views), positions, values)

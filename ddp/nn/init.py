@@ -89,8 +89,8 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     group_filters = filters // groups
     for group in range(groups):
         for i in range(min(group_filters, channels)):
-            where = (group * group_filters + i, i, *centre)
-            tensor[where] = 1
+            index = (group * group_filters + i, i, *centre)
+            tensor[index] = 1
     return tensor
 
 

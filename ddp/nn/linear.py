@@ -48,12 +48,12 @@ def linear_act(
     activation: "relu" or "gelu"; approximate: gelu's. cuBLASLt has gelu by tanh only, so that the exact one stays a
     launch of its own. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
-    kind = _parse_activation("linear_act", activation, approximate)
-    if not _is_fusable(kind, weight):
-        return _activate(linear(input, weight, bias), kind)
+    act = _parse_activation("linear_act", activation, approximate)
+    if not _is_fusable(act, weight):
+        return _activate(linear(input, weight, bias), act)
     _check_shapes("linear_act", input, weight, bias)
     keep = _needs_grad(input, weight, bias)
-    return apply(products.linear_act, (input, weight, bias), activation=kind, keep=keep)
+    return apply(products.linear_act, (input, weight, bias), activation=act, keep=keep)
 
 
 def feed_forward(
@@ -71,9 +71,9 @@ def feed_forward(
     On a GPU the activation, its slope and the gradients of the biases are computed with the products. activation,
     approximate: as for `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
-    kind = _parse_activation("feed_forward", activation, approximate)
-    if not _is_fusable(kind, weight1) or weight2.ndim != 2:
-        return linear(_activate(linear(input, weight1, bias1), kind), weight2, bias2)
+    act = _parse_activation("feed_forward", activation, approximate)
+    if not _is_fusable(act, weight1) or weight2.ndim != 2:
+        return linear(_activate(linear(input, weight1, bias1), act), weight2, bias2)
     _check_shapes("feed_forward", input, weight1, bias1)
     if weight2.shape[1] != weight1.shape[0] or (bias2 is not None and bias2.shape != weight2.shape[:1]):
         raise ShapeError(
@@ -82,7 +82,7 @@ def feed_forward(
         )
     one_dtype("feed_forward", input, weight2, bias2)
     tensors = input, weight1, bias1, weight2, bias2
-    return apply(products.feed_forward, tensors, activation=kind, keep=_needs_grad(*tensors))
+    return apply(products.feed_forward, tensors, activation=act, keep=_needs_grad(*tensors))
 
 
 def _parse_activation(name: str, activation: str, approximate: str) -> str:
@@ -95,15 +95,13 @@ def _parse_activation(name: str, activation: str, approximate: str) -> str:
     return activation if activation == "relu" or approximate == "none" else "gelu_tanh"
 
 
-def _activate(x: Tensor, kind: str) -> Tensor:
-    return relu(x) if kind == "relu" else gelu(x, "tanh" if kind == "gelu_tanh" else "none")
+def _activate(x: Tensor, act: str) -> Tensor:
+    return relu(x) if act == "relu" else gelu(x, "tanh" if act == "gelu_tanh" else "none")
 
 
-def _is_fusable(kind: str, weight: Tensor) -> bool:
+def _is_fusable(act: str, weight: Tensor) -> bool:
     array = weight.array
-    return (
-        kind in products.ACTIVATIONS and weight.device.type == "cuda" and array.ndim == 2 and array.dtype.kind in "fV"
-    )
+    return act in products.ACTIVATIONS and weight.device.type == "cuda" and array.ndim == 2 and array.dtype.kind in "fV"
 
 
 def _check_shapes(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -203,8 +203,10 @@ def _check_classes(
     if array.dtype != "int64":
         array = array.astype("int64")
     message = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
-    where = input.device
-    array, keep = indexing.check_targets(where.xp, to_device(array, where), ignore_index, classes, RangeError, message)
+    device = input.device
+    array, keep = indexing.check_targets(
+        device.xp, to_device(array, device), ignore_index, classes, RangeError, message
+    )
     return array, keep, _weights(name, input, weight, classes)
 
 

@@ -80,12 +80,12 @@ class Module(HasStateDict, HasHooks):
             self._put(name, value, self._buffers)
             self._set_persistent(name, value.persistent)
         elif name in self._parameters or name in self._buffers or name in self._modules:
-            for kind, word, wanted in _PARTS:
-                if name in self.__dict__[kind]:
+            for attribute, word, wanted in _PARTS:
+                if name in self.__dict__[attribute]:
                     if value is not None and not (word == "buffer" and isinstance(value, Tensor)):
                         message = f"{name!r} is a {word}; assign a {wanted.__name__} or None"
                         raise DtypeError(f"{message}, not {type(value).__name__}")
-                    self.__dict__[kind][name] = value
+                    self.__dict__[attribute][name] = value
         else:
             object.__setattr__(self, name, value)
 
@@ -130,10 +130,10 @@ class Module(HasStateDict, HasHooks):
         own[name] = value
         note_registration()
 
-    def _register(self, function: str, kind: type, name: str, value: Any, own: Any) -> None:
-        """Adds a part of a kind, or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
-        if value is not None and not isinstance(value, kind):
-            raise DtypeError(f"{function}({name!r}): expected a {kind.__name__}, got {type(value).__name__}")
+    def _register(self, function: str, cls: type, name: str, value: Any, own: Any) -> None:
+        """Adds a part of a class, or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
+        if value is not None and not isinstance(value, cls):
+            raise DtypeError(f"{function}({name!r}): expected a {cls.__name__}, got {type(value).__name__}")
         if isinstance(name, str) and name not in own and hasattr(self, name):
             raise ArgumentError(f"{type(self).__name__}: attribute {name!r} exists already")
         self._put(name, value, own)
@@ -218,11 +218,11 @@ class Module(HasStateDict, HasHooks):
         """The buffers, each once."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
-    def _named(self, kind: str, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+    def _named(self, attribute: str, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
         modules = self.named_modules(None, prefix, remove_duplicate) if recurse else [(prefix, self)]
         for path, module in modules:
-            for name, value in getattr(module, kind).items():
+            for name, value in getattr(module, attribute).items():
                 if value is None or (remove_duplicate and id(value) in seen):
                     continue
                 seen.add(id(value))
@@ -246,9 +246,9 @@ class Module(HasStateDict, HasHooks):
         """The buffer at that path. Raises: AttributeError if there is none."""
         return self._get("_buffers", "buffer", target)
 
-    def _get(self, kind: str, word: str, target: str) -> Any:
+    def _get(self, attribute: str, word: str, target: str) -> Any:
         path, _, name = target.rpartition(".")
-        member = getattr(self.get_submodule(path), kind).get(name)
+        member = getattr(self.get_submodule(path), attribute).get(name)
         if member is None:
             raise AttributeError(f"{type(self).__name__} has no {word} {target!r}")
         return member
@@ -387,18 +387,20 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 class _SettingsSignature:
     """The signature of a layer whose arguments are those of its function, for `help` and editors."""
 
-    def __get__(self, layer: Any, kind: type[FunctionModule]) -> inspect.Signature:
-        if kind.__init__ is not FunctionModule.__init__:
+    def __get__(self, layer: Any, owner: type[FunctionModule]) -> inspect.Signature:
+        if owner.__init__ is not FunctionModule.__init__:
             raise AttributeError("__signature__")  # without it, `inspect` reads the signature of __init__
-        return kind._signature()
+        return owner._signature()
 
 
 class Layer(Module):
     """The base of our layers. Keywords of the class set its ClassVars: `class ReLU(Layer, function=relu)`."""
 
     def __init_subclass__(cls, **named: Any) -> None:
-        kinds = {name: str(kind) for base in cls.__mro__ for name, kind in inspect.get_annotations(base).items()}
-        own = {name: named.pop(name) for name in tuple(named) if "ClassVar" in kinds.get(f"_{name}", "")}
+        annotations = {
+            name: str(annotation) for base in cls.__mro__ for name, annotation in inspect.get_annotations(base).items()
+        }
+        own = {name: named.pop(name) for name in tuple(named) if "ClassVar" in annotations.get(f"_{name}", "")}
         super().__init_subclass__(**named)
         for name, value in own.items():
             setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)

@@ -101,8 +101,8 @@ def batch_norm(
     if not training:
         if running_mean is None or running_var is None:
             raise ArgumentError("batch_norm: running_mean and running_var are needed out of training")
-        where = {"mean": running_mean.array, "var": running_var.array}
-        return apply(normalization.channel_affine, (input, weight, bias), eps=eps, **where)
+        statistics = {"mean": running_mean.array, "var": running_var.array}
+        return apply(normalization.channel_affine, (input, weight, bias), eps=eps, **statistics)
     if input.shape[0] * math.prod(input.shape[2:]) == 1:
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
     for statistic in (running_mean, running_var):

@@ -81,16 +81,19 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         self.dropout = float(dropout)
         self.bidirectional = bidirectional
         self.proj_size = proj_size
-        wide = GATES[mode] * hidden_size
+        gate_size = GATES[mode] * hidden_size
         out = proj_size or hidden_size
         self._all_names: list[list[str]] = []
         for layer in range(num_layers):
             into = input_size if layer == 0 else out * self._directions
             for direction in range(self._directions):
                 end = f"_l{layer}" + ("_reverse" if direction else "")
-                shapes: dict[str, tuple[int, ...]] = {f"weight_ih{end}": (wide, into), f"weight_hh{end}": (wide, out)}
+                shapes: dict[str, tuple[int, ...]] = {
+                    f"weight_ih{end}": (gate_size, into),
+                    f"weight_hh{end}": (gate_size, out),
+                }
                 if bias:
-                    shapes |= {f"bias_ih{end}": (wide,), f"bias_hh{end}": (wide,)}
+                    shapes |= {f"bias_ih{end}": (gate_size,), f"bias_hh{end}": (gate_size,)}
                 if proj_size:
                     shapes[f"weight_hr{end}"] = (proj_size, hidden_size)
                 self._register_empty(device, dtype, **shapes)
@@ -243,9 +246,9 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bias
-        wide = num_chunks * hidden_size
-        self._register_empty(device, dtype, weight_ih=(wide, input_size), weight_hh=(wide, hidden_size))
-        self._register_empty(device, dtype, **dict.fromkeys(("bias_ih", "bias_hh"), (wide,) if bias else None))
+        gate_size = num_chunks * hidden_size
+        self._register_empty(device, dtype, weight_ih=(gate_size, input_size), weight_hh=(gate_size, hidden_size))
+        self._register_empty(device, dtype, **dict.fromkeys(("bias_ih", "bias_hh"), (gate_size,) if bias else None))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

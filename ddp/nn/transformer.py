@@ -66,17 +66,17 @@ class _TransformerLayer(Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        where = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         for name in self._attentions:
-            attention = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **where)
+            attention = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **factory)
             self.add_module(name, attention)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **where)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **factory)
         self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **where)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **factory)
         self.norm_first = norm_first
         numbers = range(1, len(self._attentions) + 2)
         for i in numbers:
-            self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **where))
+            self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, **factory))
         for i in numbers:
             self.add_module(f"dropout{i}", Dropout(dropout))
         self.activation = _parse_activation(activation)
@@ -238,16 +238,16 @@ class Transformer(Module):
     ) -> None:
         super().__init__()
         options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
-        where = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
 
         def norm() -> Module:
-            return LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+            return LayerNorm(d_model, layer_norm_eps, bias=bias, **factory)
 
         self.encoder = custom_encoder or TransformerEncoder(
-            TransformerEncoderLayer(*options, **where), num_encoder_layers, norm()
+            TransformerEncoderLayer(*options, **factory), num_encoder_layers, norm()
         )
         self.decoder = custom_decoder or TransformerDecoder(
-            TransformerDecoderLayer(*options, **where), num_decoder_layers, norm()
+            TransformerDecoderLayer(*options, **factory), num_decoder_layers, norm()
         )
         self.d_model = d_model
         self.nhead = nhead

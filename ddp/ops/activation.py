@@ -34,8 +34,8 @@ def _smooth(name: str, curve: Curve) -> Op:
 
 # z = 1/(1 + e^-x);  dx = g*z*(1 - z)
 def _sigmoid(xp: Any, x: Array) -> Array:
-    (wide,) = as_float32(x)
-    return (1 / (1 + xp.exp(-wide))).astype(x.dtype, copy=False)
+    (upcast_x,) = as_float32(x)
+    return (1 / (1 + xp.exp(-upcast_x))).astype(x.dtype, copy=False)
 
 
 sigmoid = unary_op("sigmoid", _sigmoid, lambda xp, g, z: g * z * (1 - z), "out")
@@ -198,8 +198,8 @@ hardsigmoid = unary_op(
 
 # z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
 def _hardswish(xp: Any, x: Array) -> Array:
-    (wide,) = as_float32(x)
-    return (xp.clip(wide + 3, 0, 6) * wide / 6).astype(x.dtype, copy=False)
+    (upcast_x,) = as_float32(x)
+    return (xp.clip(upcast_x + 3, 0, 6) * upcast_x / 6).astype(x.dtype, copy=False)
 
 
 hardswish = unary_op(

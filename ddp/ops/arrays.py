@@ -115,15 +115,15 @@ def as_rows(x: Array, axes: int) -> Array:
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 
 
-def total(x: Array, axis: Any = None, keepdims: bool = False, *, wide: bool = False) -> Array:
-    """The sum of `x` over `axis`. float16 is added up in float32, and stays so with `wide`; integers in int64.
+def total(x: Array, axis: Any = None, keepdims: bool = False, *, keep_float32: bool = False) -> Array:
+    """The sum of `x` over `axis`. float16 is added up in float32, and stays so with `keep_float32`; integers in int64.
 
     A running sum in float16 stands still at 2048: from there on, adding 1 changes nothing.
     """
     if x.dtype.char != "e":
         return x.sum(axis=axis, keepdims=keepdims, dtype="int64" if x.dtype.kind in "bu" else None)
     out = x.sum(axis=axis, keepdims=keepdims, dtype="float32")
-    return out if wide else out.astype(x.dtype)
+    return out if keep_float32 else out.astype(x.dtype)
 
 
 def unbroadcast(g: Array, shape: Ints) -> Array:

@@ -69,16 +69,16 @@ class Window:
 def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
     """What each kernel element sees of x (N, C, H, W) from some lines of positions: (C, KH * KW, N, lines, OW)."""
     columns = xp.zeros((x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]), x.dtype)
-    for element, (where, seen) in enumerate(window.shifts(lines)):
-        columns[:, element][where] = x[seen].swapaxes(0, 1)
+    for element, (position, seen) in enumerate(window.shifts(lines)):
+        columns[:, element][position] = x[seen].swapaxes(0, 1)
     return columns
 
 
 @array_function
 def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -> None:
     """Adds columns to x where `im2col_lines` read them."""
-    for element, (where, seen) in enumerate(window.shifts(lines)):
-        x[seen] += columns[:, element][where].swapaxes(0, 1)
+    for element, (position, seen) in enumerate(window.shifts(lines)):
+        x[seen] += columns[:, element][position].swapaxes(0, 1)
 
 
 @array_function

@@ -51,16 +51,16 @@ def _ctc_loss(
     zero_infinity: bool,
 ) -> ForwardResult:
     """x: (T, N, C), log P of labels; targets: (N, L); input_lengths, target_lengths: (N,); returns (N,)."""
-    (wide,) = as_float32(x)
+    (upcast_x,) = as_float32(x)
     steps, n, _ = x.shape
     labels = xp.full((n, 2 * targets.shape[1] + 1), blank)
     labels[:, 1::2] = targets
-    skip = xp.full(labels.shape, -xp.inf, wide.dtype)
+    skip = xp.full(labels.shape, -xp.inf, upcast_x.dtype)
     skip[:, 1:2] = 0
     skip[:, 2:] = xp.where(labels[:, 2:] != labels[:, :-2], 0, -xp.inf)
-    where = positions(xp, xp.broadcast_to(labels, (steps, *labels.shape)), 2, x.shape)
-    emitted = wide.reshape(-1).take(where)
-    paths = xp.full((steps + 1, n, labels.shape[1] + 2), -xp.inf, wide.dtype)
+    flat_index = positions(xp, xp.broadcast_to(labels, (steps, *labels.shape)), 2, x.shape)
+    emitted = upcast_x.reshape(-1).take(flat_index)
+    paths = xp.full((steps + 1, n, labels.shape[1] + 2), -xp.inf, upcast_x.dtype)
     paths[0, :, 1] = 0
     for step in range(steps):
         paths[step + 1, :, 2:] = _arrive(xp, paths[step], skip)[0] + emitted[step]
@@ -70,20 +70,20 @@ def _ctc_loss(
     lost = losses == xp.inf
     out = xp.where(lost, 0, losses) if zero_infinity else losses
     derivative = xp.where(lost, 0 if zero_infinity else xp.nan, 1)
-    return out.astype(x.dtype), (paths, last, skip, where, ends, input_lengths, derivative)
+    return out.astype(x.dtype), (paths, last, skip, flat_index, ends, input_lengths, derivative)
 
 
 def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    paths, last, skip, where, ends, input_lengths, derivative = residual
+    paths, last, skip, flat_index, ends, input_lengths, derivative = residual
     (x,) = as_float32(saved[0])
     ending = _depart(xp, ends.astype(x.dtype), last, -xp.inf)
     probability = 0
-    passed = xp.empty(where.shape, x.dtype)
+    passed = xp.empty(flat_index.shape, x.dtype)
     for step in reversed(range(len(x))):
         probability = probability + ending * (input_lengths == step + 1)[:, None]
         passed[step] = probability[:, 2:]
         probability = _depart(xp, probability[:, 2:], paths[step], skip)
-    dx = xp.exp(x) - add_flat(xp, xp.zeros(x.size, x.dtype), where, passed).reshape(x.shape)
+    dx = xp.exp(x) - add_flat(xp, xp.zeros(x.size, x.dtype), flat_index, passed).reshape(x.shape)
     dx *= (g * derivative)[:, None]
     inside = xp.arange(len(x))[:, None] < input_lengths
     return (xp.where(inside[..., None], dx, 0).astype(g.dtype),)

@@ -13,11 +13,11 @@ _NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 @array_function
-def transformed(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) -> Array:
+def transformed(xp: Any, x: Array, function: str, sizes: Any, axes: Any, norm: str) -> Array:
     """A transform of numpy.fft."""
-    z = x if kind == "rfftn" else xp.ascontiguousarray(x).view(f"c{2 * x.itemsize}")[..., 0]
-    z = getattr(xp.fft, kind)(z, sizes, axes, norm)
-    return z if kind == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
+    z = x if function == "rfftn" else xp.ascontiguousarray(x).view(f"c{2 * x.itemsize}")[..., 0]
+    z = getattr(xp.fft, function)(z, sizes, axes, norm)
+    return z if function == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
 
 
 # z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut
@@ -26,11 +26,11 @@ def _fft(xp: Any, x: Array, transform: Any) -> ForwardResult:
 
 
 def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, kind, sizes, axes, norm = residual
-    z = transformed(xp, g, _ADJOINT[kind], sizes, axes, _NORM[norm])
-    if kind == "rfftn":
+    shape, function, sizes, axes, norm = residual
+    z = transformed(xp, g, _ADJOINT[function], sizes, axes, _NORM[norm])
+    if function == "rfftn":
         z = z[..., 0]
-    elif kind == "irfftn":  # which took each of these for two
+    elif function == "irfftn":  # which took each of these for two
         inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
         index = (*(slice(None),) * (axes[-1] % g.ndim), inner)
         z[index] *= 2

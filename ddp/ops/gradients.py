@@ -15,8 +15,8 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
 
     root: False leaves out the root, so that the results of several ranks can be added up (of order inf: the maximum)
     """
-    wide = "float64" if any(g.dtype == "float64" for g in gradients) else "float32"
-    flat = [g.astype(wide, copy=False).reshape(-1) for g in gradients]
+    dtype = "float64" if any(g.dtype == "float64" for g in gradients) else "float32"
+    flat = [g.astype(dtype, copy=False).reshape(-1) for g in gradients]
     if order == math.inf:
         return xp.stack([xp.abs(x).max(initial=0) for x in flat]).max()
     total = xp.stack([xp.dot(x, x) if order == 2 else (xp.abs(x) ** order).sum() for x in flat]).sum()

@@ -28,28 +28,28 @@ def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array 
     inner = x.shape[2] if x.ndim > 2 else 1
     if keep is not None:
         target = target * keep  # class 0 stands in for what is ignored
-    where = target * inner if inner > 1 else target
-    where = where + xp.arange(0, n * count * inner, count * inner).reshape(n, 1)
+    flat_index = target * inner if inner > 1 else target
+    flat_index = flat_index + xp.arange(0, n * count * inner, count * inner).reshape(n, 1)
     if inner > 1:
-        where += xp.arange(inner)
+        flat_index += xp.arange(inner)
     weights = None if weight is None else weight.take(target).astype(compute_dtype(x), copy=False)
     if keep is not None:
         weights = keep.astype(compute_dtype(x)) if weights is None else weights * keep
-    return where, weights
+    return flat_index, weights
 
 
 def sample_gradient(
-    xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, where: Array, reduction: str
+    xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, flat_index: Array, reduction: str
 ) -> Array:
     """The gradient of each sample's unreduced loss, without its weight where it has none: (N, M') or ()."""
     if reduction == "none":
-        g = g.reshape(where.shape)
+        g = g.reshape(flat_index.shape)
     elif reduction == "mean":
         g = g * scale
     if weights is not None:
         g = g * weights
     # Where nothing is kept the mean is nan, and its scale infinite; what was ignored gets 0 all the same.
-    return g if keep is None else xp.where(keep.reshape(where.shape), g, g.dtype.type(0))
+    return g if keep is None else xp.where(keep.reshape(flat_index.shape), g, g.dtype.type(0))
 
 
 def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
@@ -83,23 +83,23 @@ def _cross_entropy(
     rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     keep = None if keep is None else keep.reshape(target.shape)
-    where, weights = classes(xp, rows, target, keep, weight)
-    wide = compute_dtype(x)
+    flat_index, weights = classes(xp, rows, target, keep, weight)
+    sum_dtype = compute_dtype(x)
     if weight is not None:
-        weight = weight.astype(wide, copy=False)
-    top, sums = exponential_sums(xp, rows.astype(wide, copy=False))
+        weight = weight.astype(sum_dtype, copy=False)
+    top, sums = exponential_sums(xp, rows.astype(sum_dtype, copy=False))
     # One number per sample, in float64: a loss near 0 is the difference of large numbers.
-    logs = (xp.log(sums, dtype="float64") + top).reshape(where.shape)
-    losses = logs - rows.reshape(-1).take(where)
+    logs = (xp.log(sums, dtype="float64") + top).reshape(flat_index.shape)
+    losses = logs - rows.reshape(-1).take(flat_index)
     if weights is not None:
         losses *= weights
     if keep is not None:
         losses = xp.where(keep, losses, 0)  # also if the logits there are infinite or nan
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
-        weighted = rows.astype(wide, copy=False)
+        weighted = rows.astype(sum_dtype, copy=False)
         weighted = weighted if weight is None else weighted * weight.reshape(-1, *[1] * (rows.ndim - 2))
-        even = logs * mass - weighted.sum(axis=1).reshape(where.shape)
+        even = logs * mass - weighted.sum(axis=1).reshape(flat_index.shape)
         if keep is not None:
             even = xp.where(keep, even, 0)
         losses = losses * (1 - smoothing) + even * (smoothing / rows.shape[1])
@@ -108,8 +108,8 @@ def _cross_entropy(
         out = losses.reshape(shape)
     else:
         out, scale = reduce_weighted(xp, losses, weights, reduction)
-    kind = "float32" if float32_loss else x.dtype
-    return out.astype(kind), (top, sums, target, keep, weight, smoothing, scale, reduction)
+    dtype = "float32" if float32_loss else x.dtype
+    return out.astype(dtype), (top, sums, target, keep, weight, smoothing, scale, reduction)
 
 
 def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
@@ -130,25 +130,27 @@ def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
     top, sums, target, keep, weight, smoothing, scale, reduction = residual
-    rows, wide = columns(x), sums.dtype
-    where, weights = classes(xp, rows, target, keep, weight)
-    at_target = of_all = sample_gradient(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
+    rows, sum_dtype = columns(x), sums.dtype
+    flat_index, weights = classes(xp, rows, target, keep, weight)
+    at_target = of_all = sample_gradient(
+        xp, g.astype(sum_dtype, copy=False), scale, weights, keep, flat_index, reduction
+    )
     even = None
     if smoothing:
-        part = sample_gradient(xp, g.astype(wide, copy=False), scale, None, keep, where, reduction) * (
+        part = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, keep, flat_index, reduction) * (
             smoothing / rows.shape[1]
         )
         mass = rows.shape[1] if weight is None else weight.sum()
         at_target = at_target * (1 - smoothing)
         of_all = at_target + part * mass
-        even = xp.broadcast_to(part, where.shape).reshape(sums.shape).astype(wide, copy=False)
-    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=wide)
-    dx = scaled_exponentials(xp, rows.astype(wide, copy=False), top, factor)
+        even = xp.broadcast_to(part, flat_index.shape).reshape(sums.shape).astype(sum_dtype, copy=False)
+    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=sum_dtype)
+    dx = scaled_exponentials(xp, rows.astype(sum_dtype, copy=False), top, factor)
     if even is not None:
         dx -= even if weight is None else even * weight.reshape(-1, *[1] * (dx.ndim - 2))
     dx = xp.ascontiguousarray(dx, x.dtype)
     flat = dx.reshape(-1)
-    flat[where] -= at_target.astype(dx.dtype, copy=False)
+    flat[flat_index] -= at_target.astype(dx.dtype, copy=False)
     return (dx.reshape(x.shape),)
 
 
@@ -174,11 +176,11 @@ def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardR
 def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, t = saved
     top, sums, mass, scale, reduction = residual
-    rows, wide = columns(x).astype(sums.dtype, copy=False), sums.dtype
-    g = sample_gradient(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
+    rows, sum_dtype = columns(x).astype(sums.dtype, copy=False), sums.dtype
+    g = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
-        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(wide, copy=False)) - columns(t) * g
+        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(sum_dtype, copy=False)) - columns(t) * g
         dx = dx.astype(x.dtype, copy=False).reshape(x.shape)
     if needs[1]:
         dt = ((top + xp.log(sums) - rows) * g).astype(x.dtype, copy=False).reshape(x.shape)
@@ -202,24 +204,24 @@ def _nll_loss(
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
     rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
-    where, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
-    losses = -rows.reshape(-1).take(where).astype(compute_dtype(x), copy=False)
+    flat_index, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
+    losses = -rows.reshape(-1).take(flat_index).astype(compute_dtype(x), copy=False)
     if weights is not None:
         losses *= weights
     if keep is not None:
-        losses = xp.where(keep.reshape(where.shape), losses, 0)
+        losses = xp.where(keep.reshape(flat_index.shape), losses, 0)
     scale: Any = 1.0
     if reduction == "none":
         out = losses.reshape(shape)
     else:
         out, scale = reduce_weighted(xp, losses, weights, reduction)
-    return out.astype(x.dtype, copy=False), (x.shape, where, keep, weights, scale, reduction)
+    return out.astype(x.dtype, copy=False), (x.shape, flat_index, keep, weights, scale, reduction)
 
 
 def _nll_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, where, keep, weights, scale, reduction = residual
+    shape, flat_index, keep, weights, scale, reduction = residual
     dx = xp.zeros(shape, g.dtype)
-    dx.reshape(-1)[where] = -sample_gradient(xp, g, scale, weights, keep, where, reduction)
+    dx.reshape(-1)[flat_index] = -sample_gradient(xp, g, scale, weights, keep, flat_index, reduction)
     return (dx,)
 
 
@@ -382,8 +384,8 @@ def _pair(name: str, value: Value, derivative: Derivative) -> Op:
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         bound, reduction = residual
         d = _difference(xp, *saved)
-        wide = g.astype(d.dtype, copy=False)
-        dx = derivative(xp, d, bound, unreduced_gradient(wide, reduction, d.size)).astype(g.dtype, copy=False)
+        upcast_g = g.astype(d.dtype, copy=False)
+        dx = derivative(xp, d, bound, unreduced_gradient(upcast_g, reduction, d.size)).astype(g.dtype, copy=False)
         return dx if needs[0] else None, -dx if needs[1] else None
 
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))

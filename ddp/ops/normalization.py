@@ -14,7 +14,7 @@ from ddp.ops.reduction import moments, standardize
 # normalised input: that would be one more array to keep.
 
 
-def kind_of(x: Array, *parameters: Array | None) -> Any:
+def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
     """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
     return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
@@ -23,7 +23,7 @@ def kind_of(x: Array, *parameters: Array | None) -> Any:
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
 def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> ForwardResult:
     """w, b: of the last `axes` axes of x."""
-    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     rows = as_rows(x, axes)
     mean, var = moments(xp, rows[None])
@@ -33,7 +33,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
         out *= w
     if b is not None:
         out += b
-    return out.astype(dtype, copy=False), (axes, mean, rstd, kind)
+    return out.astype(dtype, copy=False), (axes, mean, rstd, weight_dtype)
 
 
 def row_mean(xp: Any, x: Array) -> Array:
@@ -43,8 +43,8 @@ def row_mean(xp: Any, x: Array) -> Array:
 
 def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
-    axes, mean, rstd, kind = residual
-    return _rows_backward(xp, g, x, w, axes, mean[:, None], rstd[:, None], kind, needs)
+    axes, mean, rstd, weight_dtype = residual
+    return _rows_backward(xp, g, x, w, axes, mean[:, None], rstd[:, None], weight_dtype, needs)
 
 
 def _rows_backward(
@@ -55,7 +55,7 @@ def _rows_backward(
     axes: int,
     mean: Array | None,
     rstd: Array,
-    kind: Any,
+    weight_dtype: Any,
     needs: Needs,
 ) -> Gradients:
     """mean, rstd: (rows, 1); mean: None where none was taken off."""
@@ -74,8 +74,8 @@ def _rows_backward(
                 dx -= row_mean(xp, dh)
             dx = (dx * scale).reshape(shape).astype(dtype, copy=False)
         if needs[1]:
-            dw = (g * h).sum(axis=0).reshape(inner).astype(kind, copy=False)
-    db = g.sum(axis=0).reshape(inner).astype(kind, copy=False) if needs[2] else None
+            dw = (g * h).sum(axis=0).reshape(inner).astype(weight_dtype, copy=False)
+    db = g.sum(axis=0).reshape(inner).astype(weight_dtype, copy=False) if needs[2] else None
     return dx, dw, db
 
 
@@ -87,20 +87,20 @@ layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w
 # with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
 def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> ForwardResult:
     """w: of the last `axes` axes of x."""
-    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
+    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w)
     x, w = as_float32(x, w)
     rows = as_rows(x, axes)
     rstd = 1 / xp.sqrt(row_mean(xp, xp.square(rows, dtype="float64")) + eps)
     out = (rows * rstd.astype(rows.dtype)).reshape(shape)
     if w is not None:
         out *= w
-    return out.astype(dtype, copy=False), (axes, rstd[:, 0], kind)
+    return out.astype(dtype, copy=False), (axes, rstd[:, 0], weight_dtype)
 
 
 def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
-    axes, rstd, kind = residual
-    return _rows_backward(xp, g, x, w, axes, None, rstd[:, None], kind, (*needs, False))[:2]
+    axes, rstd, weight_dtype = residual
+    return _rows_backward(xp, g, x, w, axes, None, rstd[:, None], weight_dtype, (*needs, False))[:2]
 
 
 rms_norm = Op(
@@ -234,7 +234,7 @@ def channel_gradient(
 def _forward(
     xp: Any, x: Array, w: Array | None, b: Array | None, layout: ChannelGroups, eps: float, tell: Tell | None
 ) -> ForwardResult:
-    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     x = x.reshape(layout.shape)
     mean, var = layout.statistics(xp, x)
@@ -242,21 +242,21 @@ def _forward(
         tell(mean, var, layout.count)
     rstd = 1 / xp.sqrt(var + float(eps))
     out = channel_norm(xp, x, layout, mean, rstd, w, b)
-    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, weight_dtype, False)
 
 
 def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
-    layout, mean, rstd, kind, fixed = residual
+    layout, mean, rstd, weight_dtype, fixed = residual
     dtype, shape = g.dtype, g.shape
     g, x, w = as_float32(g, x, w)
     g = g.reshape(layout.shape)
     if x is None:
-        return None, None, g.sum(axis=(0, 2)).astype(kind, copy=False)
+        return None, None, g.sum(axis=(0, 2)).astype(weight_dtype, copy=False)
     x = x.reshape(layout.shape)
     along, across = channel_sums(xp, g, x, layout, mean, rstd)
-    dw = across.sum(axis=0).astype(kind) if needs[1] else None
-    db = along.sum(axis=0).astype(kind) if needs[2] else None
+    dw = across.sum(axis=0).astype(weight_dtype) if needs[1] else None
+    db = along.sum(axis=0).astype(weight_dtype) if needs[2] else None
     if not (needs[0] or layout.collective):
         return None, dw, db
     if fixed:
@@ -309,12 +309,12 @@ def _channel_affine(
     xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
 ) -> ForwardResult:
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
-    dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
+    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     mean, rstd = mean.astype("float64"), 1 / xp.sqrt(var.astype("float64") + float(eps))
     layout = ChannelGroups(shape)
     out = channel_norm(xp, x.reshape(layout.shape), layout, mean, rstd, w, b)
-    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
+    return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, weight_dtype, True)
 
 
 channel_affine = Op("channel_affine", _channel_affine, _backward, inputs=("x", "w", "b"), saves=NEEDED)

@@ -170,8 +170,8 @@ class Upcast:
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
-        wide = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
-        results = self._backward(xp, wide, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
+        upcast_grad = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
+        results = self._backward(xp, upcast_grad, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
         if narrow is None:  # the forward only moves data and takes bfloat16, so `Upcast.forward` did not run
             return [_to_bfloat16(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.

@@ -29,11 +29,11 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
     index, places = xp.full(top.shape, -1, "int32"), _places(xp, window)
-    for where, seen in window.shifts():
+    for position, seen in window.shifts():
         value = x[seen]
-        better = (value > top[where]) | (value != value) | (index[where] < 0)
-        top[where] = xp.where(better, value, top[where])
-        index[where] = xp.where(better, places[seen], index[where])
+        better = (value > top[position]) | (value != value) | (index[position] < 0)
+        top[position] = xp.where(better, value, top[position])
+        index[position] = xp.where(better, places[seen], index[position])
     return top, index
 
 
@@ -41,8 +41,8 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
 def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     """Each of g added up where the maximum lies."""
     dx, places = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g)), _places(xp, window)
-    for where, seen in window.shifts():
-        dx[seen] += where_or_zero(xp, index[where] == places[seen], g[where])
+    for position, seen in window.shifts():
+        dx[seen] += where_or_zero(xp, index[position] == places[seen], g[position])
     return dx.astype(g.dtype, copy=False)
 
 
@@ -94,8 +94,8 @@ def _avg_pool2d(
 ) -> ForwardResult:
     out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x))
     if _few(window):
-        for where, seen in _patches(window):
-            out[where] = x[seen].sum((2, 3), out.dtype, keepdims=True)
+        for position, seen in _patches(window):
+            out[position] = x[seen].sum((2, 3), out.dtype, keepdims=True)
     else:
         lines = xp.zeros((*out.shape[:3], x.shape[3]), out.dtype)
         for p, rows in window.along(0):
@@ -111,8 +111,8 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     window, divisor = residual
     part, dx = (g / divisor).astype(g.dtype, copy=False), xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     if _few(window):
-        for where, seen in _patches(window):
-            dx[seen] += part[where]
+        for position, seen in _patches(window):
+            dx[seen] += part[position]
     else:
         lines = xp.zeros((*g.shape[:3], dx.shape[3]), dx.dtype)
         for q, columns in window.along(1):
@@ -190,19 +190,21 @@ def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, 
     """Which of `n` elements each of `out` reads. scale: out/n as the caller gave it, None if he gave the size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # as in PyTorch: these sizes ignore the scale factor
-    kind = np.float64 if dtype == np.float64 else np.float32  # rounding decides which input an output at an edge reads
-    i = np.arange(out, dtype=kind)
-    step = kind(1 / scale if scale else n / out)
+    float_type = (
+        np.float64 if dtype == np.float64 else np.float32
+    )  # rounding decides which input an output at an edge reads
+    i = np.arange(out, dtype=float_type)
+    step = float_type(1 / scale if scale else n / out)
     if mode == "nearest":
         return [Tap(np.minimum(np.floor(i * step), n - 1).astype(np.intp), None)]
     if mode == "nearest-exact":
-        return [Tap(np.minimum(np.floor((i + kind(0.5)) * step), n - 1).astype(np.intp), None)]
+        return [Tap(np.minimum(np.floor((i + float_type(0.5)) * step), n - 1).astype(np.intp), None)]
     if align_corners:
-        position = i * kind((n - 1) / (out - 1) if out > 1 else 0)
+        position = i * float_type((n - 1) / (out - 1) if out > 1 else 0)
     else:
-        position = np.maximum((i + kind(0.5)) * step - kind(0.5), 0)
+        position = np.maximum((i + float_type(0.5)) * step - float_type(0.5), 0)
     below = np.minimum(position.astype(np.intp), n - 1)
-    part = np.clip(position - below.astype(kind), 0, 1).astype(kind)
+    part = np.clip(position - below.astype(float_type), 0, 1).astype(float_type)
     return [Tap(below, 1 - part), Tap(np.minimum(below + 1, n - 1), part)]
 
 

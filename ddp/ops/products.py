@@ -32,8 +32,8 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b. The result may be written to `out`."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
-        wide, half = np.dtype("float32"), np.dtype("float16")
-        return astype(xp, astype(xp, a, wide) @ astype(xp, b, wide), half)
+        float32, float16 = np.dtype("float32"), np.dtype("float16")
+        return astype(xp, astype(xp, a, float32) @ astype(xp, b, float32), float16)
     return xp.matmul(a, b, out)
 
 

@@ -62,7 +62,7 @@ nansum = Op("nansum", _nansum, _nansum_backward, inputs=("x",))
 # z = mean of x over n elements;  dx = g/n, broadcast
 def _mean(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     count = count_of(x.shape, dims)
-    added = total(x, dims, keepdim, wide=True)
+    added = total(x, dims, keepdim, keep_float32=True)
     # The mean of nothing is nan, without a division by zero.
     out = added / count if count else added + float("nan")
     return out.astype(x.dtype, copy=False), ((x.shape, dims, keepdim), count)
@@ -130,8 +130,8 @@ select = Op("select", _select, _select_backward, inputs=("x",))
 
 # z = product of x;  dx = g*(product of all others), which is right beside zeros too
 def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
-    wide = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
-    out = x.prod(axis=dims, keepdims=keepdim, dtype=wide)
+    sum_dtype = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
+    out = x.prod(axis=dims, keepdims=keepdim, dtype=sum_dtype)
     return out.astype(x.dtype, copy=False) if x.dtype.char == "e" else out, (dims, keepdim)
 
 
@@ -193,11 +193,11 @@ def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
 def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: bool = False) -> ForwardResult:
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
-    (wide,) = as_float32(x)
+    (upcast_x,) = as_float32(x)
     if kept and kept[0]:  # the first axis is reduced: rows of all others are added up
-        columns = wide.transpose(*dims, *kept).reshape(count, count_of(x.shape, kept), 1)
+        columns = upcast_x.transpose(*dims, *kept).reshape(count, count_of(x.shape, kept), 1)
     else:
-        columns = wide.transpose(*kept, *dims).reshape(1, count_of(x.shape, kept), count)
+        columns = upcast_x.transpose(*kept, *dims).reshape(1, count_of(x.shape, kept), count)
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
@@ -229,8 +229,8 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> Forw
         if x.ndim == len(dims) and x.dtype.char != "e" and x.flags.c_contiguous:
             out = xp.sqrt(sum_of_squares(xp, x.reshape(-1)))
             return (out.reshape((1,) * x.ndim) if keepdim else out), residual
-        (wide,) = as_float32(x)
-        return xp.sqrt(total(wide * wide, dims, keepdim)).astype(x.dtype, copy=False), residual
+        (upcast_x,) = as_float32(x)
+        return xp.sqrt(total(upcast_x * upcast_x, dims, keepdim)).astype(x.dtype, copy=False), residual
     size = xp.abs(x)
     if p == 0:
         out = (x != 0).sum(axis=dims, keepdims=keepdim)
@@ -242,8 +242,8 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> Forw
         else:
             out = total(size, dims, keepdim)
     else:
-        (wide,) = as_float32(size)
-        out = total(wide**p, dims, keepdim) ** (1 / p)
+        (upcast_x,) = as_float32(size)
+        out = total(upcast_x**p, dims, keepdim) ** (1 / p)
     return out.astype(x.dtype, copy=False), residual
 
 

@@ -158,8 +158,8 @@ def _diagonal(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> ForwardRe
 
 
 def _diagonal_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, *where = residual
-    return (zeros_but(xp, g, shape, lambda xp, x: diagonal_of(xp, x, *where)),)
+    shape, *parameters = residual
+    return (zeros_but(xp, g, shape, lambda xp, x: diagonal_of(xp, x, *parameters)),)
 
 
 diagonal = Op("diagonal", _diagonal, _diagonal_backward, inputs=("x",), view=True)
@@ -199,10 +199,10 @@ def _as_strided(xp: Any, x: Array, shape: Ints, stride: Ints, offset: int) -> Fo
 def _as_strided_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     old, shape, stride, offset = residual
     dx = xp.zeros(math.prod(old), g.dtype)
-    where = xp.full(shape, offset)
+    flat_index = xp.full(shape, offset)
     for i, (n, step) in enumerate(zip(shape, stride, strict=True)):
-        where += (xp.arange(n) * step).reshape([-1 if j == i else 1 for j in range(len(shape))])
-    return (add_flat(xp, dx, where, g).reshape(old),)
+        flat_index += (xp.arange(n) * step).reshape([-1 if j == i else 1 for j in range(len(shape))])
+    return (add_flat(xp, dx, flat_index, g).reshape(old),)
 
 
 as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), view=True)
@@ -312,8 +312,8 @@ def _diag_embed(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Forward
     side = x.shape[-1] + abs(offset)
     rest = iter(x.shape[:-1])
     sizes = tuple([side if i in (dim0, dim1) else next(rest) for i in range(x.ndim + 1)])
-    where = offset, dim0, dim1
-    return zeros_but(xp, x, sizes, lambda xp, out: diagonal_of(xp, out, *where)), where
+    parameters = offset, dim0, dim1
+    return zeros_but(xp, x, sizes, lambda xp, out: diagonal_of(xp, out, *parameters)), parameters
 
 
 def _diag_embed_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

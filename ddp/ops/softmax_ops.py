@@ -19,15 +19,15 @@ def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:
 def _softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
-    (wide,) = as_float32(x)
-    e, _, sums = exponentials(xp, wide, dim)
+    (upcast_x,) = as_float32(x)
+    e, _, sums = exponentials(xp, upcast_x, dim)
     e /= sums
     return e.astype(x.dtype, copy=False), dim
 
 
 def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    wide, z = as_float32(g, saved[0])
-    dx = z * (wide - (wide * z).sum(axis=dim, keepdims=True))
+    upcast_g, z = as_float32(g, saved[0])
+    dx = z * (upcast_g - (upcast_g * z).sum(axis=dim, keepdims=True))
     return (dx.astype(g.dtype, copy=False),)
 
 
@@ -38,14 +38,14 @@ softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out"
 def _log_softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
-    (wide,) = as_float32(x)
-    _, top, sums = exponentials(xp, wide, dim)
-    return (wide - top - xp.log(sums)).astype(x.dtype, copy=False), dim
+    (upcast_x,) = as_float32(x)
+    _, top, sums = exponentials(xp, upcast_x, dim)
+    return (upcast_x - top - xp.log(sums)).astype(x.dtype, copy=False), dim
 
 
 def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    wide, z = as_float32(g, saved[0])
-    dx = wide - xp.exp(z) * wide.sum(axis=dim, keepdims=True)
+    upcast_g, z = as_float32(g, saved[0])
+    dx = upcast_g - xp.exp(z) * upcast_g.sum(axis=dim, keepdims=True)
     return (dx.astype(g.dtype, copy=False),)
 
 
@@ -59,7 +59,7 @@ def _logsumexp(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     top = x.max(axis=dims, keepdims=True)
     # Infinite maxima are not subtracted: inf - inf is nan.
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-    out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, wide=True)) + top).astype(x.dtype, copy=False)
+    out = (xp.log(total(xp.exp(x - top), dims, keepdims=True, keep_float32=True)) + top).astype(x.dtype, copy=False)
     residual = (x.shape, dims, keepdim)
     return out if keepdim else out.squeeze(dims), residual
 

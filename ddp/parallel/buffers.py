@@ -38,8 +38,8 @@ class BufferSync:
             groups.setdefault(tensor.device, []).append(tensor)
         pending: list[tuple[Tensor, Array]] = []
         fresh = not self._pending  # otherwise the memory holds values that `take` has not copied yet
-        for where, tensors in groups.items():
-            flat, parts = self._flat(where, tensors)
+        for target, tensors in groups.items():
+            flat, parts = self._flat(target, tensors)
             if self._comm.rank != source:
                 pending += zip(tensors, parts, strict=True)
             elif fresh:
@@ -59,13 +59,13 @@ class BufferSync:
             tensor.version.count += 1
         self._pending = []
 
-    def _flat(self, where: device, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
+    def _flat(self, target: device, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
         """One array of bytes for these tensors, and its views with their shapes and dtypes."""
         arrays = [tensor.array for tensor in tensors]
         starts = np.cumsum([0, *(-(-array.nbytes // _STEP) * _STEP for array in arrays)]).tolist()
-        flat = self._memory.get(where)
+        flat = self._memory.get(target)
         if flat is None or flat.size != starts[-1]:
-            flat = self._memory[where] = where.xp.zeros(starts[-1], np.uint8)
+            flat = self._memory[target] = target.xp.zeros(starts[-1], np.uint8)
         parts = [
             flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             for start, array in zip(starts, arrays, strict=False)

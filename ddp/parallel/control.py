@@ -49,10 +49,10 @@ class PendingRequests:
         """Records the requests of a message that has arrived."""
         self.received = [max(pair) for pair in zip(self.received, counts, strict=True)]
 
-    def clear(self, kind: int) -> None:
-        """Forgets this rank's request of a kind, and those received."""
-        self.requested[kind] = False
-        self.received[kind] = 0
+    def clear(self, request: int) -> None:
+        """Forgets this rank's request of that number, and those received."""
+        self.requested[request] = False
+        self.received[request] = 0
 
 
 class ControlMessage:

@@ -328,8 +328,8 @@ class DataParallel(Module):
             self.joining = joining
             try:
                 yield
-                while (kind := joining.announce(None)) is not None:
-                    if kind == join.FORWARD:
+                while (call := joining.announce(None)) is not None:
+                    if call == join.FORWARD:
                         self._sync_buffers(joining.source)
                     else:
                         self.reducer.join_no_op(weight)
@@ -401,11 +401,11 @@ class DataParallel(Module):
             self._sync_buffers(self._announce(join.FORWARD))
         self._announce(join.BACKWARD)
 
-    def _announce(self, kind: str) -> int:
+    def _announce(self, call: str) -> int:
         """Inside `join`, tells ranks without data which call follows. Returns the lowest rank that still has data."""
         if self.joining is None:
             return 0
-        self.joining.announce(kind)
+        self.joining.announce(call)
         return self.joining.source
 
     def _buffers_due(self) -> bool:

@@ -210,14 +210,14 @@ def _seconds(comm: Communicator, array: Any) -> float:
 
 
 class ArrivalTimer:
-    """Times when gradients are complete, in the first backwards. count: the number of gradients; where: their device
+    """Times when gradients are complete, in the first backwards. count: the number of gradients; device: theirs
 
     On a GPU the host runs ahead, so times are events in the stream. Reading them waits for the device.
     """
 
-    def __init__(self, count: int, where: device) -> None:
+    def __init__(self, count: int, device: device) -> None:
         self._count = count
-        self._cuda = None if where.type == "cpu" else where.xp.cuda
+        self._cuda = None if device.type == "cpu" else device.xp.cuda
         self._left = WARM
         self._moments: dict[int, Any] = {}
         self._begun: Any = None

@@ -165,10 +165,10 @@ class Stats:
         late = self.lateness[worst]
         # One of two ranks is last in half of all steps by chance alone.
         if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and late.steps >= 0.1 * self.compared:
-            where = max(_PARTS, key=lambda name: float(getattr(late, name)))
+            part = max(_PARTS, key=lambda name: float(getattr(late, name)))
             return (
                 f"rank {worst} was waited for in {100 * late.steps / self.compared:.0f} % of steps, {late.late:.1f} ms "
-                f"on average, lost most of all {_PARTS[where]}"
+                f"on average, lost most of all {_PARTS[part]}"
             )
         return f"no rank stands out: waited {sum(lost) / self.compared:.1f} ms a step for one or another"
 

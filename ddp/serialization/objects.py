@@ -211,40 +211,40 @@ class _ObjectDecoder(Decoder):
         tensor = self._tensors[source]
         return tensor if name == source else tensor.detach()
 
-    def other(self, kind: str, inner: JSON) -> Any:
-        if kind == "set":
+    def other(self, tag: str, inner: JSON) -> Any:
+        if tag == "set":
             return set(self.decode(inner))
-        if kind == "function":
+        if tag == "function":
             return self._global(inner, FunctionType)
-        if kind == "same_module" and type(inner) is int and inner >= 0:
-            return self._modules[inner] if inner < len(self._modules) else super().other(kind, inner)
-        if kind == "parameters":
+        if tag == "same_module" and type(inner) is int and inner >= 0:
+            return self._modules[inner] if inner < len(self._modules) else super().other(tag, inner)
+        if tag == "parameters":
             values, flags = inner
             return {key: self._parameter(p, flags.get(key)) for key, p in dict(self.decode(values)).items()}
-        if kind == "module":
+        if tag == "module":
             name, attributes = inner
             return self._module(self._global(name, type), self.decode(attributes))
-        return super().other(kind, inner)
+        return super().other(tag, inner)
 
-    def _global(self, name: str, kind: type) -> Any:
+    def _global(self, name: str, cls: type) -> Any:
         value = look_up(name)
-        if isinstance(value, kind) and (not isinstance(value, type) or issubclass(value, Module)):
+        if isinstance(value, cls) and (not isinstance(value, type) or issubclass(value, Module)):
             return value
         raise SerializationError(
             f"it holds {short(name)}, which is none of ddp.nn's; where the file is trusted, load it inside "
             f"ddp.serialization.safe_globals([{short(name.rpartition(':')[2])[1:-1]}])"
         )
 
-    def _module(self, kind: type, attributes: Any) -> Any:
+    def _module(self, cls: type, attributes: Any) -> Any:
         if not isinstance(attributes, dict) or not all(isinstance(name, str) for name in attributes):
             raise SerializationError(
-                f"the attributes of a {kind.__name__} are {short(attributes)}, expected names and values"
+                f"the attributes of a {cls.__name__} are {short(attributes)}, expected names and values"
             )
         for name, value in vars(Module()).items():
             if type(attributes.get(name)) is not type(value):
                 problem = f"{name} is {short(attributes.get(name))}, expected a {type(value).__name__}"
-                raise SerializationError(f"a {kind.__name__}, whose {problem}")
-        module: Any = object.__new__(kind)
+                raise SerializationError(f"a {cls.__name__}, whose {problem}")
+        module: Any = object.__new__(cls)
         module.__dict__.update(attributes)
         self._modules.append(module)
         return module

@@ -127,7 +127,7 @@ class Header:
         if len(begin) < 8:
             self.fail(f"{size} bytes is no safetensors file, which begins with 8 for the length of its header")
         length = int.from_bytes(begin, "little")
-        foreign = next((kind for magic, kind in _FOREIGN.items() if begin.startswith(magic)), None)
+        foreign = next((description for magic, description in _FOREIGN.items() if begin.startswith(magic)), None)
         if length > size - 8 or length > LIMIT:
             self.fail(foreign or f"a header of {length:,} bytes in a file of {size:,}: truncated, or foreign")
         text = file.read(length)

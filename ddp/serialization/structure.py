@@ -26,7 +26,7 @@ Array = Any
 JSON = Any
 # Stores an array: (suggested name, array, its tensor if it has one) -> the name under which it is stored.
 Keep = Callable[[str, Array, TensorBase | None], str]
-# Encodes a value of another kind: (value, its name) -> JSON.
+# Encodes a value of another type: (value, its name) -> JSON.
 EncodeOther = Callable[[Any, str], JSON]
 
 # The types of values that JSON has, and of keys.
@@ -96,10 +96,10 @@ def names_in(saved: JSON) -> Iterator[str]:
         for item in saved:
             yield from names_in(item)
     elif isinstance(saved, dict):
-        for kind, inner in saved.items():
-            if kind in ("tensor", "array") and isinstance(inner, str):
+        for tag, inner in saved.items():
+            if tag in ("tensor", "array") and isinstance(inner, str):
                 yield inner
-            elif kind in ("tuple", "dict", "counter", "scalar"):
+            elif tag in ("tuple", "dict", "counter", "scalar"):
                 yield from names_in(inner)
 
 
@@ -113,9 +113,9 @@ class Decoder:
         """The tensor that is stored under that name."""
         return wrap(self.fetch(name), CPU)
 
-    def other(self, kind: str, inner: JSON) -> Any:
-        """Decodes {kind: inner}, which the `other` of `encode` made."""
-        raise ValueError("no such kind")
+    def other(self, tag: str, inner: JSON) -> Any:
+        """Decodes {tag: inner}, which the `other` of `encode` made."""
+        raise ValueError("no such tag")
 
     def decode(self, saved: JSON) -> Any:
         """The value of `saved`. Raises: SerializationError for JSON that `encode` did not write."""
@@ -124,25 +124,25 @@ class Decoder:
         if not isinstance(saved, dict):
             return saved
         try:
-            ((kind, inner),) = saved.items()
-            return self._decoded(kind, inner)
+            ((tag, inner),) = saved.items()
+            return self._decoded(tag, inner)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, SerializationError):
                 raise
             raise SerializationError(f"the structure holds {str(saved)[:80]}, which is none: {error}") from None
 
-    def _decoded(self, kind: str, inner: JSON) -> Any:
-        if kind == "tensor":
+    def _decoded(self, tag: str, inner: JSON) -> Any:
+        if tag == "tensor":
             return self.tensor(inner)
-        if kind == "array":
+        if tag == "array":
             return self.fetch(inner)
-        if kind == "scalar":
+        if tag == "scalar":
             return self.decode(inner)[()]
-        if kind == "tuple" and isinstance(inner, list):
+        if tag == "tuple" and isinstance(inner, list):
             return tuple(self.decode(inner))
-        if kind in ("dict", "counter"):
+        if tag in ("dict", "counter"):
             pairs = {self.decode(key): self.decode(item) for key, item in inner}
-            return Counter(pairs) if kind == "counter" else pairs
-        if kind == "bytes":
+            return Counter(pairs) if tag == "counter" else pairs
+        if tag == "bytes":
             return base64.b64decode(inner)
-        return self.other(kind, inner)
+        return self.other(tag, inner)

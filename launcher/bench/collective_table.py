@@ -16,7 +16,7 @@ Place = Literal["out", "in"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class Collective:
     """One collective.
 
     x, out: the extents of what it reads and writes; out None: it writes to x
@@ -56,19 +56,19 @@ def _twice_others(n: int) -> float:
     return 2 * (n - 1) / n
 
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(name="all_reduce", factor=_twice_others, reduces=True),
-        Kind(name="reduce", reduces=True, rooted=True),
-        Kind(name="broadcast", out=None, places=("in",), rooted=True),
-        Kind(name="gather", factor=_others, out="whole", rooted=True),
-        Kind(name="scatter", factor=_others, x="whole", rooted=True),
-        Kind(name="all_gather", factor=_others, out="whole"),
-        Kind(name="reduce_scatter", factor=_others, x="whole", reduces=True),
-        Kind(name="all_to_all", factor=_others, x="whole", out="whole", places=("out",)),
-        Kind(name="send_recv", places=("out",), trips=2, least_ranks=2),
-        Kind(name="barrier", places=("out",), empty=True),
+COLLECTIVES = {
+    collective.name: collective
+    for collective in (
+        Collective(name="all_reduce", factor=_twice_others, reduces=True),
+        Collective(name="reduce", reduces=True, rooted=True),
+        Collective(name="broadcast", out=None, places=("in",), rooted=True),
+        Collective(name="gather", factor=_others, out="whole", rooted=True),
+        Collective(name="scatter", factor=_others, x="whole", rooted=True),
+        Collective(name="all_gather", factor=_others, out="whole"),
+        Collective(name="reduce_scatter", factor=_others, x="whole", reduces=True),
+        Collective(name="all_to_all", factor=_others, x="whole", out="whole", places=("out",)),
+        Collective(name="send_recv", places=("out",), trips=2, least_ranks=2),
+        Collective(name="barrier", places=("out",), empty=True),
     )
 }
 
@@ -82,21 +82,23 @@ def partner(rank: int, ranks: int) -> int | None:
     return other if other < ranks else None
 
 
-def carve(kind: Kind, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int) -> tuple[Any, Any]:
+def carve(
+    collective: Collective, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int
+) -> tuple[Any, Any]:
     """x and out of one rank, as parts of two buffers of `ranks * count` elements; None where there is none.
 
     Out of place, x is in the first and out in the second; in place both are in the first.
     """
-    if kind.empty:
+    if collective.empty:
         return None, None
     extents = {"part": count, "whole": ranks * count}
-    x = first[: extents[kind.x]]
-    if kind.out is None:
+    x = first[: extents[collective.x]]
+    if collective.out is None:
         return x, None
     if place == "out":
-        return x, second[: extents[kind.out]]
-    if kind.x == kind.out:
+        return x, second[: extents[collective.out]]
+    if collective.x == collective.out:
         return x, x
     whole = first[: ranks * count]
     part = whole[rank * count : (rank + 1) * count]
-    return (x, part) if kind.x == "whole" else (part, whole)
+    return (x, part) if collective.x == "whole" else (part, whole)

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from launcher.bench.collective_table import ROOT, Kind, partner
+from launcher.bench.collective_table import ROOT, Collective, partner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,54 +34,54 @@ def poison(dtype: np.dtype[Any]) -> Any:
     return dtype.type(POISON)
 
 
-def source(kind: Kind, rank: int, start: int, count: int, dtype: np.dtype[Any], op: str) -> Array:
+def source(collective: Collective, rank: int, start: int, count: int, dtype: np.dtype[Any], op: str) -> Array:
     """The elements from `start` on of the input of `rank`: (count,) of dtype."""
-    return _repeat(_values(kind, rank, dtype, op), start, count)
+    return _repeat(_values(collective, rank, dtype, op), start, count)
 
 
-def result(kind: Kind, rank: int, ranks: int, count: int, dtype: np.dtype[Any], op: str) -> Array | None:
+def result(collective: Collective, rank: int, ranks: int, count: int, dtype: np.dtype[Any], op: str) -> Array | None:
     """The result that `rank` must get: (count,) or (ranks·count,); None if it gets none."""
-    if kind.empty or (kind.name in ("reduce", "gather") and rank != ROOT):
+    if collective.empty or (collective.name in ("reduce", "gather") and rank != ROOT):
         return None
-    if kind.reduces:
-        start = rank * count if kind.x == "whole" else 0
-        return _repeat(_reduction(kind, ranks, dtype, op), start, count)
-    if kind.name == "send_recv":
+    if collective.reduces:
+        start = rank * count if collective.x == "whole" else 0
+        return _repeat(_reduction(collective, ranks, dtype, op), start, count)
+    if collective.name == "send_recv":
         other = partner(rank, ranks)
-        return None if other is None else source(kind, other, 0, count, dtype, op)
-    if kind.name in ("broadcast", "scatter"):
-        return source(kind, ROOT, rank * count if kind.x == "whole" else 0, count, dtype, op)
-    start = rank * count if kind.x == "whole" else 0  # all_to_all: the block for this rank in each input
-    return np.concatenate([source(kind, other, start, count, dtype, op) for other in range(ranks)])
+        return None if other is None else source(collective, other, 0, count, dtype, op)
+    if collective.name in ("broadcast", "scatter"):
+        return source(collective, ROOT, rank * count if collective.x == "whole" else 0, count, dtype, op)
+    start = rank * count if collective.x == "whole" else 0  # all_to_all: the block for this rank in each input
+    return np.concatenate([source(collective, other, start, count, dtype, op) for other in range(ranks)])
 
 
 def wrong(actual: Array, expected: Array, op: str) -> int:
     """How many elements are wrong. A mean may differ by the rounding of its division."""
     if op == "mean" and expected.dtype.kind not in "iub":
-        wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-        a, b = actual.astype(wide), expected.astype(wide)
+        dtype = np.complex128 if expected.dtype.kind == "c" else np.float64
+        a, b = actual.astype(dtype), expected.astype(dtype)
         return int(np.count_nonzero(~(np.abs(a - b) <= 4 * _eps(expected.dtype) * np.abs(b))))
     return int(np.count_nonzero(~(actual == expected)))  # counts NaN, too
 
 
-def _values(kind: Kind, rank: int, dtype: np.dtype[Any], op: str) -> Array:
+def _values(collective: Collective, rank: int, dtype: np.dtype[Any], op: str) -> Array:
     index = np.arange(_PERIOD) + 37 * rank
-    if kind.reduces and op == "prod":
+    if collective.reduces and op == "prod":
         return np.where(index % 8 == 0, 2, 1).astype(dtype)
-    limit = _REDUCED_VALUES if kind.reduces else _MOVED_VALUES
+    limit = _REDUCED_VALUES if collective.reduces else _MOVED_VALUES
     if dtype.kind == "b":
         limit = 2
     return (index % _PERIOD % limit).astype(dtype)
 
 
-def _reduction(kind: Kind, ranks: int, dtype: np.dtype[Any], op: str) -> Array:
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+def _reduction(collective: Collective, ranks: int, dtype: np.dtype[Any], op: str) -> Array:
+    sum_dtype = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
     combine = {"sum": np.add, "mean": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[op]
-    total = _values(kind, 0, dtype, op).astype(wide)
+    total = _values(collective, 0, dtype, op).astype(sum_dtype)
     for rank in range(1, ranks):
-        total = combine(total, _values(kind, rank, dtype, op).astype(wide))
+        total = combine(total, _values(collective, rank, dtype, op).astype(sum_dtype))
     if op == "mean":
-        total = total // ranks if wide.kind in "iu" else total / ranks
+        total = total // ranks if sum_dtype.kind in "iu" else total / ranks
     return total.astype(dtype)
 
 

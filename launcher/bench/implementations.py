@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, DtypeError
-from launcher.bench.collective_table import ROOT, Kind, partner
+from launcher.bench.collective_table import ROOT, Collective, partner
 from launcher.bench.expected import Array
 from launcher.bench.settings import Settings
 
@@ -43,7 +43,7 @@ class Implementation:
         """The contents of a buffer."""
         return np.asarray(buffer)
 
-    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+    def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
         """A function that runs the collective on these buffers; out None: it writes to x.
 
         Raises: one of `unsupported`, here or at the first call, on every rank, if it cannot.
@@ -66,7 +66,7 @@ class Ours(Implementation):
         self.comm = comm
         self.name = f"ours {comm.backend}"
 
-    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+    def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
         comm = self.comm
         # As in the baselines, ranks need not exchange lengths: they know that all are equal.
         calls: dict[str, Call] = {
@@ -80,8 +80,8 @@ class Ours(Implementation):
             "all_to_all": lambda: comm.all_to_all(x, lengths="equal", out=out),
             "barrier": comm.barrier,
         }
-        if kind.name != "send_recv":
-            return calls[kind.name]
+        if collective.name != "send_recv":
+            return calls[collective.name]
         other = partner(comm.rank, comm.size)
         peer = -1 if other is None else other
         return ping_pong(comm.rank, other, lambda: comm.send(x, peer), lambda: comm.recv(peer, out=out))
@@ -145,12 +145,12 @@ class RawMPI(Implementation):
         self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, BufferError, KeyError, MPI.Exception)
         self._comm: Any = MPI.COMM_WORLD
 
-    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+    def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
         MPI, comm = self._MPI, self._comm
-        if kind.reduces and op == "mean":
+        if collective.reduces and op == "mean":
             raise NotImplementedError("MPI has no mean")
         in_place = x is not None and out is not None and np.shares_memory(x, out)
-        if kind.name == "reduce_scatter" and in_place:
+        if collective.name == "reduce_scatter" and in_place:
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
@@ -169,8 +169,8 @@ class RawMPI(Implementation):
             "all_to_all": lambda: comm.Alltoall(x, out),
             "barrier": comm.Barrier,
         }
-        if kind.name != "send_recv":
-            return calls[kind.name]
+        if collective.name != "send_recv":
+            return calls[collective.name]
         other = partner(comm.rank, comm.size)
         return ping_pong(comm.rank, other, lambda: comm.Send(x, other), lambda: comm.Recv(out, other))
 
@@ -198,12 +198,12 @@ class Gloo(Implementation):
             store = dist.TCPStore(host, port, size, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
-    def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
+    def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
         dist = self._dist
-        if kind.reduces and op == "mean":
+        if collective.reduces and op == "mean":
             raise NotImplementedError("gloo has no mean")
         in_place = out is None or (x is not None and np.shares_memory(x, out))
-        if kind.name in ("all_reduce", "reduce") and not in_place:
+        if collective.name in ("all_reduce", "reduce") and not in_place:
             raise NotImplementedError("torch.distributed reduces in place")
         ops = dist.ReduceOp
         operator = {"sum": ops.SUM, "prod": ops.PRODUCT, "max": ops.MAX, "min": ops.MIN}.get(op)
@@ -212,9 +212,9 @@ class Gloo(Implementation):
         root = self._rank == ROOT
         size = self._size
         parts = []
-        if kind.out == "whole":
+        if collective.out == "whole":
             parts = list(received.chunk(size))
-        elif kind.x == "whole":
+        elif collective.x == "whole":
             parts = list(sent.chunk(size))
         calls: dict[str, Call] = {
             "all_reduce": lambda: dist.all_reduce(sent, operator),
@@ -227,8 +227,8 @@ class Gloo(Implementation):
             "all_to_all": lambda: dist.all_to_all_single(received, sent),
             "barrier": dist.barrier,
         }
-        if kind.name != "send_recv":
-            return calls[kind.name]
+        if collective.name != "send_recv":
+            return calls[collective.name]
         other = partner(self._rank, size)
         return ping_pong(self._rank, other, lambda: dist.send(sent, other), lambda: dist.recv(received, other))
 

@@ -12,7 +12,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from launcher.bench.collective_table import Kind, Place
+from launcher.bench.collective_table import Collective, Place
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
@@ -71,14 +71,14 @@ _COLUMNS = (
 )
 
 
-def heading(kind: Kind, ranks: int, nodes: int, backend: str) -> list[str]:
+def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> list[str]:
     """The lines above a collective's table: what its columns mean."""
     ranks_text = f"{_ranks(ranks)} on {nodes} node{'s' * (nodes > 1)}, backend {backend}"
-    ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if kind.trips == 2 else ""
-    bandwidth = "" if kind.empty else f"algbw = size/time, busbw = algbw * {kind.factor(ranks):.4g}; "
+    ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if collective.trips == 2 else ""
+    bandwidth = "" if collective.empty else f"algbw = size/time, busbw = algbw * {collective.factor(ranks):.4g}; "
     titles = ["#" + "".join(f"{column[which]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for which in (0, 1)]
     return [
-        f"# {kind.name}: {ranks_text}",
+        f"# {collective.name}: {ranks_text}",
         f"# time: median over rounds of the slowest rank's time of one call{ping}",
         f"# {bandwidth}ratio: time / that of ours on ordinary arrays, median over rounds",
         *titles,

@@ -20,7 +20,7 @@ import numpy as np
 from collectives import BackendError, Communicator, init, run_threads
 from collectives.progress_bar import progress_bar
 from launcher.bench import report
-from launcher.bench.collective_table import KINDS, ROOT, Kind, Place, carve
+from launcher.bench.collective_table import COLLECTIVES, ROOT, Collective, Place, carve
 from launcher.bench.expected import Array, dtype_of, poison, result, source, wrong
 from launcher.bench.implementations import Implementation, find
 from launcher.bench.report import Outcome, Row
@@ -140,7 +140,7 @@ def run(comm: Communicator, settings: Settings) -> Outcome:
     try:
         with job.bar:
             for name in settings.collectives:
-                job.measure(KINDS[name])
+                job.measure(COLLECTIVES[name])
     finally:
         for library, *_ in job.measured:
             library.close()
@@ -167,54 +167,58 @@ class _Job:
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
         self.rows: list[Row] = []
         self.unsupported: dict[tuple[str, str, Place, str], str] = {}
-        sizes = sum(len(self._sizes(KINDS[name])) for name in settings.collectives)
+        sizes = sum(len(self._sizes(COLLECTIVES[name])) for name in settings.collectives)
         # No bar in a log: the tables show the progress there.
         self.bar = progress_bar(total=sizes, unit="size", rank=comm.rank, log=False, leave=False)
 
-    def _sizes(self, kind: Kind) -> list[tuple[str, int]]:
+    def _sizes(self, collective: Collective) -> list[tuple[str, int]]:
         """(dtype, elements a rank) of each measurement of a collective; none if there are too few ranks."""
         ranks = self.comm.size
-        if ranks < kind.least_ranks:
+        if ranks < collective.least_ranks:
             return []
-        dtypes = self.settings.dtype[: 1 if kind.empty else None]  # a barrier has no dtype
+        dtypes = self.settings.dtype[: 1 if collective.empty else None]  # a barrier has no dtype
         sizes = self.settings.sizes()
-        return list(dict.fromkeys((d, kind.count(size, ranks, dtype_of(d).itemsize)) for d in dtypes for size in sizes))
+        return list(
+            dict.fromkeys((d, collective.count(size, ranks, dtype_of(d).itemsize)) for d in dtypes for size in sizes)
+        )
 
-    def measure(self, kind: Kind) -> None:
+    def measure(self, collective: Collective) -> None:
         """Measures one collective for all dtypes and sizes."""
-        if not (sizes := self._sizes(kind)):
-            self._print(f"# {kind.name}: needs at least {kind.least_ranks} ranks", "")
+        if not (sizes := self._sizes(collective)):
+            self._print(f"# {collective.name}: needs at least {collective.least_ranks} ranks", "")
             return
-        self._print(*report.heading(kind, self.comm.size, self.nodes, self.comm.backend))
+        self._print(*report.heading(collective, self.comm.size, self.nodes, self.comm.backend))
         first = len(self.rows)
-        self.bar.set_description(kind.name)
+        self.bar.set_description(collective.name)
         for dtype, count in sizes:
-            rows = self._rows(kind, dtype, count)
+            rows = self._rows(collective, dtype, count)
             self._print(*map(report.line, rows))
             self.rows += rows
             self.bar.update()
         if self.settings.check:
             self._print(f"# wrong elements: {sum(row.wrong or 0 for row in self.rows[first:])}")
-        self._print(*(f"# {text}" for (name, *_), text in self.unsupported.items() if name == kind.name), "")
+        self._print(*(f"# {text}" for (name, *_), text in self.unsupported.items() if name == collective.name), "")
 
     def _print(self, *lines: str) -> None:
         if self.comm.rank == 0 and lines:
             with self.bar.external_write_mode():
                 print("\n".join(lines), flush=True)
 
-    def _rows(self, kind: Kind, dtype_name: str, count: int) -> list[Row]:
+    def _rows(self, collective: Collective, dtype_name: str, count: int) -> list[Row]:
         """Measures one size: a row for each implementation and place that supports it."""
         dtype = dtype_of(dtype_name)
-        places = [place for place in kind.places if self.settings.place in ("both", place)] or kind.places
+        places = [place for place in collective.places if self.settings.place in ("both", place)] or collective.places
         entries: dict[tuple[str, Place], Entry] = {}
         errors: dict[tuple[str, Place], int | None] = {}
         for library, *buffers in self.measured:
             parts = [buffer[: count * self.comm.size * dtype.itemsize].view(dtype) for buffer in buffers]
             for place in places:
-                if (kind.name, dtype_name, place, library.name) not in self.unsupported:
-                    call = self._try(kind, place, library, parts, dtype_name, count)
+                if (collective.name, dtype_name, place, library.name) not in self.unsupported:
+                    call = self._try(collective, place, library, parts, dtype_name, count)
                     if call is not None:
-                        entries[library.name, place] = Entry(call=call[0], settle=library.settle, trips=kind.trips)
+                        entries[library.name, place] = Entry(
+                            call=call[0], settle=library.settle, trips=collective.trips
+                        )
                         errors[library.name, place] = call[1]
             for part in parts:
                 library.write(part, np.zeros(1, dtype))  # zeros stay zeros however often they are reduced in place
@@ -222,7 +226,7 @@ class _Job:
             return []
         timings = measure([*entries.values()], self.barrier, self._slowest, self.settings)
         timed = dict(zip(entries, timings, strict=True))
-        size = kind.size(count, self.comm.size, dtype.itemsize)
+        size = collective.size(count, self.comm.size, dtype.itemsize)
         ours = self.measured[0][0].name
         rows = []
         for (by, place), timing in timed.items():
@@ -231,16 +235,16 @@ class _Job:
             reference = timed.get((ours, place)) if by != ours else None
             rows.append(
                 Row(
-                    collective=kind.name,
+                    collective=collective.name,
                     size=size,
                     count=count,
-                    dtype="none" if kind.empty else dtype_name,
-                    op=self.settings.op if kind.reduces else "none",
+                    dtype="none" if collective.empty else dtype_name,
+                    op=self.settings.op if collective.reduces else "none",
                     place=place,
                     by=by,
                     seconds=seconds,
                     algbw=algbw,
-                    busbw=algbw * kind.factor(self.comm.size),
+                    busbw=algbw * collective.factor(self.comm.size),
                     **vars(timing),
                     wrong=errors[by, place],
                     ratio=None if reference is None else ratio(timing, reference),
@@ -250,7 +254,7 @@ class _Job:
 
     def _try(
         self,
-        kind: Kind,
+        collective: Collective,
         place: Place,
         library: Implementation,
         buffers: Sequence[Any],
@@ -261,29 +265,28 @@ class _Job:
         rank, size = self.comm.rank, self.comm.size
         op = self.settings.op
         dtype = dtype_of(dtype_name)
-        x, out = carve(kind, place, buffers[0], buffers[1], rank, size, count)
+        x, out = carve(collective, place, buffers[0], buffers[1], rank, size, count)
         check = self.settings.check and x is not None
         if check:
             for buffer in buffers:
                 library.write(buffer, np.full(1, poison(dtype)))
-            if kind.out is not None or rank == ROOT:
-                library.write(x, source(kind, rank, 0, len(x), dtype, op))
+            if collective.out is not None or rank == ROOT:
+                library.write(x, source(collective, rank, 0, len(x), dtype, op))
         reason = ""
         try:
-            call = library.bind(kind, x, out, op)
+            call = library.bind(collective, x, out, op)
             call()
             library.settle()
         except library.unsupported as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
         if self._total(bool(reason)):
-            text = (
-                f"{library.name} has no {kind.name} of {dtype_name}, place {place}: {reason or 'another rank failed'}"
-            )
-            self.unsupported[kind.name, dtype_name, place, library.name] = text
+            refused = f"{library.name} has no {collective.name} of {dtype_name}, place {place}"
+            text = f"{refused}: {reason or 'another rank failed'}"
+            self.unsupported[collective.name, dtype_name, place, library.name] = text
             return None
         if not check:
             return call, None
-        expected = result(kind, rank, size, count, dtype, op)
+        expected = result(collective, rank, size, count, dtype, op)
         errors = 0 if expected is None else wrong(library.read(x if out is None else out), expected, op)
         return call, self._total(errors)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.arguments import ArgumentParser, names, positive, value
-from launcher.bench.collective_table import KINDS
+from launcher.bench.collective_table import COLLECTIVES
 from launcher.errors import UsageError
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
@@ -57,7 +57,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for wrong, text in (
-            (not self.collectives, f"no collective to measure: ddp-bench all, or one of {', '.join(KINDS)}"),
+            (not self.collectives, f"no collective to measure: ddp-bench all, or one of {', '.join(COLLECTIVES)}"),
             (self.maxbytes < self.minbytes, f"maxbytes ({self.maxbytes}) is smaller than minbytes ({self.minbytes})"),
             (self.stepfactor < 2, f"stepfactor should be at least 2, not {self.stepfactor}"),
             (self.backend == "single" and self.ranks not in (None, 1), "backend single is a world of one: -n 1"),
@@ -125,8 +125,14 @@ def parser() -> ArgumentParser:
     )
     count, size = value("a positive whole number", positive), value("bytes, as 512, 64K, 128M or 1G", parse_size)
     add = result.add_argument
-    collectives = names("collective", KINDS)
-    add("collectives", nargs="*", type=collectives, metavar="COLLECTIVE", help=f"all, or some of {', '.join(KINDS)}")
+    collectives = names("collective", COLLECTIVES)
+    add(
+        "collectives",
+        nargs="*",
+        type=collectives,
+        metavar="COLLECTIVE",
+        help=f"all, or some of {', '.join(COLLECTIVES)}",
+    )
     add("-n", "--ranks", type=count, metavar="N", help="number of ranks (2)")
     add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size (8); K, M and G are powers of 1024")
     add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size (32M)")

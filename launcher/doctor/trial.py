@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives import Communicator, init
-from launcher.bench.collective_table import KINDS
+from launcher.bench.collective_table import COLLECTIVES
 from launcher.bench.runner import run
 from launcher.bench.settings import Settings
 from launcher.doctor.machine import versions
@@ -43,7 +43,7 @@ def try_collectives(comm: Communicator) -> dict[str, Any]:
     nodes: how many; versions: by host
     """
     dtypes = _DEVICE_DTYPES if comm.backend == "nccl" else _HOST_DTYPES
-    names = tuple(name for name, kind in KINDS.items() if kind.least_ranks <= comm.size)
+    names = tuple(name for name, collective in COLLECTIVES.items() if collective.least_ranks <= comm.size)
     checked = Settings(
         collectives=names, dtype=dtypes, minbytes=_CHECKED, maxbytes=_CHECKED, check=True, iters=1, warmup=1
     )

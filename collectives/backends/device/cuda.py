@@ -147,15 +147,15 @@ class Cuda:
 
     def copy_d2h(self, host: Array, device: Any, stream: Any) -> None:
         """Starts the copy of a contiguous device array into host memory of the same number of bytes."""
-        kind = self._runtime.memcpyDeviceToHost
+        direction = self._runtime.memcpyDeviceToHost
         if device.nbytes:
-            self._runtime.memcpyAsync(host.ctypes.data, device.data.ptr, device.nbytes, kind, stream.ptr)
+            self._runtime.memcpyAsync(host.ctypes.data, device.data.ptr, device.nbytes, direction, stream.ptr)
 
     def copy_h2d(self, device: Any, host: Array, stream: Any) -> None:
         """Starts the copy of host memory into a contiguous device array of the same number of bytes."""
-        kind = self._runtime.memcpyHostToDevice
+        direction = self._runtime.memcpyHostToDevice
         if device.nbytes:
-            self._runtime.memcpyAsync(device.data.ptr, host.ctypes.data, device.nbytes, kind, stream.ptr)
+            self._runtime.memcpyAsync(device.data.ptr, host.ctypes.data, device.nbytes, direction, stream.ptr)
 
     def copy(self, target: Any, source: Any, stream: Any) -> None:
         """Starts the copy of a device array into another one, converted to its dtype."""

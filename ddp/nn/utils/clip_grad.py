@@ -66,20 +66,22 @@ def _note_change(parameters: list[Tensor]) -> None:
 def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
     """The norm of all arrays, those of each device being its share: on the first device."""
     norms = []
-    for place, arrays in shares.items():
-        with on(place):
-            norms.append(place.xp.asarray(gradients.total_norm(place.xp, arrays, p)))
-    where = next(iter(shares))
+    for target, arrays in shares.items():
+        with on(target):
+            norms.append(target.xp.asarray(gradients.total_norm(target.xp, arrays, p)))
+    first_device = next(iter(shares))
     total = norms[0]
     if len(norms) > 1:
-        with on(where):
-            total = where.xp.asarray(gradients.total_norm(where.xp, [to_device(norm, where) for norm in norms], p))
-    if error_if_nonfinite and not where.xp.isfinite(total):
+        with on(first_device):
+            total = first_device.xp.asarray(
+                gradients.total_norm(first_device.xp, [to_device(norm, first_device) for norm in norms], p)
+            )
+    if error_if_nonfinite and not first_device.xp.isfinite(total):
         raise ArgumentError(
             f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
             "pass error_if_nonfinite=False to scale by it nevertheless"
         )
-    return wrap(total, where)
+    return wrap(total, first_device)
 
 
 @no_grad()
@@ -97,7 +99,7 @@ def get_total_norm(
     order = norm_order(norm_type)
     # A list, as an iterator without tensors is no mistake here.
     given = tensors if isinstance(tensors, Tensor) else list(tensors)
-    shares = {where: [x.array for x in share] for where, share in _by_device(given).items()}
+    shares = {target: [x.array for x in share] for target, share in _by_device(given).items()}
     return _total(shares, order, error_if_nonfinite) if shares else zeros(())
 
 
@@ -110,15 +112,15 @@ def clip_grads_with_norm_(
 
     On a GPU it is one launch, which reads the norm there. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _by_device(parameters).items():
-        _scale(where, params, max_norm, total_norm)
+    for target, params in _by_device(parameters).items():
+        _scale(target, params, max_norm, total_norm)
 
 
-def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
+def _scale(target: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Scales the gradients of parameters that are all on one device."""
-    total = to_device(total_norm.array, where)
-    with on(where):
-        gradients.scale_to_norm(where.xp, _buffers(params), total, max_norm)
+    total = to_device(total_norm.array, target)
+    with on(target):
+        gradients.scale_to_norm(target.xp, _buffers(params), total, max_norm)
     _note_change(params)
 
 
@@ -144,12 +146,12 @@ def clip_grad_norm_(
     """
     order = norm_order(norm_type)
     params = _by_device(parameters)
-    shares = {where: buffers for where, share in params.items() if (buffers := _buffers(share))}
+    shares = {target: buffers for target, share in params.items() if (buffers := _buffers(share))}
     if not shares:
         return zeros((), device=next(iter(params), None))
     total = _total(shares, order, error_if_nonfinite)
-    for where in shares:
-        _scale(where, params[where], max_norm, total)
+    for target in shares:
+        _scale(target, params[target], max_norm, total)
     return total
 
 
@@ -160,7 +162,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
 
     foreach: accepted, and changes nothing. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _by_device(parameters).items():
-        with on(where):
-            gradients.clamp_values(where.xp, _buffers(params), float(clip_value))
+    for target, params in _by_device(parameters).items():
+        with on(target):
+            gradients.clamp_values(target.xp, _buffers(params), float(clip_value))
         _note_change(params)

@@ -64,7 +64,7 @@ class HookExchange(Exchange):
     """Reduces buckets by a communication hook. See `ddp.parallel.comm_hooks`.
 
     hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
-    names: of all parameters in the control message; where: their device
+    names: of all parameters in the control message; device: theirs
     replaced: the exchange of a model that is wrapped again, from which this one takes the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
@@ -75,7 +75,7 @@ class HookExchange(Exchange):
         hook: Hook,
         comm: Communicator,
         names: Sequence[str],
-        where: device = CPU,
+        device: device = CPU,
         replaced: HookExchange | None = None,
     ) -> None:
         super().__init__(comm)
@@ -83,7 +83,7 @@ class HookExchange(Exchange):
         self._names = tuple(names)
         self._claim(replaced)
         # The same stream for all steps: a hook's state is in memory that is freed in that stream's order.
-        self._stream = HookStream(None if where.type == "cpu" else where.xp.cuda)
+        self._stream = HookStream(None if device.type == "cpu" else device.xp.cuda)
         self._reset()
 
     def _reset(self) -> None:
@@ -216,13 +216,13 @@ class HookExchange(Exchange):
         try:
             yield
         except Exception as error:
-            where = f"communication hook {_name(self.hook)} on {self._buckets.describe(index)}"
+            origin = f"communication hook {_name(self.hook)} on {self._buckets.describe(index)}"
             if isinstance(error, CollectivesError):
-                raise type(error)(f"{where}: {error}") from error.__cause__
-            where = f"rank {self._comm.rank}: {where}"
+                raise type(error)(f"{origin}: {error}") from error.__cause__
+            origin = f"rank {self._comm.rank}: {origin}"
             if isinstance(error, DdpError):
-                raise type(error)(f"{where}: {error}") from error
-            raise ParallelError(f"{where}: {type(error).__name__}: {error}") from error
+                raise type(error)(f"{origin}: {error}") from error
+            raise ParallelError(f"{origin}: {type(error).__name__}: {error}") from error
 
 
 def _shares(result: Any, buffer: Array) -> bool:

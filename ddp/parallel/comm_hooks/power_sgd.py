@@ -154,8 +154,8 @@ class PowerSGD:
         return to_device(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 
 
-def _at_least(least: int, value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
+def _at_least(least: int, value: Any, cls: type) -> bool:
+    return isinstance(value, cls) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
 
 
 def _joined(

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.bench import __main__ as command
 from launcher.bench import report, runner
-from launcher.bench.collective_table import KINDS
+from launcher.bench.collective_table import COLLECTIVES
 from launcher.bench.implementations import Ours, OursOnDevice
 from launcher.bench.report import Outcome
 from launcher.bench.settings import OPS, parse
@@ -39,14 +39,16 @@ def test_all_collectives_give_correct_results(ranks: int, capsys: Any) -> None:
     printed = capsys.readouterr().out
     assert (outcome.backend, outcome.ranks, outcome.nodes) == ("threads", ranks, 1)
     assert [line.split(":")[0] for line in printed.splitlines() if "backend thr" in line or "needs at" in line] == [
-        f"# {name}" for name in KINDS
+        f"# {name}" for name in COLLECTIVES
     ]
-    measured = {name: kind for name, kind in KINDS.items() if ranks >= kind.least_ranks}
-    for name, kind in measured.items():
+    measured = {name: collective for name, collective in COLLECTIVES.items() if ranks >= collective.least_ranks}
+    for name, collective in measured.items():
         rows = [row for row in outcome.rows if row.collective == name]
-        dtypes = ["none"] if kind.empty else ["float32"] * 2 + ["int8"] * 2
-        assert [(row.dtype, row.place) for row in rows] == [(dtype, place) for dtype in dtypes for place in kind.places]
-        assert {row.wrong for row in rows} == {None if kind.empty else 0}
+        dtypes = ["none"] if collective.empty else ["float32"] * 2 + ["int8"] * 2
+        assert [(row.dtype, row.place) for row in rows] == [
+            (dtype, place) for dtype in dtypes for place in collective.places
+        ]
+        assert {row.wrong for row in rows} == {None if collective.empty else 0}
         assert all(row.seconds > 0 and len(row.rounds) == row.calls == 2 for row in rows)
     assert "# wrong elements: 0" in printed
 
@@ -78,8 +80,8 @@ def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
 def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) -> None:
     bind = Ours.bind
 
-    def lying(self: Ours, kind: Any, x: Any, out: Any, op: str) -> Any:
-        call = bind(self, kind, x, out, op)
+    def lying(self: Ours, collective: Any, x: Any, out: Any, op: str) -> Any:
+        call = bind(self, collective, x, out, op)
         result = x if out is None else out
 
         def wrapped() -> None:
@@ -92,7 +94,7 @@ def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) ->
     monkeypatch.setattr(Ours, "bind", lying)
     assert command.main([name, *QUICK, "--backend", "threads"]) == 1
     printed = capsys.readouterr()
-    number = 2 * len(KINDS[name].places)
+    number = 2 * len(COLLECTIVES[name].places)
     assert f"# wrong elements: {number}" in printed.out
     assert printed.err == f"ddp-bench: {number} elements were wrong\n"
     monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)  # writes nothing at all
@@ -179,10 +181,10 @@ def test_on_ranks_of_its_own_beside_all_baselines(run_job: Any, tmp_path: Path) 
     done = run_job([*BENCH, "all", "-n", "2", *once, "--empty", "--vs", ",".join(baselines), "--json", path])
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if "backend mpi" in line] == [
-        f"# {name}: 2 ranks on 1 node, backend mpi" for name in KINDS
+        f"# {name}: 2 ranks on 1 node, backend mpi" for name in COLLECTIVES
     ]
     document = json.loads(path.read_text())
-    assert document["settings"]["collectives"] == list(KINDS)
+    assert document["settings"]["collectives"] == list(COLLECTIVES)
     assert document["machine"]["cores"] == os.cpu_count()
     assert {"python", "numpy", "mpi4py", "ddp-runtime"} <= set(document["versions"])
     assert not any(row["wrong"] for row in document["rows"])
@@ -190,7 +192,9 @@ def test_on_ranks_of_its_own_beside_all_baselines(run_job: Any, tmp_path: Path) 
     by_whom = ["ours mpi", "ours mpi empty", *baselines]
     refused = {("reduce_scatter", "mpi4py", "in"), ("all_reduce", "torch-gloo", "out"), ("reduce", "torch-gloo", "out")}
     measured = {(row["collective"], row["by"], row["place"]) for row in document["rows"] if row["dtype"] != "bfloat16"}
-    expected = {(name, by, place) for name in KINDS for by in by_whom for place in KINDS[name].places} - refused
+    expected = {
+        (name, by, place) for name in COLLECTIVES for by in by_whom for place in COLLECTIVES[name].places
+    } - refused
     assert measured == expected
     if "torch-gloo" in baselines:
         reason = "torch-gloo has no all_reduce of float32, place out: torch.distributed reduces in place"

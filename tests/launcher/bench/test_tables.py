@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from launcher.bench import expected, report, runner
-from launcher.bench.collective_table import KINDS
+from launcher.bench.collective_table import COLLECTIVES
 from launcher.bench.settings import Settings, parse, parse_size
 from launcher.errors import UsageError
 
@@ -43,7 +43,7 @@ def test_a_command_line() -> None:
         check=True,
         iters=7,
     )
-    assert parse(["all"]).collectives == tuple(KINDS)
+    assert parse(["all"]).collectives == tuple(COLLECTIVES)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_wrong_use(args: str, says: str) -> None:
 def test_factors_and_sizes_of_four_ranks() -> None:
     # Source: nccl-tests, doc/PERFORMANCE.md
     part, whole = {"all_reduce": 1.5, "reduce": 1, "broadcast": 1, "send_recv": 1}, 0.75
-    for name, kind in KINDS.items():
-        if kind.empty:
-            assert (kind.size(10, 4, 4), kind.count(8, 4, 4)) == (0, 0)
+    for name, collective in COLLECTIVES.items():
+        if collective.empty:
+            assert (collective.size(10, 4, 4), collective.count(8, 4, 4)) == (0, 0)
             continue
         size = 40 if name in part else 160
-        assert (kind.factor(4), kind.size(10, 4, 4)) == (part.get(name, whole), size)
-        assert [kind.count(each, 4, 4) for each in (size, size + 3, 1)] == [10, 10, 1]
+        assert (collective.factor(4), collective.size(10, 4, 4)) == (part.get(name, whole), size)
+        assert [collective.count(each, 4, 4) for each in (size, size + 3, 1)] == [10, 10, 1]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ ROW = report.Row(
 
 
 def test_a_table() -> None:
-    words = report.heading(KINDS["all_reduce"], 4, 1, "mpi")
+    words = report.heading(COLLECTIVES["all_reduce"], 4, 1, "mpi")
     assert words[0] == "# all_reduce: 4 ranks on 1 node, backend mpi"
     assert "busbw = algbw * 1.5; " in words[2]
     lines = [report.line(ROW), report.line(dataclasses.replace(ROW, by="mpi4py", ratio=1.204, wrong=None))]
@@ -142,7 +142,7 @@ def test_a_table() -> None:
 
 
 def test_inputs_tell_ranks_and_places_apart() -> None:
-    moved = KINDS["all_gather"]
+    moved = COLLECTIVES["all_gather"]
     parts = [expected.source(moved, rank, 0, 4096, np.dtype(np.int8), "sum") for rank in range(3)]
     assert not np.array_equal(parts[0], parts[1])
     assert not np.array_equal(parts[0][:2048], parts[0][2048:])  # blocks of a power of two do not repeat
