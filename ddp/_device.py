@@ -305,7 +305,7 @@ class BaseGenerator:
 
 
 S = TypeVar("S", bound=BaseGenerator)
-_device = device  # the name, where an attribute `device` hides it
+_device = device  # the class, for methods of classes whose attribute `device` hides it
 _PCG64 = struct.Struct("<32sBIQ")
 _UINT64 = 2**64 - 1
 _kind: list[type[BaseGenerator]] = [BaseGenerator]  # the class of the streams made here: ddp.Generator, once it exists

@@ -1,4 +1,4 @@
-"""Tensors in einops: the backend that it finds among the subclasses of its own once its module and `ddp` are there.
+"""Makes einops take our tensors: it looks for backends among the subclasses of its own `AbstractBackend`.
 
 `einops.layers.ddp` has the layers here, as `einops.layers.torch` has PyTorch's.
 """
@@ -19,7 +19,7 @@ __all__ = ["Rearrange", "Reduce"]
 
 
 class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ignore]  # einops is typed where it is
-    # Older ones look at direct subclasses alone.
+    # AbstractBackend is named because older versions of einops look at direct subclasses only.
     """PyTorch's backend, with this library in the place of `torch`."""
 
     framework_name = "ddp"

@@ -164,7 +164,7 @@ def new_group(
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Closes a group; of all ranks there is nothing to close before the process ends."""
+    """Closes a group. Without a group, only `is_initialized` changes: the world lives until the process ends."""
     global _initialized
     if group is None:
         _initialized = False

@@ -39,12 +39,12 @@ Comparison = tuple[Binary, Binary, TensorFunction]  # an operator, its method, t
 
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
-    """A function that has results between the integers."""
+    """Applies `op`, whose results are floating: integers and bool are converted first."""
     return apply(op, (operands.floating(x),), **parameters)
 
 
 def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
-    """A function that leaves integers and bool as they are: a copy of these."""
+    """Applies `op`, which changes only floating numbers; copies integers and bool."""
     return apply(op, (x,), **parameters) if is_float(x.array.dtype) else apply(ops.clone, (x,))
 
 

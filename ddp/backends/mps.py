@@ -1,4 +1,4 @@
-"""Apple's GPUs, which there are none of here."""
+"""Apple's GPUs, which are not supported: scripts that ask for them learn so."""
 
 __all__ = ["is_available", "is_built"]
 

@@ -70,7 +70,7 @@ def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
-    """path: to these leaves from a sample, as Python would be written."""
+    """Collates values at the same place of all samples. path: of that place within a sample, as `['image'][0]`."""
     first = samples[0]
     if isinstance(first, np.ndarray):
         return _arrays(samples, path, out)

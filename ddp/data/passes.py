@@ -29,7 +29,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     """
 
     turns: Sequence[int] = ()  # the workers, in the order in which they give batches
-    position: State | None = None  # of a stream: after the batches that were received
+    position: State | None = None  # of a stream: its state after the last batch that was received
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
         self._pool, self._seed = pool, seed

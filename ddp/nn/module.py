@@ -43,8 +43,10 @@ class Module(HasStateDict, HasHooks):
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
-    _shown: ClassVar[str] = ""  # the settings in a layer's text, those as "name=" with their names
-    _usual: ClassVar[dict[str, Any]] = {}  # those that are shown only if their value is another than this
+    # The settings that `repr` shows, separated by spaces; "name=" shows a setting with its name.
+    _shown: ClassVar[str] = ""
+    # Settings that `repr` shows only if they differ from this value.
+    _usual: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         parts: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}

@@ -190,9 +190,8 @@ def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, 
     """Which of `n` elements each of `out` reads. scale: out/n as the caller gave it, None if he gave the size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # as in PyTorch: these sizes ignore the scale factor
-    float_type = (
-        np.float64 if dtype == np.float64 else np.float32
-    )  # rounding decides which input an output at an edge reads
+    # In PyTorch's precision: rounding decides which input an output at an edge reads.
+    float_type = np.float64 if dtype == np.float64 else np.float32
     i = np.arange(out, dtype=float_type)
     step = float_type(1 / scale if scale else n / out)
     if mode == "nearest":

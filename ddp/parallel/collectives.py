@@ -294,7 +294,8 @@ def scatter(
 
     def adjoint(g: Tensor) -> Tensor:
         whole = gather(g, root, comm, lengths=counts)
-        return whole if like is None else whole.sum().expand(like.shape)  # off the root it has no rows: zeros
+        # Off the root `gather` returns no rows: their sum makes zeros of the right shape.
+        return whole if like is None else whole.sum().expand(like.shape)
 
     return call.result(part, adjoint)
 

@@ -30,7 +30,7 @@ _inside = threading.local()
 
 @contextlib.contextmanager
 def single_join() -> Iterator[None]:
-    """Raises: ParallelError inside another join of this thread, be it of another model."""
+    """Marks this thread as inside a join. Raises: ParallelError if it is inside one, also of another model."""
     if getattr(_inside, "join", False):
         raise ParallelError("join inside join: a rank that is out of data can take part in one of them only")
     _inside.join = True

@@ -120,7 +120,7 @@ class Reducer:
 
     @property
     def buckets(self) -> Buckets:
-        """The gradients that are reduced together, in their memory."""
+        """The buckets of the present plan, whose memory holds the gradients."""
         return self._assignment.buckets
 
     def set_exchange(self, exchange: Exchange) -> None:

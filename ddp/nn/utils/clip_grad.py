@@ -57,7 +57,7 @@ def _buffers(parameters: list[Tensor]) -> list[Any]:
 
 
 def _note_change(parameters: list[Tensor]) -> None:
-    """Notes in the gradients that callers hold that these have changed."""
+    """Raises the version of each `p.grad` that a caller may hold, because its numbers have changed."""
     for p in parameters:
         if p.grad_view is not None and p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
             p.grad_view.version.count += 1
