@@ -48,7 +48,7 @@ if world.world_from_env() is None:
             return lambda fn: [fn(Communicator(SingleTransport(), timeout=20))]
 
     class TestThreads(Contract):
-        @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 2, 3, pytest.param(4, marks=pytest.mark.long)])
+        @pytest.fixture(params=[3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2, 4))])
         def run(self, request: pytest.FixtureRequest) -> Run:
             return functools.partial(collectives.run_threads, size=request.param, timeout=20)
 

@@ -151,7 +151,7 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("starter", ["ddp-launch", "mpiexec", "environment"])
+@pytest.mark.parametrize("starter", ["ddp-launch", pytest.param("mpiexec", marks=pytest.mark.long), "environment"])
 def test_ranks_of_one_host_listen_on_the_loopback_alone(
     starter: str, start_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
 ) -> None:

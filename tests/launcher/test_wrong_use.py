@@ -90,10 +90,11 @@ def test_wrong_use(line: str, says: str, folder: Path, capsys: Any) -> None:
     "line",
     [["\x1b[2J\nddp-launch: well"], ["--log-dir=file/\x1b[2J\nddp-launch: well", "job.py"], ["--\x1b[2J\nx"]],
 )
-def test_what_was_asked_for_is_shown_as_text(line: list[str], folder: Path, capsys: Any, run_job: Any) -> None:
-    done = run_job([sys.executable, "-m", "launcher", *line], cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "\\x1b[2J\\n" in done.stderr
+def test_what_was_asked_for_is_shown_as_text(line: list[str], folder: Path, capsys: Any) -> None:
+    assert main(line) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "\\x1b[2J\\n" in said.err
 
 
 @pytest.mark.parametrize(
@@ -104,11 +105,12 @@ def test_what_was_asked_for_is_shown_as_text(line: list[str], folder: Path, caps
         ("--trace=file/below", "the trace folder "),
     ],
 )
-def test_where_nothing_can_be_written(option: str, says: str, folder: Path, run_job: Any) -> None:
-    done = run_job([sys.executable, "-m", "launcher", option, "job.py"], cwd=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ddp-launch: {says}")
-    assert done.stderr.count("\n") == 1
+def test_where_nothing_can_be_written(option: str, says: str, folder: Path, capsys: Any) -> None:
+    assert main([option, "job.py"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"ddp-launch: {says}")
+    assert said.err.count("\n") == 1
 
 
 def test_a_number_of_ranks_behind_the_script_is_the_scripts(folder: Path, run_job: Any) -> None:

@@ -23,7 +23,7 @@ sys.exit(launcher.__main__.main())
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("closed", "n"), [("2>&-", 1), ("<&- >&- 2>&-", 2)])
+@pytest.mark.parametrize(("closed", "n"), [pytest.param("2>&-", 1, marks=pytest.mark.long), ("<&- >&- 2>&-", 2)])
 def test_a_closed_stream_is_as_good_as_dev_null(
     run_job: Any, script: Callable[[str], str], closed: str, n: int
 ) -> None:
@@ -42,7 +42,7 @@ def test_what_cannot_be_printed_says_so_by_the_exit_code(run_job: Any) -> None:
     assert (done.returncode, done.stderr) == (1, says)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.15])
+@pytest.mark.parametrize("delay", [pytest.param(0.0, marks=pytest.mark.long), 0.15])
 def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
     start_job: Any, script: Callable[[str], str], delay: float
 ) -> None:

@@ -124,10 +124,9 @@ print([sys.argv, sys.path[0], file, spec, __main__.__package__, os.path.basename
 @pytest.mark.parametrize(
     "kind",
     [
-        "folder",
         "./app.pyz",
         "-",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("main.py", "main.pyc", "app.zip")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("folder", "main.py", "main.pyc", "app.zip")),
     ],
 )
 def test_whatever_python_runs(run_job: Any, tmp_path: Path, kind: str) -> None:

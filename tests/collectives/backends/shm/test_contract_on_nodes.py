@@ -38,7 +38,8 @@ started = world.world_from_env()
 if started is None:  # not inside a job of tests/collectives/test_contract.py
 
     class TestShared(Contract):
-        @pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long), 5])  # three are processes, in TestMPI
+        # Three are processes, in TestMPI; two are threads in the tests below, and in test_inline.py.
+        @pytest.fixture(params=[*(pytest.param(size, marks=pytest.mark.long) for size in (2, 3)), 5])
         def run(self, request: pytest.FixtureRequest) -> Run:
             def run(fn: Callable[[Communicator], Any]) -> list[Any]:
                 def on_one_node(comm: Communicator) -> Any:
@@ -50,7 +51,10 @@ if started is None:  # not inside a job of tests/collectives/test_contract.py
             return run
 
     class TestHierarchy(Contract):
-        @pytest.fixture(params=[NODES[0], pytest.param(NODES[1], marks=pytest.mark.long), NODES[2]], ids=str)
+        # Two nodes of several ranks are processes, in TestMPIHierarchy.
+        @pytest.fixture(
+            params=[*(pytest.param(nodes, marks=pytest.mark.long) for nodes in NODES[:2]), NODES[2]], ids=str
+        )
         def run(self, request: pytest.FixtureRequest) -> Run:
             def run(fn: Callable[[Communicator], Any]) -> list[Any]:
                 def on_nodes(comm: Communicator) -> Any:
