@@ -1,8 +1,7 @@
-"""Benchmarks: turns, goals, and one small run of each that starts ranks."""
+"""Benchmarks: turns, the table of the README, equal steps in both libraries, and small runs of those with ranks."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -12,10 +11,8 @@ from typing import Any
 import pytest
 
 import ddp
-from benchmarks import calls, collectives, derivatives, harness, overlap, ports, report, torch_backend, zoo
+from benchmarks import derivatives, harness, ports, report, zoo
 from tests.conftest import Run
-
-TORCH = importlib.util.find_spec("torch") is not None
 
 
 def test_implementations_take_turns_and_their_order_alternates() -> None:
@@ -55,34 +52,6 @@ def test_steps_lose_the_same_in_both_libraries(benchmark: Any, key: str) -> None
     assert zoo.disagreement({"ddp": [2.0, 1.1], "torch": [2.0, 1.0]}) == pytest.approx(0.1)
 
 
-@pytest.mark.mpi
-@pytest.mark.long
-def test_pytorchs_calls_are_timed_on_both_backends(run_job: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    file = tmp_path / "torch.json"
-    command = [sys.executable, "-m", "benchmarks.torch_backend", "--rounds", "1", "--json", str(file)]
-    done = run_job([*command, "--only", "barrier,ddp-mlp"], timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(file.read_text())
-    assert list(found["us"]) == ["barrier", "ddp-mlp"]
-    assert [list(us) for us in found["us"].values()] == [["ddp", "gloo"], ["ddp", "gloo", "limit"]]
-    assert [goal["what"] for goal in found["goals"]] == ["barrier: us", "ddp-mlp: ours / gloo"]
-
-
-def test_on_two_hosts_the_best_bucket_sizes_are_compared() -> None:
-    us = {"ddp, 1 MiB": [2.0, 4.0], "gloo, 1 MiB": [9.0, 9.0], "ddp, 25 MiB": [5.0, 5.0], "gloo, 25 MiB": [4.0, 8.0]}
-    (goal,) = torch_backend.goals({"ddp-mlp": us})
-    assert (goal.what, goal.measured) == ("ddp-mlp: ddp, 1 MiB / gloo, 25 MiB", 0.5)
-
-
-@pytest.mark.mpi
-def test_rows_of_ddp_bench_are_read() -> None:
-    found = collectives.bench("all_reduce", 64, ["-n", "2", "--empty", "--iters", "2"])
-    both = [f"{name}{place}" for name in ("ours", "comm.empty", "raw") for place in ("", ", out")]
-    assert set(found) == {*both, *(["gloo"] if TORCH else [])}
-    assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found.values())
-
-
 @pytest.fixture
 def results(run_job: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """`results("overlap", "--here")` runs a benchmark of one tiny net, and returns what it writes."""
@@ -102,50 +71,20 @@ def results(run_job: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.mpi
 @pytest.mark.long
-def test_overlap_has_all_its_implementations(results: Callable[..., dict[str, Any]]) -> None:
-    found = results("overlap", "--here", "--steps", "1", *([] if TORCH else ["--alone"]))["tasks"]["tiny"]
-    assert list(found["ours"]) == ["bare", "default", "0.5 MiB", "off"]  # larger buckets would be the same
-    assert list(found["theirs"]) == (["bare", *overlap.THEIRS] if TORCH else [])
-    assert all(found["ours"][name]["limit"][0] > 0 for name in ("default", "0.5 MiB", "off"))
-    assert found["buckets"]["off"] == [4 * (64 * 64 + 64 + 64 * 10 + 10)]
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_overlap_sends_its_gradients_over_the_wire(results: Callable[..., dict[str, Any]]) -> None:
-    found = results("overlap", "--steps", "1")["tasks"]["tiny"]
-    nbytes = sum(found["buckets"]["default"])
-    assert all(nbytes < found["ours"][name]["sent"][0] < 1.5 * nbytes for name in ("default", "off"))
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_compression_trains_with_each_hook(results: Callable[..., dict[str, Any]]) -> None:
-    found = results("compression", "--here", "--hooks", "bf16", "--steps", "1")
-    assert list(found["tasks"]["tiny"]["hooks"]) == ["none", "bf16"]
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_micro_batches_are_timed_beside_accumulation(results: Callable[..., dict[str, Any]]) -> None:
-    found = results("micro_batches", "--here", "--steps", "1")["tasks"]["tiny"]
-    assert [sorted(found[count]) for count in "248"] == 3 * [["accumulated", "tree"]]
-
-
-def test_what_a_rank_raises_ends_the_benchmark(run_job: Run) -> None:
-    train = "with RankPool('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
-    code = f"from benchmarks.worker_pool import RankPool\n{train}"
-    done = run_job([sys.executable, "-c", code])
-    assert done.returncode == 1
-    assert "a rank of ddp: " in done.stderr
-    assert "KeyError: 'nobody'" in done.stderr
-
-
-def test_what_an_op_costs_the_host_is_timed_for_both(tmp_path: Path) -> None:
-    calls.main(["--device", "cpu", "--only", "ops", "--rounds", "1", "--json", str(tmp_path / "found.json")])
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found["medians"]) == 7
-    assert all(times["ours"] > 0 for times in found["medians"].values())
+@pytest.mark.parametrize(
+    ("name", "options", "measured"),
+    [
+        ("overlap", ("--here",), "theirs"),
+        ("overlap", (), "ours"),  # over a wire between two namespaces
+        ("compression", ("--here", "--hooks", "bf16"), "hooks"),
+        ("micro_batches", ("--here",), "8"),
+    ],
+)
+def test_a_benchmark_of_ranks_runs(
+    name: str, options: tuple[str, ...], measured: str, results: Callable[..., dict[str, Any]]
+) -> None:
+    pytest.importorskip("torch")
+    assert results(name, *options, "--steps", "1")["tasks"]["tiny"][measured]
 
 
 SCRIPT = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import sys
 from itertools import product
 from pathlib import Path
@@ -22,7 +21,6 @@ from launcher.bench.implementations import Ours, OursOnDevice
 from launcher.bench.report import Outcome
 from launcher.bench.settings import OPS, parse
 from launcher.errors import UsageError
-from tests.launcher.console.terminal_emulator import stderr_on_a_terminal
 
 BENCH = [sys.executable, "-m", "launcher.bench"]
 QUICK = ["-b", "64", "-e", "512", "-f", "8", "--iters", "2", "--warmup", "1", "--check"]
@@ -51,17 +49,6 @@ def test_all_collectives_give_correct_results(ranks: int, capsys: Any) -> None:
         assert {row.wrong for row in rows} == {None if collective.empty else 0}
         assert all(row.seconds > 0 and len(row.rounds) == row.calls == 2 for row in rows)
     assert "# wrong elements: 0" in printed
-
-
-def test_a_terminal_shows_how_many_sizes_are_done(capsys: Any) -> None:
-    with stderr_on_a_terminal(80) as terminal:
-        threads("broadcast", "barrier")
-        assert terminal.look() == [], "it is gone in the end"
-    assert "broadcast:   0%|" in terminal.raw
-    assert re.search(r"barrier:  67%\|.*\| 2/3 \[", terminal.raw)
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("# b")] == [
-        f"# {name}: 2 ranks on 1 node, backend threads" for name in ("broadcast", "barrier")
-    ]
 
 
 _MEANINGLESS = {("bool", "sum"), ("bool", "mean"), ("bool", "prod"), ("complex64", "max"), ("complex64", "min")}
