@@ -87,34 +87,6 @@ def test_a_benchmark_of_ranks_runs(
     assert results(name, *options, "--steps", "1")["tasks"]["tiny"][measured]
 
 
-SCRIPT = """
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(3)
-net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))
-data = TensorDataset(torch.randn(9, 4), torch.randint(0, 3, (9,)))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for x, t in DataLoader(data, batch_size=2, shuffle=True):
-    optimizer.zero_grad()
-    F.cross_entropy(net(x + 0.1 * torch.randn_like(x)), t).backward()
-    optimizer.step()
-print(float(sum(p.sum() for p in net.parameters()).item()), torch.zeros(1).float().dtype)
-"""
-
-
-def test_a_script_computes_the_same_with_its_imports_swapped(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "main.py").write_text(SCRIPT)
-    theirs, ours = (ports.run(ports.Port("mine", "mine", ["main.py"]), tmp_path, each) for each in ports.LIBRARIES)
-    assert (theirs.error, ours.error) == ("", "")
-    assert [len(noted) for noted in ours.noted] == [6]
-    assert ports.difference(ours.noted, theirs.noted) < 1e-14
-
-
 def test_scripts_that_differ() -> None:
     assert ports.difference([[1.0, 300.0]], [[1.5, 200.0]]) == 0.5
     assert ports.difference([[1.0]], [[1.0, 2.0]]) == float("inf")
