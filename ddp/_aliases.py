@@ -57,7 +57,7 @@ def defined_in(package: str, modules: str, cls: type | tuple[type, ...]) -> dict
 
 
 def attribute(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: what the tables say of its names."""
+    """The `__getattr__` of a package: resolves the names that the tables list for it."""
 
     def __getattr__(name: str) -> Any:
         path = f"{package}.{name}"

@@ -104,7 +104,7 @@ class Block:
 
 
 class _Holder:
-    """What stands below every array over a block, and so lives as long as the last of them."""
+    """The base of every array over a block: it lives as long as the last of these arrays."""
 
     __slots__ = ("__array_interface__", "block", "keep")
 
@@ -124,13 +124,13 @@ def block_of(array: Any) -> tuple[Block, int] | None:
 
 
 def is_shared(array: Any) -> bool:
-    """Whether an array lies in a block that other processes can open, and that stays its own: not one on loan."""
+    """Whether an array lies in a block that other processes can open, and that is not lent to it for a time."""
     holder = _below(array)
     return type(holder) is _Holder and holder.keep is None and not holder.block.closed
 
 
 def _below(array: Any) -> Any:
-    """What stands at the bottom of a chain of views."""
+    """The object at the end of an array's chain of `base` attributes."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array

@@ -35,7 +35,8 @@ class device:
     type: str
     index: int | None
     xp: Any  # the array module; resolved by __getattr__ on CUDA devices
-    watched: int  # whether ops here have to look around: there are several GPUs (1), or CUDA_LAUNCH_BLOCKING=1 (2)
+    # Whether ops take extra steps here: 1 if there are several GPUs, 2 for CUDA_LAUNCH_BLOCKING=1, else 0.
+    watched: int
 
     def __new__(cls, type: str | int | device, index: int | None = None) -> device:
         if isinstance(type, device):
@@ -50,7 +51,7 @@ class device:
         return _known[key]
 
     def __getattr__(self, name: str) -> Any:
-        # Only an unset slot arrives here: what a CUDA device needs CuPy for, asked for the first time.
+        # Called for slots that are not set: those that need CuPy are set at their first use.
         if name == "xp":
             self.xp = _cupy(self)
         elif name == "watched":
@@ -114,7 +115,7 @@ def _cupy(asked: device) -> Any:
     return cupy
 
 
-# Called when CuPy is first asked for, before an op of it: what upper floors prepare for a GPU
+# Functions of upper floors, called when CuPy is first used.
 on_first_use: list[Callable[[], None]] = []
 # Set by `ddp._cuda`: loads the device forms of all ops, and returns that package.
 load_runtime: list[Callable[[], Any]] = []
@@ -130,7 +131,7 @@ _lost: list[bool] = []
 
 
 def _forked() -> None:
-    """In a child: what CUDA was to the parent is of no use here."""
+    """Called in a forked child, in which the parent's CUDA context cannot be used."""
     if _cuda_processes:
         _lost.append(True)
         for known in _known.values():
@@ -158,7 +159,7 @@ CPU = device("cpu")
 
 
 class _Default(threading.local):
-    """Where this thread makes tensors that name no device."""
+    """This thread's default device."""
 
     where = CPU
 
@@ -214,7 +215,7 @@ def raise_cuda_error(waited_for: device, error: BaseException, call: str) -> Non
 
 
 def raise_pending() -> None:
-    """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
+    """Called after the host has waited for a GPU: raises the error that a kernel has reported meanwhile."""
     if _cuda_processes:
         runtime().device_checks.raise_pending()
 
@@ -245,7 +246,7 @@ class BaseGenerator:
         self.device: _device = _device(device)
         self._seed = self.DEFAULT_SEED
         self._rng: Any = None
-        self._stream: Any = None  # the `ddp._cuda.stream_order.DeviceStream` that had the state last
+        self._stream: Any = None  # the `ddp._cuda.stream_order.DeviceStream` that used the state last
 
     @property
     def rng(self) -> Any:
@@ -277,7 +278,7 @@ class BaseGenerator:
         return self._seed
 
     def snapshot(self) -> Any:
-        """Where the stream is: bytes, or on a GPU an array there."""
+        """The position of the stream: bytes, or on a GPU an array there."""
         if self.device.type != "cpu":
             return None if self._rng is None else self.rng.bit_generator._state.copy()
         inner = self.rng.bit_generator.state
@@ -286,7 +287,7 @@ class BaseGenerator:
         return _PCG64.pack(words, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
 
     def restore(self, state: Any) -> None:
-        """Goes back to a snapshot. Raises: ArgumentError for what is none."""
+        """Goes back to a snapshot. Raises: ArgumentError for anything else."""
         if self.device.type != "cpu":
             if state is None:
                 self._rng = None
@@ -369,7 +370,7 @@ def generator(target: device, given: BaseGenerator | None = None) -> Any:
 
 
 def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple[int, dict[device, BaseGenerator]]:
-    """Puts this thread on other streams: a seed and what began there, or {}. Returns those that it was on."""
+    """Exchanges this thread's seed and its streams by device for others. Returns the previous ones."""
     own = _random.seed, _random.streams
     _random.seed, _random.streams = other
     return own

@@ -32,7 +32,7 @@ class Precision:
         self.choose("high" if value else "highest")
 
     def choose(self, name: str) -> None:
-        """Raises: ArgumentError for what is none of PRECISIONS."""
+        """Chooses one of PRECISIONS. Raises: ArgumentError for another name."""
         if name not in PRECISIONS:
             raise ArgumentError(f"set_float32_matmul_precision({name!r}): expected {', '.join(map(repr, PRECISIONS))}")
         self.name, self.tf32 = name, name != "highest"

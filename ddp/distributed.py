@@ -247,7 +247,7 @@ def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = N
 
 
 def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
-    """Makes a call of a communicator one of PyTorch's: it returns a Work or None, and warns on ranks outside the group.
+    """Makes a function a collective as PyTorch has it: it returns a Work or None, and warns on ranks outside the group.
 
     function: returns what the communicator did, or a Work already
     """
@@ -310,7 +310,7 @@ def _parts(name: str, whole: Any, part: Tensor, size: int) -> Tensor:
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """The tensor as the only row of one, so that ranks compare its whole shape."""
+    """The tensor with a first axis of length 1, so that ranks compare its whole shape."""
     return tensor.detach().unsqueeze(0)
 
 

@@ -129,13 +129,13 @@ class SerializationError(DdpError, ValueError):
 
 
 class SharingError(DdpError):
-    """Shared memory that the system does not give, or whose process has let go of it before it was opened."""
+    """Shared memory that the system refuses, or that its process freed before it was opened."""
 
 
 class WorkerError(DdpError):
-    """A worker process of a DataLoader raised, and this has its traceback; or it died, and this says of what.
+    """A worker process of a DataLoader raised an exception, whose traceback is in the message, or it died.
 
-    What is raised for an exception is of its class, too: `except FileNotFoundError` catches it in both places.
+    For an exception, the error is also an instance of that exception's class: `except FileNotFoundError` catches it.
     """
 
 

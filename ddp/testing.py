@@ -66,7 +66,7 @@ def _problem(a: Any, e: Any, given: Any, equal_nan: bool, check_dtype: bool) -> 
     a, e = a.astype(dtype), e.astype(dtype)
     with np.errstate(all="ignore"):
         difference, allowed = abs(a - e), atol + rtol * abs(e)
-    # Where nothing is allowed, equality has decided: large integers are not told apart in float64.
+    # Without a tolerance, only the exact comparison counts: float64 does not tell large integers apart.
     wrong &= ~((difference <= allowed) & (allowed > 0) & np.isfinite(difference))
     if equal_nan:
         wrong &= ~(np.isnan(a) & np.isnan(e))

@@ -80,7 +80,7 @@ def _plain(*arrays: Array | None) -> list[Array | None]:
 
 
 def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> Array | None:
-    """The convolution of x, or, back, the gradient for x of the shape of its result; None if the formula is for it."""
+    """The convolution of x; with `back`, the gradient of the images for a gradient x. None: use the formula."""
     n, groups, channels, filters, window = shape
     chosen = way(shape)
     if chosen == "columns" or not _takes(x, w, b):
@@ -108,7 +108,7 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
 
 
 def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
-    """The gradient of the filters; None if the formula is for it."""
+    """The gradient of the filters. None: use the formula."""
     n, groups, channels, filters, window = shape
     chosen = way(shape)
     many = chosen == "direct" and channels * filters > MAX_FILTERS

@@ -41,7 +41,7 @@ assert library is not None
 
 
 def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
-    """The kernel `name` by the dtype character of what it works on."""
+    """By dtype character: the kernel `name` for arrays of that dtype."""
     functions = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
     for function in functions.values():
         function.argtypes, function.restype = arguments, None
@@ -521,7 +521,7 @@ def _scratch(q: Array, k: Array, rows: int) -> Array:
 
 
 def _has_rows(x: Array, char: str) -> bool:
-    """Whether the elements of a row of x adjoin, and its rows lie whole numbers of elements apart."""
+    """Whether each row of x is contiguous, and the distance between rows is a whole number of elements."""
     return (
         type(x) is np.ndarray and x.dtype.char == char and x.flags.aligned and x.strides[-1] == x.itemsize
     ) and not any(step % x.itemsize for step in x.strides)

@@ -97,12 +97,12 @@ def is_autocast_enabled(device_type: str = "cuda") -> bool:
 
 
 class _CastRules:
-    """What `apply` asks for the inputs of an op. rules: the 16-bit dtype for each device type."""
+    """Casts the inputs of each op that `apply` runs. rules: the 16-bit dtype for each device type"""
 
     def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
         self.rules = rules
         self.caches = caches
-        # A leaf's end: its version, the count of that, and the leaf in 16 bits.
+        # By a leaf's AccumulateGrad: the leaf's version, its count when the leaf was cast, and the leaf in 16 bits.
         self.cache: dict[Any, tuple[Version, int, TensorBase]] = {}
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -119,7 +119,7 @@ class _CastRules:
         return inputs
 
     def spares(self, op: Any, x: TensorBase) -> bool:
-        """Whether the op takes x in 16 bits where PyTorch makes float32 of it, and gives what that would give.
+        """Whether x stays in 16 bits where PyTorch casts it to float32, because the result is the same.
 
         Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
         """

@@ -201,7 +201,7 @@ class GradScaler:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
     def _on(self, device: device) -> _ScaleState:
-        """The state, on the first GPU that it is asked for."""
+        """The state, which moves to the first GPU of a loss."""
         if device.type == "cuda" and self._state.device.type == "cpu" and not self._found_infs:
             if capturing.now is not None:
                 raise CaptureError(
@@ -241,7 +241,7 @@ class _ScaleState:
         return self.scale.array.reshape(1)
 
     def take(self) -> Array:
-        """(1,) float32, zero: where it is noted that an optimizer's gradients are not finite.
+        """A flag for one optimizer, (1,) float32, 0: it is set if the optimizer's gradients are not all finite.
 
         Raises: ArgumentError for more optimizers than fit.
         """

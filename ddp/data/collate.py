@@ -59,7 +59,7 @@ def default_convert(data: Any) -> Any:
 
 
 def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """A mapping, named tuple, list or tuple with `change` of each of its values; what is none of these as it is."""
+    """Applies `change` to each value of a mapping, named tuple, list or tuple; returns anything else as it is."""
     if isinstance(batch, Mapping):
         return _as(batch, {key: change(value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -161,7 +161,7 @@ def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _as(like: Any, content: Any) -> Any:
-    """`content` in a mapping or sequence of the kind of `like`, where that can be made; a tuple becomes a list."""
+    """`content` in a mapping or sequence of the class of `like`, if that can be made; a tuple becomes a list."""
     if isinstance(like, tuple):
         return content
     try:

@@ -116,7 +116,7 @@ def _npy(path: Path) -> Array:
 
 
 class _MappedDataset(Dataset[Any]):
-    """A dataset whose pickle is where its files are. A subclass has `_map_files`.
+    """A dataset that is pickled as the paths of its files. A subclass has `_map_files`.
 
     A file must not be shortened while it is mapped: the system kills a process that reads behind its end (SIGBUS).
     """
@@ -124,7 +124,7 @@ class _MappedDataset(Dataset[Any]):
     _mapped: Any
 
     def _map_files(self) -> Any:
-        """What `_mapped` is. Raises: DataFileError"""
+        """The value of `_mapped`. Raises: DataFileError"""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:

@@ -139,11 +139,13 @@ class DataLoader:
         self._pool: WorkerPool | None = None  # of persistent workers
         self._payload: Payload | None = None
         self.epoch = 0  # passes completed, those before a state that was loaded among them
-        self._batches = 0  # handed out in the pass under way
-        self._seed: int | None = None  # what random numbers of batches come from
-        self._streams: State | None = None  # of a stream: the position after what was handed out
-        self._began: tuple[State, int] | None = None  # the sampler's state where the pass began, and the batch there
-        self._current: Batches | None = None  # of the pass that counts now
+        self._batches = 0  # the number handed out in this pass
+        self._seed: int | None = None  # the seed of the batches' random numbers
+        self._streams: State | None = None  # of a stream: the position after the last batch handed out
+        self._began: tuple[State, int] | None = (
+            None  # the sampler's state and the batch number at the beginning of the pass
+        )
+        self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:
             # A loader without workers need not wait for these imports.
@@ -219,11 +221,11 @@ class DataLoader:
         self._loaded, self._current, self._began = True, None, None
 
     def _sampler_of_rank(self) -> Any:
-        """The sampler that knows this rank, where there is one."""
+        """The sampler that gives each rank its part, if there is one."""
         return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
 
     def _steps(self) -> DistributedSampler | None:
-        """The sampler, if it gives this rank its share of each step's micro-batches."""
+        """The sampler, if it gives this rank a part of each step's micro-batches."""
         holder = self._sampler_of_rank()
         return holder if isinstance(holder, DistributedSampler) and holder.share is not None else None
 
@@ -251,7 +253,7 @@ class DataLoader:
         """The batches of a pass that begins where a loaded state says."""
         steps = self._steps()
         if self._seed is None:
-            # With micro_batches ranks share it, and a generator of a thread is where its rank's share begins.
+            # With micro_batches all ranks have one seed, while the state of a thread's generator depends on its rank.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks that were seeded alike draw for different batches: their position in the world tells these apart.
         holder = self._sampler_of_rank()

@@ -1,4 +1,4 @@
-"""Where samples come from: something indexed, something iterated, and what is made of others of these."""
+"""Datasets: those with an index, those that are iterated, and combinations of others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
 
 def fetch_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
-    """The samples at `indices`, in one call where the dataset offers that."""
+    """The samples at `indices`, by one call of `__getitems__` if the dataset has it."""
     many = getattr(dataset, "__getitems__", None)
     if many is None:
         return [dataset[index] for index in indices]

@@ -30,7 +30,7 @@ def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator
 
 
 class DevicePrefetcher(Iterator[Any]):
-    """(batch, position) of an iterator, the batch on the GPU `device`.
+    """Iterates over (batch, position) of another iterator, with the batches copied to the GPU `device`.
 
     `batches.ready()` says whether the next one can be had at once.
     """
@@ -43,7 +43,7 @@ class DevicePrefetcher(Iterator[Any]):
         with on(device):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
-        self._sent: tuple[Any, Any] | None = None  # what is under way, and the event of its arrival
+        self._sent: tuple[Any, Any] | None = None  # what is being copied, and the event after the copy
         self._failed: BaseException | None = None  # why there is no batch after that
 
     def __next__(self) -> Any:

@@ -162,9 +162,9 @@ class DistributedSampler(IndexSampler):
             self._end(began)
 
     def batches_of(self, batches: int, all_ranks: bool) -> int:
-        """Of batches that this rank was handed those of whole steps, as all ranks together count them; or back.
+        """Converts a number of this rank's batches to that of all ranks together, in whole steps; or back.
 
-        all_ranks: the given number is that of this rank, and that of all is wanted
+        all_ranks: converts the number of this rank to that of all ranks
         """
         if self.share is None:
             return batches
@@ -176,7 +176,7 @@ class DistributedSampler(IndexSampler):
         return super().state_after(state, count if self.share is None else count // len(self.share))
 
     def number_of(self, batch: int) -> int:
-        """Which of all ranks' micro-batches in the epoch this rank's batch of that number is."""
+        """The number, among all ranks' micro-batches of the epoch, of this rank's batch of that number."""
         assert self.share is not None
         step, turn = divmod(batch, len(self.share))
         return step * self._stride + self.share[turn]
@@ -246,7 +246,7 @@ def epoch_order(length: int, seed: int, epoch: int) -> Order:
 
 
 def draw(sampler: Any, seed: int, epoch: int) -> Order:
-    """What a sampler draws in an epoch: (len(sampler)). The random number generators of the caller stay as they are.
+    """The indices that a sampler draws in an epoch: (len(sampler)). The caller's random numbers are not affected.
 
     Raises: ArgumentError if it draws another number.
     """

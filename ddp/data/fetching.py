@@ -31,7 +31,7 @@ _MASK = 2**64 - 1
 
 
 def mix_seed(*numbers: int) -> int:
-    """A seed of 63 bits from several integers: alike ones lead to unlike seeds.
+    """A seed of 63 bits from several integers: similar integers give unrelated seeds.
 
     Source: the finalizer of SplitMix64, Steele et al. 2014, "Fast splittable pseudorandom number generators".
     """
@@ -201,7 +201,7 @@ class BatchMaker:
 
 
 def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
-    """What takes a whole batch out of each array of a TensorDataset, or of a Subset of one; None for another dataset.
+    """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one; else None.
 
     It gives what `default_collate` makes of the samples. Raises: IndexError.
     """

@@ -32,7 +32,7 @@ from ddp.multiprocessing.connections import make_pipe
 
 _GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
 
-# What would make a worker take part in the job as a rank, or begin MPI as soon as a script that it imports names it.
+# Variables that would make a worker join the job as a rank, or start MPI when a script that it imports uses it.
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
@@ -50,7 +50,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def preparation_data(script: bool) -> dict[str, Any]:
-    """The standard library's data by which a child process is made like this one, with the user's script or without.
+    """The data from which the standard library prepares a child process, with the user's script or without.
 
     Raises: ArgumentError if a script is wanted, and there is none.
     """

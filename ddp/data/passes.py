@@ -34,7 +34,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
         self._pool, self._seed = pool, seed
         pool.start_pass([StartPass(seed(OF_WORKER, worker), *self._start(worker)) for worker in range(len(pool))])
-        self._requested: deque[int] = deque()  # workers of what is to come, in order
+        self._requested: deque[int] = deque()  # the worker of each requested batch, in order
         for worker in [*self.turns] * ahead:
             self._request(worker)
         self.close = pool.close

@@ -124,15 +124,15 @@ class IndexSampler(Sampler[int]):
         self._began, self._cursor = {}, None
 
     def _next(self, draw: bool) -> State:
-        """Where a new pass begins. draw: it begins now, so draw what it needs."""
+        """The position at which a new pass begins. draw: draws its seed, because it begins now"""
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
-        """The values that a state must have in common with this sampler to fit it."""
+        """The values of a state that must be equal to this sampler's."""
         return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:
-        """What is yielded from this position to the end of the pass, in parts: int64, 1-d."""
+        """The indices from this position to the end of the pass, in parts: int64, 1-d."""
         raise NotImplementedError
 
     def _span(self) -> int:
@@ -206,7 +206,7 @@ class _Drawn(IndexSampler):
 
 
 def _sizes(wanted: int) -> Iterator[int]:
-    """The sizes in which that many indices are drawn; together they are those of a single draw."""
+    """The sizes of the parts in which that many indices are drawn, which give the same indices as one draw."""
     return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 

@@ -44,7 +44,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Lease:
-    """What all arrays over a block keep alive: `weakref.finalize` on it says when the last of them has gone.
+    """An object that all arrays over a block keep alive: `weakref.finalize` on it says when the last one is gone.
 
     That may be in any thread, wherever the garbage collector finds them: let it do next to nothing.
     """
@@ -53,7 +53,7 @@ class Lease:
 
 
 class PackedBatch(NamedTuple):
-    """What is sent of a batch. slot: of its block in the worker, None if it needs none
+    """A batch as it is sent. slot: of its block in the worker, None if it needs none
 
     new: bytes of the block, if its descriptor goes along, else 0; leaves: of each array its offset in the block, dtype
     and shape, and whether a tensor is around it; content: the pickle of the batch without them
@@ -66,7 +66,7 @@ class PackedBatch(NamedTuple):
 
 
 class BatchWriter:
-    """A worker's side: memory for its batches, and what is to be sent of them.
+    """The worker's side: memory for its batches, which it packs for sending.
 
     Blocks have numbers, their slots. One that has become too small is replaced in its slot, there and here.
     """
@@ -104,7 +104,7 @@ class BatchWriter:
         return self._blocks[self._slot].array(dtype, shape, start)
 
     def pack(self, batch: Any) -> tuple[PackedBatch, list[int]]:
-        """What is sent of a batch, and the descriptors to send with it and to close.
+        """The packed batch, and the descriptors to send with it and to close.
 
         Raises: what pickling raises for something that cannot be.
         """
@@ -214,7 +214,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
-# -- what workers start with
+# -- the configuration that workers start with
 
 
 #: Of a payload: the bytes of the pickle, which comes first, and each array as (offset, bytes, read-only).

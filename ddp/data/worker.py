@@ -228,7 +228,7 @@ class _Worker:
             return pickle.dumps(FetchResult(None, failure=self._described(error, task.number)), 5), []
 
     def _described(self, error: BaseException, number: int) -> WorkerFailure:
-        """What the consumer is told of an exception in batch `number`."""
+        """The report to the consumer of an exception in batch `number`."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
             trace = trace.tb_next  # begins in the user's code

@@ -35,7 +35,7 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """Values made of several in a set: so many more of the last dimensions make one value."""
+    """A constraint on whole arrays, whose last `reinterpreted_batch_ndims` dimensions must all be in a set."""
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))
@@ -53,5 +53,5 @@ lower_cholesky = Constraint(
     lambda x: (x == x.tril()).all((-2, -1)) & (x.diagonal(0, -2, -1) > 0).all(-1),
     2,
 )
-# Whether a symmetric matrix is positive definite, its Cholesky factor tells.
+# Only symmetry is checked here: a matrix that is not positive definite has no Cholesky factor, which raises.
 positive_definite = Constraint("symmetric", lambda x: x.isclose(x.mT, atol=1e-6).all((-2, -1)), 2)

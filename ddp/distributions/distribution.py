@@ -124,7 +124,7 @@ def kl_divergence(p: Any, q: Any) -> Tensor:
 
 
 def of_base(name: str) -> Any:
-    """What a distribution has of its `base_dist`."""
+    """A property that returns this attribute of `base_dist`."""
     return property(lambda self: getattr(self.base_dist, name))
 
 

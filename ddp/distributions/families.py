@@ -284,7 +284,7 @@ class MultivariateNormal(Distribution):
         return self.loc + (self._factor @ randn_like(self.loc.expand(shape))[..., None])[..., 0]
 
     def _log_density(self, difference: Tensor, factor: Tensor | None = None) -> Tensor:
-        """Of the squares of a difference, (..., n, 1), and of a factor of a covariance."""
+        """The log density at loc + difference, (..., n, 1); factor: of a covariance over which it is averaged"""
         inverse = apply(products.inverse, (self._factor,))
         squares = (inverse @ difference).square().sum((-2, -1))
         if factor is not None:

@@ -38,7 +38,7 @@ class Transform:
         return y
 
     def inv(self, y: Tensor) -> Any:
-        """x, of which y = f(x)."""
+        """The x for which f(x) is y."""
         x, last = self._last
         return x if y is last else self._inverse(y)
 

@@ -75,8 +75,8 @@ def _import_library(name: str) -> None:
 
 
 def _mark_start(folder: str, step: int) -> None:
-    # The second start of a session, and each later one, takes back what is of its step or later. The mark has a file of
-    # its own, since a `Writer` writes scalars alone.
+    # TensorBoard drops events of this step and later ones that an earlier start has written. A file of its own, because
+    # a `Writer` writes scalars only.
     proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
     mark = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(folder)
     start = proto.SessionLog(status=proto.SessionLog.START)

@@ -15,7 +15,7 @@ from ddp.optim.schedule import LRScheduler, per_group, set_lr
 
 
 class _MomentumCycle(LRScheduler):
-    """A schedule of momentum too: of "momentum", or of the first of "betas"."""
+    """The base of schedules that also change the momentum: "momentum", or the first of "betas"."""
 
     use_beta1: bool
 
