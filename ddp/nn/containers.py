@@ -17,7 +17,7 @@ L = TypeVar("L", bound="_Sequence")
 
 
 class _Container(Module):
-    """What holds modules or parameters. `_entries`: these by name."""
+    """The base of containers of modules or parameters. `_entries`: those by name"""
 
     _entries = property(operator.attrgetter("_modules"))
 

@@ -189,7 +189,7 @@ class _BackwardHooks:
 
 
 class _Identity:
-    """An identity as the engine sees an op. on_grads: takes the gradients as tensors, and returns those that go on."""
+    """An op that returns its inputs. on_grads: takes the gradients as tensors, and returns those to pass on."""
 
     saves: tuple[str, ...] = ()
     grad_out = False
@@ -232,7 +232,7 @@ def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[in
 
 
 def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
-    """`others` with these in their positions."""
+    """`others` with `grads` at their positions."""
     merged = list(others)
     for i, g in zip(positions, grads, strict=True):
         merged[i] = g
@@ -240,7 +240,7 @@ def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
 
 
 def _replace(name: str, result: Any, grads: Grads) -> Grads:
-    """What a hook returned in the place of the gradients, or these."""
+    """The gradients that a hook returned; if it returned None, `grads`."""
     if result is None:
         return grads
     if not isinstance(result, tuple):

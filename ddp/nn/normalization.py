@@ -118,13 +118,13 @@ RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
 class _DeferredStatistics(threading.local):
-    """Where this thread's updates of running statistics are recorded instead of made; records: None: they are made."""
+    """Records this thread's updates of running statistics instead of making them; records: None: they are made."""
 
     records: RecordedStatistics | None = None
 
     @contextlib.contextmanager
     def into(self, records: RecordedStatistics) -> Iterator[None]:
-        """Inside, updates are recorded there, and whoever asked for that makes them."""
+        """A context in which updates are appended to `records`, for the caller to make."""
         before, self.records = self.records, records
         try:
             yield

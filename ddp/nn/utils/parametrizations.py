@@ -102,8 +102,8 @@ def spectral_norm(
 
 
 def _older(function: Any, **parts: str) -> Any:
-    """The form of a normalization whose state dict has other paths. parts: its suffixes of the name, and what they are
-    here.
+    """The older form of a normalization, whose state dict has other paths. parts: by suffix of the tensor's name there,
+    the path below the parametrization here
     """
 
     @wraps(function)
@@ -119,7 +119,7 @@ def _older(function: Any, **parts: str) -> Any:
 
 
 def _rename(paths: dict[str, str], module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A hook of state dicts: what has one of the first paths gets the second."""
+    """A hook that renames entries of a state dict. paths: from old to new"""
     for path, new in paths.items():
         if prefix + path in state:
             state[prefix + new] = state.pop(prefix + path)
