@@ -233,9 +233,9 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
 
 def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = None) -> tuple[Communicator, Any]:
-    """The group's communicator, and the rank in it: given as its rank in the group or in the world.
+    """The group's communicator, and a rank in it. rank: in the world; group_rank: in the group; only one may be given
 
-    default: the rank of the world if neither is given; None: the result is None then
+    default: the rank in the world if neither is given; if that is None, too, so is the rank in the result
     """
     comm = _comm(group)
     if group_rank is None:

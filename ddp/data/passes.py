@@ -111,9 +111,10 @@ class IndexBatches(Batches):
     def _at_end(self) -> bool:
         try:
             ahead = list(itertools.islice(self._order, 1))
-        except Exception:  # of a sampler that was not asked for more yet: it is no end
+        except Exception:  # the sampler failed to make one more batch, so it is not at its end
             return False
-        self._order = itertools.chain(ahead, self._order)  # an iterator that still has this pass may go on
+        # The batch is put back: a user's iterator of this pass may go on.
+        self._order = itertools.chain(ahead, self._order)
         return not ahead
 
 

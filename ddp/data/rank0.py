@@ -39,7 +39,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
                 with beat:
                     yield
             except BaseException as error:
-                # What the body raised says more than who has left since, or before.
+                # The error of the body says more than an error of this call, which fails if a rank has left.
                 with contextlib.suppress(collectives.CollectivesError):
                     if beat.failed:
                         apart.broadcast_object(f"rank {comm.rank}: {type(error).__name__}: {error}")

@@ -149,7 +149,7 @@ class _BackwardHooks:
 
     def __init__(self, module: Any, inputs: int) -> None:
         self.module = module
-        # Positions of the tensors that gradients go through, and what stands for the gradients of the others.
+        # Positions of the tensors that get gradients. The others have zeros or None as their gradients.
         self.input_positions: list[int] = []
         self.output_positions: list[int] = []
         self.other_grad_input: Grads = (None,) * inputs

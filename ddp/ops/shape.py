@@ -96,7 +96,7 @@ def _places_along(dim: int, lengths: Ints | None, count: int) -> Sequence[tuple[
 
 
 def _joined(parts: Any, shape: Ints, places: Sequence[Any]) -> Array | None:
-    """The array of `shape` whose parts at `places` these already are, on a GPU; None if there is none."""
+    """On a GPU, the array of `shape` of which `parts` are the views at `places`, if there is one; else None."""
     whole = getattr(parts[0], "base", None)
     if whole is None or type(whole) is np.ndarray or whole.size != math.prod(shape) or not whole.flags.c_contiguous:
         return None

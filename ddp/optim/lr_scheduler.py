@@ -142,7 +142,7 @@ class PolynomialLR(_FactorLR):
 
 
 class _FunctionLR(LRScheduler):
-    """The base of schedules by functions. State dicts have the attributes of callable objects, nothing of functions."""
+    """The base of schedules by functions. A state dict holds the attributes of callable objects, but no functions."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
