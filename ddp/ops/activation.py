@@ -183,9 +183,7 @@ def _hardtanh_gradient(xp: Any, g: Array, z: Array, low: float, high: float) -> 
     return where_or_zero(xp, ~((z <= low) | (z >= high)), g)
 
 
-hardtanh = formula_op(
-    "hardtanh", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _hardtanh_gradient}, ("out",)
-)
+hardtanh = formula_op("hardtanh", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _hardtanh_gradient}, ("out",))
 
 
 # z = (x + 3 held within [0, 6])/6;  dx = g/6 strictly between
