@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/torch_ddp.py
     torchrun --nproc-per-node 2 examples/torch_ddp.py --backend gloo
 
-But for its first import it is any script of PyTorch's. It needs PyTorch 2.13 or 2.14.
+But for its first import it is any script of PyTorch's. It needs PyTorch 2.12, 2.13 or 2.14.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ddp-launch -n 2 examples/torch_fsdp.py --checkpoint runs/fsdp
 
 Each rank holds its part of every parameter; collectives of the backend "ddp" gather a layer's parameters before it is
-used, and sum its gradients afterwards. It needs PyTorch 2.13 or 2.14.
+used, and sum its gradients afterwards. It needs PyTorch 2.12, 2.13 or 2.14.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collectives.errors import BackendError
 from collectives.torch.process_group import create
 from collectives.torch.store import add_rendezvous, set_variables
 
-_OLDEST = "2.13"
+_OLDEST = "2.12"
 _TOO_NEW = "2.15"  # not tested
 
 

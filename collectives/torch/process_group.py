@@ -10,34 +10,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    Backend,
-    BarrierOptions,
-    BroadcastOptions,
-    ReduceScatterOptions,
-)
+from torch._C._distributed_c10d import Backend
 from torch.autograd import Variable
 from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
-from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
 from collectives.time_limit import Deadline
 from collectives.torch import trace
 from collectives.torch.store import join
 from collectives.torch.tensors import (
+    Tensors,
     as_data,
     as_numbers,
     flat_input,
@@ -45,7 +38,7 @@ from collectives.torch.tensors import (
     joined,
     split_into,
 )
-from collectives.torch.work import TorchWork, in_backward
+from collectives.torch.work import ProfilerEvent, TorchWork, in_backward
 
 # A ReduceOp, and each of the numbers that one is made of, hashes as its number.
 _OPS = {hash(ReduceOp.SUM): "sum", hash(ReduceOp.AVG): "mean", hash(ReduceOp.PRODUCT): "prod"}
@@ -53,6 +46,8 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
+# What PyTorch's options hold if none are given.
+_DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0)
 _GRACE = 1.0  # s; for calls under way when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
 
@@ -60,7 +55,14 @@ _DONE = TorchWork((), ())
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
-    """The group that `init_process_group` and `new_group` ask for. Raises: WorldError as `join`."""
+    """The group that `init_process_group` and `new_group` ask for.
+
+    Raises: WorldError as `join`; BackendError if PyTorch would drop a backend that was asked for beside this one.
+    """
+    # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
+    group = getattr(options, "process_group", None)
+    if group is None:
+        _check_alone(sys._getframe(1).f_locals.get("backend", "ddp"))
     seconds = options.timeout.total_seconds()
     members = list(options.global_ranks_in_group)
     if members:
@@ -68,8 +70,6 @@ def create(options: Any, backend_options: Any = None) -> Any:
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
         trace.start(init())
-    # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
-    group = getattr(options, "process_group", None)
     beside_others = group is not None and group.name() != "custom"
     return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
 
@@ -84,6 +84,7 @@ class GroupCalls:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
         self._comm = comm
         self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`
+        self._in_event = False  # in the calls of a coalesced form, which are one event of PyTorch's profiler
 
     def getBackendName(self) -> str:
         return "ddp"
@@ -121,6 +122,7 @@ class GroupCalls:
         self,
         call: partial[Any],
         opts: Any,
+        inputs: Tensors,
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
     ) -> TorchWork:
@@ -128,12 +130,13 @@ class GroupCalls:
         recorder = trace.recorder
         if recorder is not None and torch._C._current_graph_task_id() < 0:  # not in a backward
             recorder = None
-        if not opts.asyncOp and self._coalesced is None and recorder is None:
-            value = _recorded(call)()
+        event = self._begin_event(call.func.__name__, inputs)
+        if not opts.asyncOp and self._coalesced is None and recorder is None and event is None:
+            value = call()
             if after is not None:
                 after(value)
             return _DONE
-        work = TorchWork([_recorded(call)(async_op=True)], result, after)
+        work = TorchWork([call(async_op=True)], result, after, event=event)
         if recorder is not None:
             recorder.add(work.calls[0], sum(getattr(each, "nbytes", 0) for each in call.args))
         if self._coalesced is not None:
@@ -149,10 +152,34 @@ class GroupCalls:
         works, self._coalesced = self._coalesced, None
         return _together(works or [], [])
 
+    def _begin_event(self, name: str, inputs: Tensors) -> ProfilerEvent | None:
+        """An event of PyTorch's profiler; None if it is not running, or this is a part of a call that has one."""
+        if self._in_event or not torch.autograd._profiler_enabled():
+            return None
+        return ProfilerEvent(f"{self.getBackendName()}:{name}", inputs)
+
+    def _run_together(self, name: str, inputs: Tensors, works: Iterable[TorchWork], result: Sequence[Any]) -> TorchWork:
+        """What PyTorch sees as one call. works: makes the calls as it is read"""
+        event = self._begin_event(name, inputs)
+        self._in_event = event is not None
+        try:
+            started = list(works)
+        finally:
+            self._in_event = False
+        return _together(started, result, event)
+
     # Reductions
 
     def _reduce(
-        self, call: Callable[..., Any], x: Any, opts: Any, out: Any, result: Sequence[Any], part: Any = ..., **more: Any
+        self,
+        call: Callable[..., Any],
+        x: Any,
+        opts: Any,
+        out: Any,
+        inputs: Tensors,
+        result: Sequence[Any],
+        part: Any = ...,
+        **more: Any,
     ) -> TorchWork:
         """call: a reduction of a communicator; out: an array or None; part: of the total, what this rank's out gets"""
         number = hash(opts.reduceOp)
@@ -166,14 +193,15 @@ class GroupCalls:
                 if out is not None:
                     out[...] = combine.reduce(rows, axis=0)[part]
 
-            return self._run(partial(self._comm.all_gather, x[np.newaxis], lengths="equal"), opts, result, after)
+            rows = partial(self._comm.all_gather, x[np.newaxis], lengths="equal")
+            return self._run(rows, opts, inputs, result, after)
         if number == _PREMUL_SUM:
             x = x * x.dtype.type(opts.reduceOp.factor)
         elif number not in _OPS:
             raise ArgumentError(f"no such reduction: {opts.reduceOp}")
-        return self._run(partial(call, x, name, out=out, **more), opts, result)
+        return self._run(partial(call, x, name, out=out, **more), opts, inputs, result)
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
+    def allreduce(self, tensors: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         tensor = _one(tensors)
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
@@ -182,12 +210,13 @@ class GroupCalls:
             # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
             # Over a network it waits for one bucket after the other, and copies each while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
-        return self._reduce(self._comm.all_reduce, x, opts or AllreduceOptions(), x, tensors)
+        return self._reduce(self._comm.all_reduce, x, opts, x, tensors, tensors)
 
-    def _allreduce_sparse(self, tensor: torch.Tensor, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
+    def _allreduce_sparse(self, tensor: torch.Tensor, tensors: Tensors, opts: Any) -> TorchWork:
         if opts.reduceOp != ReduceOp.SUM:
             raise ArgumentError("sparse tensors can be summed, and not reduced otherwise")
         tensor = tensor.coalesce()
+        event = self._begin_event("all_reduce", [tensor])
         calls = [
             self._comm.all_gather(part, async_op=True)
             for part in (as_numbers(tensor.indices()).T, as_numbers(tensor.values()))
@@ -197,117 +226,109 @@ class GroupCalls:
             places = torch.from_numpy(indices).T
             tensors[0].copy_(torch.sparse_coo_tensor(places, torch.from_numpy(values), tensor.shape).coalesce())
 
-        work = TorchWork(calls, tensors, after)
+        work = TorchWork(calls, tensors, after, event=event)
         if not opts.asyncOp:
             work.wait()
         return work
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or AllreduceCoalescedOptions()
-        return _together([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
+        works = (self.allreduce([tensor], opts) for tensor in tensors)
+        return self._run_together("all_reduce", tensors, works, tensors)
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
+    def reduce(self, tensors: Tensors, opts: Any) -> TorchWork:
         x = as_numbers(_one(tensors))
         out = x if self._comm.rank == opts.rootRank else None
-        return self._reduce(partial(self._comm.reduce, root=opts.rootRank), x, opts, out, tensors)
+        return self._reduce(partial(self._comm.reduce, root=opts.rootRank), x, opts, out, tensors, tensors)
 
-    def reduce_scatter(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
-    ) -> TorchWork:
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULTS) -> TorchWork:
         parts = _one(inputs)
         self._check_parts(parts, "inputs")
-        return self._reduce_scatter(_one(outputs), joined(parts), [part.numel() for part in parts], opts)
+        lengths = [part.numel() for part in parts]
+        return self._reduce_scatter(_one(outputs), joined(parts), lengths, parts, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
-        return self._reduce_scatter(output, flat_input(x), [output.numel()] * self._comm.size, opts)
+    def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = _DEFAULTS) -> TorchWork:
+        return self._reduce_scatter(output, flat_input(x), [output.numel()] * self._comm.size, [x], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def _reduce_scatter(self, output: torch.Tensor, x: Any, lengths: Sequence[int], opts: Any) -> TorchWork:
+    def _reduce_scatter(
+        self, output: torch.Tensor, x: Any, lengths: Sequence[int], inputs: Tensors, opts: Any
+    ) -> TorchWork:
         first = sum(lengths[: self._comm.rank])
         part = slice(first, first + lengths[self._comm.rank])
         out = flat_output(output)
-        opts = opts or ReduceScatterOptions()
-        return self._reduce(self._comm.reduce_scatter, x, opts, out, [output], part, lengths=lengths)
+        return self._reduce(self._comm.reduce_scatter, x, opts, out, inputs, [output], part, lengths=lengths)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> TorchWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         pairs = zip(outputs, inputs, strict=True)
-        return _together([self.reduce_scatter_single(output, x, opts) for output, x in pairs], outputs)
+        works = (self.reduce_scatter_single(output, x, opts) for output, x in pairs)
+        return self._run_together("reduce_scatter", inputs, works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # Movements
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or BroadcastOptions()
+    def broadcast(self, tensors: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         x = as_data(_one(tensors))
-        return self._run(partial(self._comm.broadcast, x, opts.rootRank), opts, tensors)
+        return self._run(partial(self._comm.broadcast, x, opts.rootRank), opts, tensors, tensors)
 
-    def allgather(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> TorchWork:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         parts = _one(outputs)
         self._check_parts(parts, "outputs")
         x = flat_input(_one(inputs))
         lengths = [as_data(part).size for part in parts]
         call = partial(self._comm.all_gather, x, lengths=lengths)
-        return self._run(call, opts or AllgatherOptions(), outputs, partial(split_into, parts))
+        return self._run(call, opts, inputs, outputs, partial(split_into, parts))
 
-    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
+    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = _DEFAULTS) -> TorchWork:
         out = flat_output(output)
         part = flat_input(x)
         if np.may_share_memory(part, out):  # FSDP2's does, and to gather into another array would copy all of it
             part = part.copy()
         call = partial(self._comm.all_gather, part, lengths="equal", out=out)
-        return self._run(call, opts or AllgatherOptions(), [output])
+        return self._run(call, opts, [x], [output])
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> TorchWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         pairs = zip(outputs, inputs, strict=True)
-        return _together([self.all_gather_single(output, x, opts) for output, x in pairs], outputs)
+        works = (self.all_gather_single(output, x, opts) for output, x in pairs)
+        return self._run_together("all_gather", inputs, works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> TorchWork:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         """outputs: of each rank a list as long as inputs"""
         by_input = [[row[index] for row in outputs] for index in range(len(inputs))]
         pairs = zip(by_input, inputs, strict=True)
-        return _together([self.allgather([parts], [x], opts) for parts, x in pairs], outputs)
+        works = (self.allgather([parts], [x], opts) for parts, x in pairs)
+        return self._run_together("all_gather", inputs, works, outputs)
 
-    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> TorchWork:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> TorchWork:
         call = partial(self._comm.gather, flat_input(_one(inputs)), opts.rootRank, lengths="equal")
         if self._comm.rank != opts.rootRank:
-            return self._run(call, opts, [])
+            return self._run(call, opts, inputs, [])
         parts = _one(outputs)
         self._check_parts(parts, "outputs")
-        return self._run(call, opts, outputs, partial(split_into, parts))
+        return self._run(call, opts, inputs, outputs, partial(split_into, parts))
 
-    def scatter(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
-    ) -> TorchWork:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorchWork:
         out = flat_output(_one(outputs))
         if self._comm.rank != opts.rootRank:
-            return self._run(partial(self._comm.scatter, None, opts.rootRank, out=out), opts, outputs)
+            return self._run(partial(self._comm.scatter, None, opts.rootRank, out=out), opts, [], outputs)
         parts = _one(inputs)
         self._check_parts(parts, "inputs")
         lengths = [as_data(part).size for part in parts]
         call = partial(self._comm.scatter, joined(parts), opts.rootRank, lengths=lengths, out=out)
-        return self._run(call, opts, outputs)
+        return self._run(call, opts, parts, outputs)
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         self._check_parts(outputs, "outputs")
         self._check_parts(inputs, "inputs")
         sends = [as_data(each).size for each in inputs]
         expected = [as_data(each).size for each in outputs]
         call = partial(self._comm.all_to_all, joined(inputs), lengths=sends, out_lengths=expected)
-        return self._run(call, opts or AllToAllOptions(), outputs, partial(split_into, outputs))
+        return self._run(call, opts, inputs, outputs, partial(split_into, outputs))
 
     def all_to_all_single(
         self,
@@ -315,7 +336,7 @@ class GroupCalls:
         x: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
-        opts: Any = None,
+        opts: Any = _DEFAULTS,
     ) -> TorchWork:
         size = self._comm.size
         sends = list(input_splits) or [x.shape[0] // size] * size
@@ -323,38 +344,41 @@ class GroupCalls:
         flat = as_data(x)
         out = flat_output(output).reshape(output.shape)
         call = partial(self._comm.all_to_all, flat, lengths=sends, out_lengths=expected, out=out)
-        return self._run(call, opts or AllToAllOptions(), [output])
+        return self._run(call, opts, [x], [output])
 
     alltoall_base = all_to_all_single
 
-    def _check_parts(self, parts: Sequence[torch.Tensor], what: str) -> None:
+    def _check_parts(self, parts: Tensors, what: str) -> None:
         if len(parts) != self._comm.size:
             raise ArgumentError(f"{what} should be {self._comm.size} tensors, one a rank, are {len(parts)}")
 
     # Point to point
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> TorchWork:
-        call = partial(self._comm.send, flat_input(_one(tensors)), dst, tag=tag, async_op=True)
-        return TorchWork([_recorded(call)()], tensors, in_order=False)
+    def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
+        x = flat_input(_one(tensors))
+        event = self._begin_event("send", tensors)
+        work = self._comm.send(x, dst, tag=tag, async_op=True)
+        return TorchWork([work], tensors, in_order=False, event=event)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> TorchWork:
-        return TorchWork([self._recv(tensors, src, tag)], tensors, in_order=False)
+    def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
+        return self._recv("recv", tensors, src, tag)
 
-    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> TorchWork:
-        def after(received: tuple[Any, int]) -> None:
-            work.set_source(received[1])
+    def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
+        return self._recv("recvAnySource", tensors, None, tag)
 
-        work = TorchWork([self._recv(tensors, None, tag)], tensors, after, in_order=False)
-        return work
-
-    def _recv(self, tensors: Sequence[torch.Tensor], src: int | None, tag: int) -> Any:
-        return _recorded(partial(self._comm.recv, src, tag=tag, out=flat_output(_one(tensors)), async_op=True))()
+    def _recv(self, name: str, tensors: Tensors, src: int | None, tag: int) -> TorchWork:
+        """name: of the event in PyTorch's profiler"""
+        out = flat_output(_one(tensors))
+        event = self._begin_event(name, tensors)
+        work = self._comm.recv(src, tag=tag, out=out, async_op=True)
+        return TorchWork([work], tensors, in_order=False, event=event)
 
     # Barriers
 
-    def barrier(self, opts: Any = None) -> TorchWork:
-        return self._run(partial(self._comm.barrier), opts or BarrierOptions(), [])
+    def barrier(self, opts: Any = _DEFAULTS) -> TorchWork:
+        return self._run(partial(self._comm.barrier), opts, [], [])
 
+    @torch.profiler.record_function("ddp:monitored_barrier")  # type: ignore[untyped-decorator, unused-ignore]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Rank 0 hears of every other rank in turn, names those that have not come, and lets the others go.
 
@@ -398,7 +422,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         self,
         ranks: Sequence[int],
         timeout: timedelta | None = None,
-        opts: Any = None,
+        opts: Any = _DEFAULTS,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Any = None,
@@ -452,22 +476,23 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
         return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))
 
 
+def _check_alone(asked: str) -> None:
+    """asked: by the caller, PyTorch up to 2.13, e.g. "ddp"; it makes no other backend beside one in Python"""
+    if not set(str(asked).split(",")) <= {"ddp", "cpu:ddp"}:
+        raise BackendError(
+            f'"{asked}" needs PyTorch 2.14 or later: PyTorch {torch.__version__} keeps no other backend beside "ddp"'
+        )
+
+
 def _one(each: Sequence[Any]) -> Any:
     if len(each) != 1:
         raise ArgumentError(f"each rank has one device, and one tensor here: got {len(each)}")
     return each[0]
 
 
-def _recorded(call: partial[Any]) -> Callable[..., Any]:
-    """The call, which PyTorch's profiler sees if one is running."""
-    if not torch.autograd._profiler_enabled():
-        return call
-    return torch.profiler.record_function(f"ddp:{call.func.__name__}")(call)
-
-
-def _together(works: Sequence[TorchWork], result: Sequence[Any]) -> TorchWork:
+def _together(works: Sequence[TorchWork], result: Sequence[Any], event: ProfilerEvent | None = None) -> TorchWork:
     def after(*_: Any) -> None:
         for work in works:
             work.wait()
 
-    return TorchWork([call for work in works for call in work.calls], result, after)
+    return TorchWork([call for work in works for call in work.calls], result, after, event=event)

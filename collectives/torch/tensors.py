@@ -17,6 +17,7 @@ import torch
 from collectives.errors import ArgumentError, DtypeError
 from collectives.native import BFLOAT16, Array
 
+Tensors = Sequence[torch.Tensor]
 _NAMES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -71,12 +72,12 @@ def flat_output(tensor: torch.Tensor) -> Array:
     return as_data(tensor).reshape(-1)
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> Array:
+def joined(tensors: Tensors) -> Array:
     """(n,), the elements of all of them, one after the other."""
     return np.concatenate([flat_input(tensor) for tensor in tensors])
 
 
-def split_into(tensors: Sequence[torch.Tensor], whole: Array) -> None:
+def split_into(tensors: Tensors, whole: Array) -> None:
     """The reverse of `joined`. Raises: TypeError if dtypes differ."""
     start = 0
     for tensor in tensors:

@@ -19,11 +19,29 @@ from torch.autograd import graph
 from torch.futures import Future
 
 from collectives.engine.call import Work
+from collectives.torch.tensors import Tensors
 
 
 def in_backward(caller: FrameType) -> bool:
     """Whether C++ code made this call in a backward, as DistributedDataParallel does, and not a Python function."""
     return torch._C._current_graph_task_id() >= 0 and caller.f_code.co_filename == graph.__file__
+
+
+class ProfilerEvent:
+    """What PyTorch's profiler shows of a call: its name, the shapes of its inputs, and the time until it is complete.
+
+    It ends in a thread of its own: the profiler takes an event for one of an asynchronous call, as those of PyTorch's
+    own backends are, if it ends in another thread than that in which it began.
+    """
+
+    def __init__(self, name: str, inputs: Tensors) -> None:
+        event = torch.autograd._record_function_with_args_enter(name, *inputs)
+        self._completed: Future[None] = Future()
+        end = torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction
+        self.ended = end(event, self._completed)
+
+    def end(self, _: Work[Any] | None = None) -> None:
+        threading.Thread(target=self._completed.set_result, args=(None,), daemon=True).start()
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
@@ -32,6 +50,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     calls: in the order in which they were started; result: the tensors that hold what they bring
     after: called once with their results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
+    event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
     """
 
     def __init__(
@@ -40,6 +59,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
         in_order: bool = True,
+        event: ProfilerEvent | None = None,
     ) -> None:
         super().__init__()
         self.calls = calls
@@ -48,7 +68,11 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self._in_order = in_order
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
-        self._source = -1
+        self._event = event
+        if event is not None and calls:
+            calls[-1].add_done_callback(event.end)
+        elif event is not None:  # synchronous calls that PyTorch sees as one
+            event.end()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises: CollectiveTimeout if they are not complete by then; what ended them."""
@@ -60,6 +84,8 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
                 if after is not None:
                     after(*results)
                     self._after = None
+        if self._event is not None:
+            self._event.ended.wait()
         return True
 
     def synchronize(self) -> None:
@@ -91,12 +117,10 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def result(self) -> list[Any]:
         return self._result
 
-    def set_source(self, rank: int) -> None:
-        """rank: from which a receive of any source has got its message"""
-        self._source = rank
-
     def _source_rank(self) -> int:
-        return self._source
+        """The rank from which a receive of any source has got its message; -1 for other calls."""
+        result = self.calls[0].wait() if self.calls else None
+        return result[1] if isinstance(result, tuple) else -1
 
     source_rank = _source_rank
 

@@ -78,7 +78,7 @@ class TestRanks:
         y = torch.empty(4, dtype=dtype)
         dist.reduce_scatter(y, list(of_rank(rank, dtype)[:size]), number)
         torch.testing.assert_close(y, total[rank])
-        dist.reduce_scatter_single(y, of_rank(rank, dtype)[:size].clone(), number)
+        dist.reduce_scatter_tensor(y, of_rank(rank, dtype)[:size].clone(), number)
         torch.testing.assert_close(y, total[rank])
 
     def test_a_sum_of_multiples(self, size: int) -> None:
@@ -130,7 +130,7 @@ class TestRanks:
         done(dist.all_gather(outs, mine, async_op=async_op))
         check(torch.stack(outs), torch.stack(parts))
         whole = torch.empty(size * 3, 4, dtype=dtype)
-        done(dist.all_gather_single(whole, mine, async_op=async_op))
+        done(dist.all_gather_into_tensor(whole, mine, async_op=async_op))
         check(whole, torch.cat(parts))
         outs = [torch.empty_like(mine) for _ in range(size)]
         done(dist.gather(mine, outs if rank == 1 else None, 1, async_op=async_op))
@@ -158,12 +158,12 @@ class TestRanks:
         wholes = [torch.empty(size * 3, 4) for _ in range(2)]
         with dist._coalescing_manager(group, async_ops=True) as manager:
             for whole in wholes:
-                dist.all_gather_single(whole, of_rank(rank))
+                dist.all_gather_into_tensor(whole, of_rank(rank))
         manager.wait()
         ys = [torch.empty(4) for _ in range(2)]
         with dist._coalescing_manager(group, torch.device("cpu")):
             for y in ys:
-                dist.reduce_scatter_single(y, of_rank(rank)[:size].clone())
+                dist.reduce_scatter_tensor(y, of_rank(rank)[:size].clone())
         for x, whole, y in zip(xs, wholes, ys, strict=True):
             torch.testing.assert_close(x, sum(parts).to(x.dtype))
             torch.testing.assert_close(whole, torch.cat(parts))
@@ -184,8 +184,8 @@ class TestRanks:
         def step(x: Any) -> Any:
             total = functional.all_reduce(x, "sum", group)
             rows = functional.all_to_all_single(x[:size].contiguous(), None, None, group)
-            own = functional.reduce_scatter_single(x[:size].contiguous(), "sum", 0, group)
-            return total + 0, functional.all_gather_single(x, 0, group) + 0, rows + 0, own + 0
+            own = functional.reduce_scatter_tensor(x[:size].contiguous(), "sum", 0, group)
+            return total + 0, functional.all_gather_tensor(x, 0, group) + 0, rows + 0, own + 0
 
         parts = all_parts(size)
         expected = (
@@ -299,10 +299,37 @@ class TestRanks:
         dist.destroy_process_group(parent)
 
     def test_the_profiler_sees_calls(self, size: int) -> None:
-        with torch.profiler.profile() as profile:
-            dist.all_reduce(torch.ones(3))
+        rank = dist.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 5))
+        with torch.profiler.profile(record_shapes=True) as profile:
+            dist.all_reduce(torch.ones(3, 4))
+            dist.all_reduce(torch.ones(2), async_op=True).wait()
+            dist.all_reduce_coalesced([torch.ones(2), torch.ones(3, 3)])
+            dist.all_gather([torch.empty(2, 1)] * size, torch.ones(2, 1))
+            dist.reduce_scatter_tensor(torch.ones(3), torch.ones(size * 3))
+            dist.broadcast(torch.ones(2, dtype=torch.bfloat16), 0)
             dist.barrier()
-        assert {"ddp:all_reduce", "ddp:barrier"} <= {event.name for event in profile.events()}
+            if rank == 0:
+                dist.send(torch.ones(1, 7), 1)
+                dist.recv(torch.empty(6))
+            else:
+                dist.recv(torch.ones(1, 7), 0)
+                dist.send(torch.ones(6), 0)
+            model(torch.ones(2, 4)).sum().backward()
+        events = [event for event in profile.events() if event.name.startswith("ddp:")]
+        moved = [("send", [[1, 7]]), ("recvAnySource", [[6]])] if rank == 0 else [("recv", [[1, 7]]), ("send", [[6]])]
+        assert [(event.name[4:], event.input_shapes) for event in events] == [
+            ("all_reduce", [[3, 4]]),
+            ("all_reduce", [[2]]),
+            ("all_reduce", [[2], [3, 3]]),
+            ("all_gather", [[2, 1]]),
+            ("reduce_scatter", [[size * 3]]),
+            ("broadcast", [[2]]),
+            ("barrier", []),
+            *moved,
+            ("all_reduce", [[25]]),
+        ]
+        assert all(event.is_async for event in events)
 
     def test_monitored_barrier(self, size: int) -> None:
         from datetime import timedelta
@@ -325,9 +352,12 @@ class TestRanks:
             ),
             (
                 r"out should be float32 \(4,\), is float32 \(3,\)",
-                lambda: dist.all_gather_single(torch.empty(3), torch.empty(2)),
+                lambda: dist.all_gather_into_tensor(torch.empty(3), torch.empty(2)),
             ),
-            ("should be a contiguous tensor", lambda: dist.all_gather_single(torch.empty(4, 4)[:, :2], torch.empty(4))),
+            (
+                "should be a contiguous tensor",
+                lambda: dist.all_gather_into_tensor(torch.empty(4, 4)[:, :2], torch.empty(4)),
+            ),
             (
                 "outputs should be 2 tensors, one a rank, are 1",
                 lambda: dist.all_gather([torch.empty(2)], torch.empty(2)),
@@ -338,7 +368,7 @@ class TestRanks:
             ),
             (
                 r"lengths \[3, 3\] add up to 6, x has 4 rows",
-                lambda: dist.reduce_scatter_single(torch.empty(3), torch.empty(4)),
+                lambda: dist.reduce_scatter_tensor(torch.empty(3), torch.empty(4)),
             ),
         ]
         for sentence, call in refusals:

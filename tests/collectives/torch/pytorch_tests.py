@@ -1,10 +1,10 @@
 """Runs PyTorch's own tests of its backends, which are in its wheel, on the backend "ddp".
 
-    python -m tests.collectives.torch.pytorch_tests [--backend gloo] [--jsonl FILE] [NAME ...]
+    python -m tests.collectives.torch.pytorch_tests [--backend ddp|gloo] [--jsonl FILE] [NAME ...]
 
 Those tests ask by name what a backend can do. So by default "ddp" stands in for gloo, under its name, and runs what
-gloo runs; `--backend gloo` runs the same on gloo itself. Processes are forked from one that has loaded PyTorch: to
-spawn them would take up to a minute a test.
+gloo runs. `--backend ddp` runs under its own name all that is not for one backend alone, and `--backend gloo` gloo
+itself. Processes are forked from one that has loaded PyTorch: to spawn them would take up to a minute a test.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from types import SimpleNamespace
 from typing import Any
 
 STANDS_IN = "TEST_STANDS_IN"
+BACKENDS = {
+    "ddp as gloo": {"BACKEND": "gloo", STANDS_IN: "1"},
+    "ddp": {"BACKEND": "ddp", STANDS_IN: "0"},
+    "gloo": {"BACKEND": "gloo", STANDS_IN: "0"},
+}
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", "3")
 os.environ.setdefault("TEMP_DIR", "/tmp")
@@ -31,7 +36,7 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
 
 if os.environ[STANDS_IN] == "1":
-    from collectives.torch.process_group import CollectivesGroup, create
+    from collectives.torch.process_group import CollectivesGroup, GroupCalls, create
 
     class StandIn(CollectivesGroup):
         """The group by gloo's constructor. PyTorch says after it which ranks it has, and then sets a number."""
@@ -50,14 +55,22 @@ if os.environ[STANDS_IN] == "1":
         names = ("store", "group_rank", "group_size", "timeout", "global_ranks_in_group")
         return create(SimpleNamespace(**{name: getattr(options, name) for name in names}))
 
+    GroupCalls.getBackendName = lambda self: "gloo"  # type: ignore[method-assign]  # in events of PyTorch's profiler
     distributed_c10d.ProcessGroupGloo = StandIn
     dist.Backend._plugins["GLOO"] = dist.Backend._BackendPlugin(create_alone, True)  # where PyTorch looks from 2.14 on
 
+from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
+
+if os.environ["BACKEND"] == "ddp":
+    import collectives.torch  # noqa: F401
+
+    for backends in DistTestCases.backend_feature.values():  # which are asked as the next line is read
+        backends.add("ddp")
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
-# Events of gloo's threads, as its C++ code records them.
-distributed_test.PROFILING_SUPPORTED_BACKENDS.clear()
-distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
+# Those whose events of PyTorch's profiler are looked at.
+distributed_test.PROFILING_SUPPORTED_BACKENDS.append("ddp")
+distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("ddp")
 
 
 def _run_in(environ: dict[str, str], run: Callable[..., None], *args: Any, **more: Any) -> None:
@@ -115,14 +128,12 @@ class Recorder(unittest.TestResult):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of tests (default: all)")
-    parser.add_argument("--backend", choices=("ddp", "gloo"), default="ddp")
+    parser.add_argument("--backend", choices=tuple(BACKENDS), default="ddp as gloo")
     parser.add_argument("--jsonl", help="file for a line a test (default: standard output)")
     arguments = parser.parse_args()
-    stands_in = "1" if arguments.backend == "ddp" else "0"
-    if os.environ[STANDS_IN] != stands_in:  # which was decided by the imports above
-        os.execve(
-            sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]], os.environ | {STANDS_IN: stands_in}
-        )
+    wanted = BACKENDS[arguments.backend]
+    if not wanted.items() <= os.environ.items():  # which the imports above have read
+        os.execve(sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]], os.environ | wanted)
     from tests.collectives.torch import pytorch_tests  # children find its classes there, not in __main__
 
     multiprocessing.set_forkserver_preload([pytorch_tests.__name__])

@@ -11,9 +11,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from collectives.errors import BackendError
 from tests.conftest import Run, has_mpich
 
 torch = pytest.importorskip("torch")
+dist = torch.distributed
 pytestmark = pytest.mark.mpi
 
 SUM = """
@@ -118,6 +120,15 @@ def test_beside_another_backend(run_script: Callable[..., CompletedProcess[str]]
     check(run_script(BESIDE))
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 keeps the other backend")
+@pytest.mark.parametrize("backend", ["cpu:ddp,cuda:nccl", "cuda:gloo,cpu:ddp"])
+def test_another_backend_is_not_dropped(backend: str) -> None:
+    import collectives.torch  # noqa: F401
+
+    with pytest.raises(BackendError, match=f'"{backend}" needs PyTorch 2.14 or later: .* keeps no other backend'):
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
 FAILING = """
 import os, time
 import torch, torch.distributed as dist
@@ -208,12 +219,11 @@ def test_a_killed_rank_is_named_by_the_launcher(run_job: Run, tmp_path: Path) ->
 
 
 def test_what_a_version_of_pytorch_means() -> None:
-    from collectives.errors import BackendError
     from collectives.torch import check_version
 
-    with pytest.raises(BackendError, match=r'"ddp" needs PyTorch 2.13 or later, this one is 2.12.1'):
-        check_version("2.12.1")
-    check_version("2.13.0+cpu")
+    with pytest.raises(BackendError, match=r'"ddp" needs PyTorch 2.12 or later, this one is 2.11.1'):
+        check_version("2.11.1")
+    check_version("2.12.0+cpu")
     check_version("2.14.1")
     with pytest.warns(UserWarning, match="tested with PyTorch before 2.15, this one is 2.15.0"):
         check_version("2.15.0")
