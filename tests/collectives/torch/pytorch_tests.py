@@ -1,10 +1,11 @@
 """Runs PyTorch's own tests of its backends, which are in its wheel, on the backend "ddp".
 
-    python -m tests.collectives.torch.pytorch_tests [--backend ddp|gloo] [--jsonl FILE] [NAME ...]
+    python -m tests.collectives.torch.pytorch_tests [--backend NAME] [--jsonl FILE] [NAME ...]
 
 Those tests ask by name what a backend can do. So by default "ddp" stands in for gloo, under its name, and runs what
-gloo runs. `--backend ddp` runs under its own name all that is not for one backend alone, and `--backend gloo` gloo
-itself. Processes are forked from one that has loaded PyTorch: to spawn them would take up to a minute a test.
+gloo runs. `--backend ddp` runs under its own name what is not for one backend alone, and what is for MPI alone;
+`--backend gloo` runs gloo itself. Processes are forked from one that has loaded PyTorch: to spawn them would take up to
+a minute a test.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 STANDS_IN = "TEST_STANDS_IN"
 BACKENDS = {
     "ddp as gloo": {"BACKEND": "gloo", STANDS_IN: "1"},
-    "ddp": {"BACKEND": "ddp", STANDS_IN: "0"},
+    "ddp": {"BACKEND": "mpi", STANDS_IN: "0"},
     "gloo": {"BACKEND": "gloo", STANDS_IN: "0"},
 }
 os.environ.setdefault("BACKEND", "gloo")
@@ -61,13 +62,16 @@ if os.environ[STANDS_IN] == "1":
 
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
-if os.environ["BACKEND"] == "ddp":
-    import collectives.torch  # noqa: F401
-
-    for backends in DistTestCases.backend_feature.values():  # which are asked as the next line is read
-        backends.add("ddp")
+# Tests are chosen by these as the module that holds them is read.
+for backends in DistTestCases.backend_feature.values():
+    backends.add("mpi")
+DistTestCases.skip_collective["allgather_coalesced"].discard("mpi")
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
+if os.environ["BACKEND"] == "mpi":
+    import collectives.torch  # noqa: F401
+
+    distributed_test.BACKEND = "ddp"
 # Those whose events of PyTorch's profiler are looked at.
 distributed_test.PROFILING_SUPPORTED_BACKENDS.append("ddp")
 distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("ddp")

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 # Of PyTorch's own: of each kind one. What on_ranks.py has of its own is left to it.
 SAMPLE = (
     *("test_batch_isend_irecv_gloo", "test_ddp_sink_noclone"),
-    *("test_send_recv_any_source", "test_sparse_all_reduce_sum"),
+    *("test_send_recv_any_source_torch_profiler", "test_sparse_all_reduce_sum"),
 )
 # What they want of gloo's own wording, and of its name in a log.
 WORDING = (
@@ -29,9 +29,10 @@ def test_on_two_ranks(hold_over_mpi: Callable[..., None]) -> None:
     hold_over_mpi([Path(__file__).parent / "on_ranks.py"], "TestRanks", 2)
 
 
-def run_pytorch_tests(run_job: Run, names: tuple[str, ...], timeout: float) -> None:
+def run_pytorch_tests(run_job: Run, backend: str, names: tuple[str, ...], timeout: float) -> None:
     pytest.importorskip("expecttest", reason="expecttest is in the extra oracle")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.collectives.torch.pytorch_tests", *names]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.collectives.torch.pytorch_tests", "--backend", backend]
+    command += names
     done = run_job(command, timeout=timeout)
     failed = [line for line in done.stdout.splitlines() if '"outcome": "failed"' in line]
     unexpected = [line for line in failed if not any(f'"{name}"' in line for name in WORDING)]
@@ -42,12 +43,13 @@ def run_pytorch_tests(run_job: Run, names: tuple[str, ...], timeout: float) -> N
 @pytest.mark.mpi
 @pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
 def test_a_sample_of_pytorchs_own_tests(run_job: Run) -> None:
-    run_pytorch_tests(run_job, SAMPLE, 110)
+    run_pytorch_tests(run_job, "ddp as gloo", SAMPLE, 110)
 
 
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
-def test_pytorchs_own_tests(run_job: Run) -> None:
-    run_pytorch_tests(run_job, (), 1700)
+@pytest.mark.parametrize("backend", ["ddp as gloo", "ddp"])
+def test_pytorchs_own_tests(backend: str, run_job: Run) -> None:
+    run_pytorch_tests(run_job, backend, (), 1700)

@@ -89,6 +89,8 @@ def test_another_world_than_that_which_was_started(run_script: Callable[..., Com
 BESIDE = """
 import torch, torch.distributed as dist
 import collectives.torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed import fake_pg  # the backend "fake"
 dist.init_process_group("cpu:ddp,cuda:gloo")
 backends = [dist.group.WORLD._get_backend(torch.device(device)).name() for device in ("cpu", "cuda")]
 assert backends == ["ddp", "gloo"], backends
@@ -98,6 +100,14 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 model(x).sum().backward()
 assert dist.all_reduce(x, async_op=True).get_future().wait()[0].tolist() == [4, 4, 4]
 
+dist.Backend._ensure_backend_registered("nccl")
+dist.Backend._plugins["NCCL"] = dist.Backend._plugins["FAKE"]  # which wants no GPU
+gpus = dist.new_group(backend="cpu:ddp,cuda:nccl")
+with FakeTensorMode():
+    work = dist.all_reduce(torch.ones(3, device="cuda"), group=gpus, async_op=True)
+assert "FakeWork" in str(work), "calls on tensors of a GPU go to NCCL's backend"
+dist.all_reduce(x, group=gpus)
+
 torch.accelerator.is_available = lambda: True  # split_group wants one, and the default group to be bound to it
 torch.accelerator.current_accelerator = lambda: torch.device("cuda")
 dist.group.WORLD.bound_device_id = torch.device("cuda:0")
@@ -106,7 +116,7 @@ alone = dist.split_group(split_ranks=[[0], [1]])
 dist.all_reduce(x, group=alone)
 both = dist.split_group(split_ranks=[[0, 1]], backend="cpu:ddp,cuda:gloo")
 dist.all_reduce(x, group=both)
-assert (alone.size(), dist.get_process_group_ranks(both), x.tolist()) == (1, [0, 1], [8, 8, 8])
+assert (alone.size(), dist.get_process_group_ranks(both), x.tolist()) == (1, [0, 1], [16] * 3)
 try:
     dist.split_group(split_ranks=[[0]])
 except RuntimeError as error:
