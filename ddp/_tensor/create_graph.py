@@ -59,9 +59,24 @@ Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from
 # Ops whose recorded backward rounds otherwise than their ordinary one: by kernels, or in another order of sums. The
 # ordinary one runs, too, and gives the numbers, so that first gradients have the same bits with and without a graph.
 ROUNDED_APART = {
-    *("batch_norm", "channel_affine", "cross_entropy", "gelu", "group_norm", "gru", "layer_norm", "log_softmax"),
-    *("lstm", "max_pool2d", "max_pool2d_with_indices", "rms_norm", "rnn", "scaled_dot_product_attention", "setitem"),
-    *("silu", "softmax", "var"),
+    "batch_norm",
+    "channel_affine",
+    "cross_entropy",
+    "gelu",
+    "group_norm",
+    "gru",
+    "layer_norm",
+    "log_softmax",
+    "lstm",
+    "max_pool2d",
+    "max_pool2d_with_indices",
+    "rms_norm",
+    "rnn",
+    "scaled_dot_product_attention",
+    "setitem",
+    "silu",
+    "softmax",
+    "var",
 }
 
 # Functions of formulas that recording arrays cannot take, or that would take many steps.
@@ -105,7 +120,6 @@ def _moments(xp: Any, x: Array) -> tuple[Any, Any]:
     return mean, xp.square(x - mean[:, None]).sum(axis=(0, 2)) / n
 
 
-activation.times_tanh_derivative.attach_recording_form(lambda xp, g, z: record(activation.tanh_gradient, g, z))
 arrays.where_or_zero.attach_recording_form(lambda xp, mask, g: record(elementwise.where, xp.module.asarray(mask), g, 0))
 fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
 shape.zeros_but.attach_recording_form(_zeros_but)
@@ -137,6 +151,8 @@ products.column_sums.attach_recording_form(
     lambda xp, g, out=None: record(products.matmul, products.ones(xp.module, g.shape[0], g.dtype), g)
 )
 for _function, _op in (
+    (activation.times_sigmoid_derivative, activation.sigmoid_gradient),
+    (activation.times_tanh_derivative, activation.tanh_gradient),
     (special.compute_erf, special.erf),
     (special.compute_erfc, special.erfc),
     (special.compute_digamma, special.digamma),
@@ -144,7 +160,7 @@ for _function, _op in (
     (convolution.patches, convolution.im2col),
     (convolution.image_of_patches, convolution.col2im),
 ):
-    _function.attach_recording_form(lambda xp, x, op=_op, **how: record(op, x, **how))
+    _function.attach_recording_form(lambda xp, *xs, op=_op, **how: record(op, *xs, **how))
 
 
 def recorded_gradients(
@@ -196,26 +212,19 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
     elif type(node.op) in (Op, Upcast):
         results = run_reference(node, node.op, g, needs)
         if node.op.name in ROUNDED_APART:
-            values = node.run([_array(x) for x in g] if isinstance(g, list) else g.array, needs)
-            results = [_with_values(x, value) for x, value in zip(results, values, strict=True)]
+            values = node.run([*map(_array, g)] if isinstance(g, list) else g.array, needs)
+            # Copies: a backward may give the same memory twice, or that of g.
+            copies = [None if x is None else node.xp.array(x) for x in values]
+            results = restore_tensors(copies, [None if x is None else x.edge for x in results], ())
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
     if modes.state.anomaly:
-        check_gradients(node, [_array(x) for x in results])
+        check_gradients(node, [*map(_array, results)])
     return results
 
 
 def _array(x: Tensor | None) -> Any:
     return None if x is None else x.array
-
-
-def _with_values(x: Tensor | None, values: Any) -> Tensor | None:
-    """A tensor with the graph of x and these numbers, in memory of its own."""
-    if x is None:
-        return None
-    result = wrap(values if values.flags.owndata else values.copy(), x.device)
-    result.edge = x.edge
-    return result
 
 
 def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence[Tensor | None]:

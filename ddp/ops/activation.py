@@ -38,7 +38,22 @@ def _sigmoid(xp: Any, x: Array) -> Array:
     return (1 / (1 + xp.exp(-upcast_x))).astype(x.dtype, copy=False)
 
 
-sigmoid = unary_op("sigmoid", _sigmoid, lambda xp, g, z: g * z * (1 - z), "out")
+@array_function
+def times_sigmoid_derivative(xp: Any, g: Array, z: Array) -> Array:
+    """g*z*(1 - z)."""
+    return g * z * (1 - z)
+
+
+sigmoid = unary_op("sigmoid", _sigmoid, times_sigmoid_derivative, "out")
+
+
+# y = g*z*(1 - z), the gradient of sigmoid as one op;  dg = e*z*(1 - z), dz = e*g*(1 - 2*z), e the gradient of y
+sigmoid_gradient = formula_op(
+    "sigmoid_gradient",
+    times_sigmoid_derivative,
+    {"g": lambda xp, e, z, g: times_sigmoid_derivative(xp, e, z), "z": lambda xp, e, z, g: e * g * (1 - 2 * z)},
+    {"g": ("z",), "z": ("z", "g")},
+)
 
 
 # z = tanh x;  dx = g*(1 - z^2)

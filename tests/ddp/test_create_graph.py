@@ -85,7 +85,7 @@ def test_second_derivatives_agree_with_pytorch(op: str) -> None:
 HALF_APART = {"erf", "erfc", "exp2", "lerp", "log2", "prod", "soft_cross_entropy"}
 
 
-def first_gradients(case: Case, dtype: str, create_graph: bool) -> list[bytes | None]:
+def first_gradients(case: Case, dtype: str, graph: bool) -> list[bytes | None]:
     """Their memory."""
     inputs = [
         ddp.from_numpy(x).to(getattr(ddp, dtype) if x.dtype == "float64" else None).requires_grad_(x.dtype == "float64")
@@ -94,7 +94,7 @@ def first_gradients(case: Case, dtype: str, create_graph: bool) -> list[bytes | 
     y = case.fn(ddp, *inputs)
     g = ddp.from_numpy(draw(*y.shape, seed=9)).to(y.dtype)
     wanted = [x for x in inputs if x.requires_grad]
-    found = ddp.autograd.grad(y, wanted, g, create_graph=create_graph, allow_unused=True)
+    found = ddp.autograd.grad(y, wanted, g, create_graph=graph, allow_unused=True)
     return [None if x is None else x.detach().numpy().tobytes() for x in found]
 
 
@@ -140,10 +140,10 @@ def image_net() -> Any:
 )
 def test_backward_of_models_gives_the_same_bits_with_a_graph(make: Callable[[], Any], sizes: Any) -> None:
     net, x, found = make(), ddp.from_numpy(draw(*sizes)).float(), []
-    for create_graph in (True, False):
+    for graph in (True, False):
         net.zero_grad()
         y = net(x)
-        (y if isinstance(y, ddp.Tensor) else y[0]).square().mean().backward(create_graph=create_graph)
+        (y if isinstance(y, ddp.Tensor) else y[0]).square().mean().backward(create_graph=graph)
         found.append([p.grad.detach().numpy().tobytes() for p in net.parameters()])
     assert found[0] == found[1]
 

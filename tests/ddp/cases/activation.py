@@ -28,13 +28,17 @@ def prelu(shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Case
     )
 
 
-def tanh_gradient(t: Any, g: Any, z: Any) -> Any:
-    return apply(activation.tanh_gradient, (g, z)) if isinstance(g, ddp.Tensor) else g * (1 - z * z)
+def gradient(name: str, formula: Callable[[Any, Any], Any]) -> Iterator[Case]:
+    def run(t: Any, g: Any, z: Any) -> Any:
+        return apply(getattr(activation, name), (g, z)) if isinstance(g, ddp.Tensor) else formula(g, z)
+
+    yield Case(name, "same", run, (draw(3, 4), draw(3, 4, seed=1)))
+    yield Case(name, "empty", run, (draw(0, 4), draw(0, 4)))
 
 
 CASES = [
-    Case("tanh_gradient", "same", tanh_gradient, (draw(3, 4), draw(3, 4, seed=1))),
-    Case("tanh_gradient", "empty", tanh_gradient, (draw(0, 4), draw(0, 4))),
+    *gradient("sigmoid_gradient", lambda g, z: g * z * (1 - z)),
+    *gradient("tanh_gradient", lambda g, z: g * (1 - z * z)),
     *unary("relu"),
     *functional("silu"),
     *functional("mish"),
