@@ -79,16 +79,29 @@ class Resizing:
 
     def handle_request(self, job: Job, ranks: RankTable) -> None:
         """Accepts a connection, and does what the client asks for, or refuses it. job: as it is now; ranks: of it"""
-        n = self.receive()
+        assert self.listener is not None
+        try:
+            client, _ = self.listener.accept()
+        except OSError:  # The client has ended, or no file descriptor is free.
+            return
+        client.settimeout(_LIMIT)
+        try:
+            n = int(client.recv(_MAX_REQUEST)) if peer(client)[1] == os.geteuid() else None
+        except (OSError, ValueError):
+            n = None
         if n is None:
+            client.close()
             return
         try:
+            if self.target is not None:
+                raise UsageError(f"the job is about to go on with {self.target.size} ranks: ask when it does")
             if n == job.size:
                 raise UsageError(f"the job has {_ranks(job)} already")
             self._begin(job, n, job.hosts, ranks)
+            self._client = client
             self.hosts.max_ranks = n
         except UsageError as refusal:
-            self.answer(str(refusal))
+            _answer(client, False, str(refusal))
 
     def take_hosts(self, job: Job, ranks: RankTable) -> None:
         """Resizes the job onto hosts that it does without, if some have answered; asks the others whether they can."""
@@ -125,29 +138,6 @@ class Resizing:
             raise UsageError(f"the system grants no memory, or no open files, for the state of {n} ranks")
         self.target = target
         ranks.send({"resize": True})
-
-    def receive(self) -> int | None:
-        """Accepts a connection. Returns: the requested number of ranks, for which the caller must set `target` or call
-        `answer`; None if there is nothing to do
-        """
-        assert self.listener is not None
-        try:
-            client, _ = self.listener.accept()
-        except OSError:  # The client has ended, or no file descriptor is free.
-            return None
-        client.settimeout(_LIMIT)
-        try:
-            number = int(client.recv(_MAX_REQUEST)) if peer(client)[1] == os.geteuid() else None
-        except (OSError, ValueError):
-            number = None
-        if number is None:
-            client.close()
-        elif self.target is not None:
-            _answer(client, False, f"the job is about to go on with {self.target.size} ranks: ask when it does")
-            number = None
-        else:
-            self._client = client
-        return number
 
     def left(self, step: int, now: float) -> None:
         """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""

@@ -167,6 +167,40 @@ def test_a_step_that_fails_starts_again_in_the_same_allocation(
     assert sorted(done.stdout.splitlines()) == ["0: again", "1: again"]
 
 
+STATE = """
+import os, signal, sys
+import collectives, ddp
+from ddp.data import DataLoader, DistributedSampler, TensorDataset
+comm = collectives.init(timeout=30)
+data = TensorDataset(ddp.ones(32, 2))
+model = ddp.DataParallel(ddp.nn.Linear(2, 1))
+sgd = ddp.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, 1, sampler=DistributedSampler(data))
+ckpt = ddp.checkpoint.Checkpointer(sys.argv[1], model=model, optimizer=sgd, memory_every=1)
+began = None
+for (x,) in ckpt.resume(loader, epochs=1):
+    began = ckpt.step if began is None else began
+    if ckpt.step == 5 and os.environ["DDP_ATTEMPT"] == "0":
+        comm.barrier()
+        if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    model(x).sum().backward()
+    sgd.step()
+    sgd.zero_grad()
+print("began", began)
+"""
+
+
+def test_agents_of_a_step_that_fails_keep_the_state_in_memory(
+    slurm: dict[str, str], run_job: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "state.py"
+    script.write_text(STATE)
+    launch = [sys.executable, "-m", "launcher", "--max-restarts", "1", str(script), str(tmp_path / "run")]
+    done = run_job(["salloc", "-n", "2", *launch], env=slurm)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0: began 5", "1: began 5"], done.stderr
+
+
 def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
     slurm: dict[str, str], run_job: Run, tmp_path: Path
 ) -> None:
