@@ -227,7 +227,7 @@ class DataLoader:
     def _steps(self) -> DistributedSampler | None:
         """The sampler, if it gives this rank a part of each step's micro-batches."""
         holder = self._sampler_of_rank()
-        return holder if isinstance(holder, DistributedSampler) and holder.share is not None else None
+        return holder if isinstance(holder, DistributedSampler) and holder.micro_batches_of_rank is not None else None
 
     def _complete(self, source: Batches) -> None:
         """Counts a pass that came to its end."""

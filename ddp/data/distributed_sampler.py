@@ -5,7 +5,7 @@ takes every W-th sample from `cursor + r` on. So what all ranks read in one step
 whatever W is, and another number of ranks goes on with exactly the next sample.
 
 With `micro_batches=V` the V micro-batches of a step take turns in the order instead, and each rank reads a contiguous
-share of them: what a micro-batch holds does not depend on the number of ranks.
+part of them: what a micro-batch holds does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import collectives
 from ddp.data.fetching import mix_seed, restored_generators, seed_everything
 from ddp.data.samplers import IndexSampler, Order, State, check_count, is_count
 from ddp.errors import ArgumentError
-from ddp.parallel.micro_batches import share
+from ddp.parallel.micro_batches import micro_batches_of
 
 _TAILS = ("pad", "drop", "exact")
 
@@ -107,7 +107,9 @@ class DistributedSampler(IndexSampler):
         if micro_batches is not None and not is_count(micro_batches, 1):
             raise ArgumentError(f"micro_batches should be a number above 0, is {micro_batches!r}")
         self.micro_batches = micro_batches
-        self.share = None if micro_batches is None else share(micro_batches, self.rank, self.num_replicas)
+        self.micro_batches_of_rank = (
+            None if micro_batches is None else micro_batches_of(micro_batches, self.rank, self.num_replicas)
+        )
         self._stride = micro_batches or self.num_replicas  # which take turns in the order
         self.epoch = 0
         self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
@@ -126,7 +128,7 @@ class DistributedSampler(IndexSampler):
         return len(self.dataset) if self.tail == "exact" else self.num_samples * self._stride
 
     def __len__(self) -> int:
-        turns = [self.rank] if self.share is None else self.share
+        turns = [self.rank] if self.micro_batches_of_rank is None else self.micro_batches_of_rank
         return sum(count(len(self.dataset), turn, self._stride, self.tail) for turn in turns)
 
     def most_after(self, state: State) -> int:
@@ -137,23 +139,27 @@ class DistributedSampler(IndexSampler):
         return count(len(self.dataset) - state["cursor"], 0, self._stride, self.tail)
 
     def __iter__(self) -> Iterator[int]:
-        return super().__iter__() if self.share is None else itertools.chain.from_iterable(self.lists(1, False))
+        return (
+            super().__iter__()
+            if self.micro_batches_of_rank is None
+            else itertools.chain.from_iterable(self.lists(1, False))
+        )
 
     def lists(self, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
         """The indices of this rank's micro-batches, of so many samples each, one step after the other.
 
         drop_last: leave out a step in which none has as many samples, and have shorter ones empty
         """
-        assert self.share is not None
-        return self._lists(self._begin(), self.share, batch_size, drop_last)
+        assert self.micro_batches_of_rank is not None
+        return self._lists(self._begin(), self.micro_batches_of_rank, batch_size, drop_last)
 
-    def _lists(self, began: State, share: range, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
+    def _lists(self, began: State, numbers: range, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
         order, cursor = self._order(began), began["cursor"]
         while self.most_after({"cursor": cursor}) >= (batch_size if drop_last else 1):
-            for turn in share:
+            for turn in numbers:
                 left = count(len(order) - cursor, turn, self._stride, self.tail)
                 rows = 0 if drop_last and left < batch_size else min(left, batch_size)
-                if turn == share[-1] and self._began is began:
+                if turn == numbers[-1] and self._began is began:
                     self._cursor = min(cursor + batch_size * self._stride, self._span())
                 yield order[(cursor + turn + self._stride * np.arange(rows)) % len(order)].tolist()
             cursor += batch_size * self._stride
@@ -166,20 +172,22 @@ class DistributedSampler(IndexSampler):
 
         all_ranks: converts the number of this rank to that of all ranks
         """
-        if self.share is None:
+        if self.micro_batches_of_rank is None:
             return batches
-        own, total = len(self.share), self._stride
+        own, total = len(self.micro_batches_of_rank), self._stride
         return batches // own * total if all_ranks else batches // total * own
 
     def state_after(self, state: State, count: int) -> State:
         """The position `count` indices after `state` in the same pass: of whole steps, if there are micro_batches."""
-        return super().state_after(state, count if self.share is None else count // len(self.share))
+        return super().state_after(
+            state, count if self.micro_batches_of_rank is None else count // len(self.micro_batches_of_rank)
+        )
 
     def number_of(self, batch: int) -> int:
         """The number, among all ranks' micro-batches of the epoch, of this rank's batch of that number."""
-        assert self.share is not None
-        step, turn = divmod(batch, len(self.share))
-        return step * self._stride + self.share[turn]
+        assert self.micro_batches_of_rank is not None
+        step, turn = divmod(batch, len(self.micro_batches_of_rank))
+        return step * self._stride + self.micro_batches_of_rank[turn]
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch; where a state of the same epoch was loaded, it goes on in the middle of it.

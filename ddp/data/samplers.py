@@ -314,9 +314,9 @@ class WeightedRandomSampler(_Drawn):
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
         if self.num_samples:
-            shares = self.weights / self.weights.sum()
+            probabilities = self.weights / self.weights.sum()
             for size in _sizes(self.num_samples) if self.replacement else [self.num_samples]:
-                yield rng.choice(len(shares), size, replace=self.replacement, p=shares)
+                yield rng.choice(len(probabilities), size, replace=self.replacement, p=probabilities)
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -341,24 +341,24 @@ class BatchSampler(Sampler[list[int]]):
         self.sampler: Any = sampler
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
-        self._shared = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
-        self._share = len(getattr(sampler, "share", None) or ()) or 1  # lists of this rank in a step
+        self._is_distributed = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
+        self._lists_per_step = len(getattr(sampler, "micro_batches_of_rank", None) or ()) or 1  # of this rank
 
     def __len__(self) -> int:
-        if getattr(self.sampler, "share", None) is not None:
-            return self._share * self._lists(self.sampler.most_after({"cursor": 0}))
-        return self._lists(self.sampler.num_samples if self._shared else len(self.sampler))
+        if getattr(self.sampler, "micro_batches_of_rank", None) is not None:
+            return self._lists_per_step * self._lists(self.sampler.most_after({"cursor": 0}))
+        return self._lists(self.sampler.num_samples if self._is_distributed else len(self.sampler))
 
     def _lists(self, indices: int) -> int:
         return indices // self.batch_size if self.drop_last else -(-indices // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        if getattr(self.sampler, "share", None) is not None:
+        if getattr(self.sampler, "micro_batches_of_rank", None) is not None:
             lists: Iterator[list[int]] = self.sampler.lists(self.batch_size, self.drop_last)
             return lists
         indices = iter(self.sampler)  # which draws what its pass needs
         return self._batches(
-            indices, self._lists(self.sampler.most_after(self.sampler.state_dict())) if self._shared else 0
+            indices, self._lists(self.sampler.most_after(self.sampler.state_dict())) if self._is_distributed else 0
         )
 
     def _batches(self, indices: Iterator[int], least: int) -> Iterator[list[int]]:
@@ -381,7 +381,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def state_after(self, state: State, count: int) -> State:
         """The position `count` lists after `state` in the same pass."""
-        indices = count // self._share * self._share * self.batch_size  # of whole steps
+        indices = count // self._lists_per_step * self._lists_per_step * self.batch_size  # of whole steps
         return {"sampler": self.sampler.state_after(state["sampler"], indices)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

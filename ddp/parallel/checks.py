@@ -174,7 +174,7 @@ class FiniteCheck:
         if self.bad is None and not device_of(gradient).xp.isfinite(gradient).all():
             self.bad = name
 
-    def finish(self, step: int) -> None:
+    def compare(self, step: int) -> None:
         """Compares what the ranks have found. Collective.
 
         Raises: ParallelError on every rank, with the first such parameter of each rank.

@@ -1,12 +1,12 @@
 """Training whose results do not depend on the number of ranks, to the last bit: a step consists of V micro-batches.
 
-Work. Rank r of n computes a contiguous share of the V micro-batches, for any n from 1 to V. The first V % n ranks
+Work. Rank r of n computes a contiguous part of the V micro-batches, for any n from 1 to V. The first V % n ranks
 compute one more than the others. Everything that otherwise depends on the rank depends on the micro-batch instead.
 
 Order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: first 2k and 2k + 1, then
 blocks of two, of four and so on. If V is not a power of two, a block without a neighbour stays as it is, and is added
 later to a larger block. A rank adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded
-up, beside the gradient (up to two more if V is above 48, depending on where its share begins):
+up, beside the gradient (up to two more if V is above 48, depending on where its part begins):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
     sums of each rank   (0 + 1), 2             3, (4 + 5)             (6 + 7)
@@ -52,10 +52,10 @@ from ddp.parallel.sync_batch_norm import SyncBatchNorm
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
-def share(micro_batches: int, rank: int, size: int) -> range:
+def micro_batches_of(micro_batches: int, rank: int, size: int) -> range:
     """The micro-batches of one rank.
 
-    `[share(8, rank, 3) for rank in range(3)] == [range(0, 3), range(3, 6), range(6, 8)]`
+    `[micro_batches_of(8, rank, 3) for rank in range(3)] == [range(0, 3), range(3, 6), range(6, 8)]`
 
     Raises: ArgumentError if there are fewer micro-batches than ranks.
     """
@@ -83,7 +83,7 @@ class Subtree(NamedTuple):
 
 
 def blocks(micro_batches: range) -> list[tuple[int, int]]:
-    """(start, length) of the largest subtrees in a share. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
+    """(start, length) of the largest subtrees in a range. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
     stack: list[Subtree] = []
     for number in micro_batches:
         last = Subtree(number, 1, None)
@@ -115,12 +115,12 @@ class TreeExchange(HookExchange):
     def __init__(self, comm: Communicator, names: Sequence[str], target: device, count: int) -> None:
         super().__init__(self.sum_in_tree_order, comm, names, target)
         self._xp = target.xp
-        shares = [share(count, rank, comm.size) for rank in range(comm.size)]
-        self._blocks = [blocks(numbers) for numbers in shares]
+        ranges = [micro_batches_of(count, rank, comm.size) for rank in range(comm.size)]
+        self._blocks = [blocks(numbers) for numbers in ranges]
         # If each rank has one block, all as long as the first or shorter at the end, this is the tree over the ranks.
         length = self._blocks[0][0][1]
         self._by_rank = all(own[1:] == [] and own[0][0] == rank * length for rank, own in enumerate(self._blocks))
-        self._last = shares[comm.rank][-1]
+        self._last = ranges[comm.rank][-1]
         self._sums: list[list[Subtree]] = []  # by bucket: partial sums of this rank, in order
         self._free: list[list[Array]] = []  # by bucket: memory for partial sums
 
@@ -246,7 +246,7 @@ class MicroBatches:
 
     def __init__(self, comm: Communicator, module: Module, count: int) -> None:
         self.count = count
-        self.own = share(count, comm.rank, comm.size)
+        self.own = micro_batches_of(count, comm.rank, comm.size)
         self.number = self.own[0]
         self.step = 0
         self.used: set[int] = set()

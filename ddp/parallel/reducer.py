@@ -473,7 +473,7 @@ class Reducer:
             for index in self._assignment.unassigned():
                 if self.gradients.has(index):
                     self._finite.look(self.names[index], self.leaves[index].grad_buffer.array)
-            self._finite.finish(self.steps)
+            self._finite.compare(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:
         """Leaves the mean in each grad_buffer. Reduces gradients without a bucket one by one.

@@ -28,10 +28,10 @@ _INTERVAL = 1.0
 _STEPS = 10
 # The counters in a heartbeat. They only grow; `ddp-top` shows their rates.
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
-# A rank is the slowest if the others wait for it during at least this share of the time,
+# A rank is the slowest if the others wait for it during at least this fraction of the time,
 _MIN_WAITED = 0.01
-# and if it causes at least this share of all waiting: of two equal ranks each causes half.
-_MIN_SHARE = 0.75
+# and if it causes at least this fraction of all waiting: of two equal ranks each causes half.
+_MIN_FRACTION = 0.75
 
 
 class Status(Observer):
@@ -76,7 +76,7 @@ class Status(Observer):
             self.ranks = [figures for _, figures in sorted(self._figures.items())]
             total = sum(figures.get("waited/s", 0) for figures in self.ranks)
             for figures in self.ranks:
-                figures["slowest"] = int(figures.get("waited/s", 0) >= max(_MIN_WAITED, _MIN_SHARE * total))
+                figures["slowest"] = int(figures.get("waited/s", 0) >= max(_MIN_WAITED, _MIN_FRACTION * total))
             status = {"pid": os.getpid(), "target": self._target, "ranks": self.ranks}
             with suppress(OSError):  # Without a free file descriptor or memory, the last figures stay.
                 fd = os.memfd_create(_NAME)

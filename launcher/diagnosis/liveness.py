@@ -23,9 +23,9 @@ from launcher.protocol import Message
 #: A rank is silent if its agent, which sends a heartbeat every second, has sent nothing for so long (s).
 SILENCE = 5.0
 
-# A rank is idle if the CPU time that it has used since its last activity is at most this share of a core plus this
+# A rank is idle if the CPU time that it has used since its last activity is at most this fraction of a core plus this
 # burst (s): its threads for samples and logs run even while its main thread sleeps.
-_IDLE_SHARE = 0.01
+_IDLE_FRACTION = 0.01
 _IDLE_BURST = 0.05
 
 #: The call of a rank that waits in `collectives.init`.
@@ -43,7 +43,7 @@ class RankState:
     on: the communicator of that call
     call_state: "queued", "started", "done" or "failed"; call_at: since when
     where: the position of its Python code, None if unknown; where_at: when that was seen
-    cpu: share of a core that it used between the last heartbeats, None if unknown
+    cpu: fraction of a core that it used between the last heartbeats, None if unknown
     beat_at: time of the last heartbeat; cpu_seconds: CPU time in it
     active_at: time of the last activity; active_seconds: CPU time then, child processes included
     """
@@ -153,7 +153,7 @@ class Liveness:
             self._progress_at = now
         cpu_seconds = state.cpu_seconds + float(beat.get("below") or 0.0)
         used = cpu_seconds - state.active_seconds
-        active = not state.waits and used > _IDLE_BURST + _IDLE_SHARE * (now - state.active_at)
+        active = not state.waits and used > _IDLE_BURST + _IDLE_FRACTION * (now - state.active_at)
         if active:
             self._active_at = now
         # `used` is negative after a child process has ended that nothing waited for: its CPU time is lost.

@@ -132,7 +132,7 @@ def evaluate_blas(answer: Answer) -> Iterator[Finding]:
     """answer: of `probes.blas`"""
     fix = install("--force-reinstall", "numpy", "ml_dtypes")
     if answer.missing:
-        return  # the check of Python names the package
+        return  # the check of Python reports the missing package
     if answer.value is None:
         yield error(f"NumPy does not work here: {answer.reason}", fix)
         return
@@ -211,7 +211,7 @@ def evaluate_sharing(answer: Answer) -> Iterator[Finding]:
     """answer: of `probes.shared_memory`"""
     slower = "ranks of a machine send through their MPI instead, which is slower"
     if answer.missing:
-        return  # the check of Python names the package
+        return  # the check of Python reports the missing package
     if answer.value is not None and answer.value["unsupported"]:
         yield note(f"ranks do not share memory, because {answer.value['unsupported']}: {slower}")
     elif failure := answer.reason if answer.value is None else answer.value["failure"]:

@@ -63,13 +63,13 @@ def _note_change(parameters: list[Tensor]) -> None:
             p.grad_view.version.count += 1
 
 
-def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
-    """The norm of all arrays, those of each device being its share: on the first device."""
+def _total(by_device: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
+    """The norm of the arrays of all devices together, on the first device."""
     norms = []
-    for target, arrays in shares.items():
+    for target, arrays in by_device.items():
         with on(target):
             norms.append(target.xp.asarray(gradients.total_norm(target.xp, arrays, p)))
-    first_device = next(iter(shares))
+    first_device = next(iter(by_device))
     total = norms[0]
     if len(norms) > 1:
         with on(first_device):
@@ -99,8 +99,8 @@ def get_total_norm(
     order = norm_order(norm_type)
     # A list, as an iterator without tensors is no mistake here.
     given = tensors if isinstance(tensors, Tensor) else list(tensors)
-    shares = {target: [x.array for x in share] for target, share in _by_device(given).items()}
-    return _total(shares, order, error_if_nonfinite) if shares else zeros(())
+    by_device = {target: [x.array for x in group] for target, group in _by_device(given).items()}
+    return _total(by_device, order, error_if_nonfinite) if by_device else zeros(())
 
 
 @no_grad()
@@ -146,11 +146,11 @@ def clip_grad_norm_(
     """
     order = norm_order(norm_type)
     params = _by_device(parameters)
-    shares = {target: buffers for target, share in params.items() if (buffers := _buffers(share))}
-    if not shares:
+    by_device = {target: buffers for target, group in params.items() if (buffers := _buffers(group))}
+    if not by_device:
         return zeros((), device=next(iter(params), None))
-    total = _total(shares, order, error_if_nonfinite)
-    for target in shares:
+    total = _total(by_device, order, error_if_nonfinite)
+    for target in by_device:
         _scale(target, params[target], max_norm, total)
     return total
 

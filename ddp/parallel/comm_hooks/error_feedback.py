@@ -39,15 +39,15 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
     """
     dtype = working_dtype(gradient)
     xp = device_of(gradient).xp
-    share = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
-    xp.multiply(gradient, scale, out=share, dtype=dtype)
+    scaled = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
+    xp.multiply(gradient, scale, out=scaled, dtype=dtype)
     if name not in residuals:
-        residuals[name] = share
-        return share
+        residuals[name] = scaled
+        return scaled
     left = residuals[name] = to_device(residuals[name], device_of(gradient)).astype(dtype, copy=False)
     # A step with infinities or NaN, which the optimizer should skip, loses what was left out.
     xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-    left += share
+    left += scaled
     return left
 
 

@@ -65,11 +65,11 @@ def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -
     ranks = bucket.comm.size
     xp = device_of(buffer).xp
     part = max(1, -(-buffer.size // ranks))
-    shares = xp.zeros(ranks * part, np.float32)
+    scaled = xp.zeros(ranks * part, np.float32)
     # Scaled before it is rounded: then the ranks' parts add up to the mean.
-    xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
-    shares = shares.reshape(ranks, part)
-    message = yield bucket.comm.all_to_all(_pack(shares, dtype, fit(shares)), lengths="equal", async_op=True)
+    xp.multiply(buffer, bucket.scale, out=scaled[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
+    scaled = scaled.reshape(ranks, part)
+    message = yield bucket.comm.all_to_all(_pack(scaled, dtype, fit(scaled)), lengths="equal", async_op=True)
     total = _unpack(message, dtype).sum(axis=0, keepdims=True)
     message = yield bucket.comm.all_gather(_pack(total, dtype, fit(total)), lengths="equal", async_op=True)
     buffer[...] = _unpack(message, dtype).reshape(-1)[: buffer.size]

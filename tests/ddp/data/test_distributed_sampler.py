@@ -273,10 +273,10 @@ def micro_batch_steps(size: int, tail: str, drop_last: bool, length: int = 23, c
         assert len(lists) == len(batches)
         if not drop_last:
             assert sum(map(len, lists)) == len(sampler)
-        assert sampler.share is not None
-        steps = steps or [[] for _ in range(len(lists) // len(sampler.share))]
+        assert sampler.micro_batches_of_rank is not None
+        steps = steps or [[] for _ in range(len(lists) // len(sampler.micro_batches_of_rank))]
         for number, each in enumerate(lists):
-            steps[number // len(sampler.share)].append(each)
+            steps[number // len(sampler.micro_batches_of_rank)].append(each)
     return steps
 
 

@@ -30,7 +30,7 @@ from ddp.errors import ArgumentError, DdpError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, data_parallel, micro_batches
 from ddp.parallel.control import ControlMessage
-from ddp.parallel.micro_batches import Subtree, TreeExchange, blocks, share, tree_sum
+from ddp.parallel.micro_batches import Subtree, TreeExchange, blocks, micro_batches_of, tree_sum
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
 from tests.collectives.test_contract import by_messages
@@ -46,7 +46,7 @@ CLASSES = 10
 )
 def test_the_tree(count: int, expected: str) -> None:
     for size in range(1, count + 1):
-        shares = [share(count, rank, size) for rank in range(size)]
+        shares = [micro_batches_of(count, rank, size) for rank in range(size)]
         assert [number for each in shares for number in each] == list(range(count))
         parts = []
         for each in shares:
@@ -59,11 +59,11 @@ def test_the_tree(count: int, expected: str) -> None:
 def test_as_many_sums_are_kept_as_the_tree_is_deep() -> None:
     for count in range(1, 49):
         for size in range(1, count + 1):
-            for each in (share(count, rank, size) for rank in range(size)):
+            for each in (micro_batches_of(count, rank, size) for rank in range(size)):
                 kept = max(len(blocks(range(each.start, stop))) for stop in range(each.start, each.stop))
                 assert kept <= math.ceil(math.log2(count)), (count, each)
     with pytest.raises(ArgumentError, match="micro_batches=2 on 3 ranks"):
-        share(2, 0, 3)
+        micro_batches_of(2, 0, 3)
 
 
 class Recomputed(nn.Module):
@@ -263,7 +263,7 @@ def test_draws_go_on_after_a_resume(tmp_path: Path) -> None:
         with Checkpointer(folder, model=model, comm=comm) as checkpointer:
             checkpointer.load()
             while checkpointer.step < end:
-                for _ in share(4, comm.rank, comm.size):
+                for _ in micro_batches_of(4, comm.rank, comm.size):
                     draws.append(float(ddp.rand(1)))
                     model(ddp.ones(1, 1)).sum().backward()
                 model.zero_grad()
@@ -283,7 +283,7 @@ def test_each_micro_batch_has_draws_of_its_own() -> None:
         model = DataParallel(nn.Linear(1, 1), comm, micro_batches=4)
         draws = []
         for _ in range(3):
-            for _ in share(4, comm.rank, comm.size):
+            for _ in micro_batches_of(4, comm.rank, comm.size):
                 y = model(ddp.rand(1, 1))
                 draws.append(float(ddp.rand(1)))
                 y.sum().backward()
@@ -361,7 +361,7 @@ def test_the_gradient_is_that_of_the_whole_batch(size: int) -> None:
 
     def rank(comm: Communicator) -> Any:
         model = DataParallel(net(), comm, micro_batches=4)
-        for number in share(4, comm.rank, size):
+        for number in micro_batches_of(4, comm.rank, size):
             rows = slice(2 * number, 2 * number + 2)
             with model.no_sync():  # a micro-batch in two parts
                 (F.cross_entropy(model(ddp.from_numpy(x[rows][:1])), ddp.from_numpy(t[rows][:1])) / 2).backward()
@@ -384,7 +384,7 @@ def test_backward_pass_statistics_are_those_of_the_micro_batches_in_their_order(
     def rank(comm: Communicator) -> Any:
         net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None))
         model = DataParallel(net, comm, micro_batches=5)
-        for number in share(5, comm.rank, comm.size):
+        for number in micro_batches_of(5, comm.rank, comm.size):
             model(ddp.from_numpy(x[number])).square().sum().backward()
         return {name: value.numpy().copy() for name, value in net.state_dict().items()}
 
