@@ -159,15 +159,12 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
     return train
 
 
-RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, Scaled, Sharded, Wide, WideSharded, Compressed, Sparse, Bare]
-
-
-BACKGROUND = [Recipe, Sharded]
+RECIPES = [Recipe, Decoupled, NoisyByRank, Scaled, Sharded, WideSharded, Compressed, Sparse, Bare]
 
 
 @pytest.mark.parametrize(
     ("recipe", "size", "background"),
-    [*[(recipe, 3, False) for recipe in RECIPES], (Noisy, 1, False), *[(recipe, 2, True) for recipe in BACKGROUND]],
+    [*[(recipe, 3, False) for recipe in RECIPES], (Noisy, 1, False), (Sharded, 2, True)],
 )
 def test_interrupted_anywhere_it_goes_on(recipe: type[Recipe], size: int, background: bool, folder: Path) -> None:
     [whole] = interrupted(training(recipe(), folder / "whole", every=None), [None], size)

@@ -279,7 +279,7 @@ def test_third_derivatives_are_those_of_one_process(name: str) -> None:
             return y.sum() + factor**4
         return loss_of(y, rank) * factor.exp() + factor**4
 
-    for wanting in ([True], [True] * 3, [True, False], [False, True], [True, False, True]):
+    for wanting in ([True] * 3, [False, True], [True, False, True]):
 
         def rank(comm: Communicator, wanting: Sequence[bool] = wanting) -> Any:
             factor, x = inputs_of(comm.rank, wanting)

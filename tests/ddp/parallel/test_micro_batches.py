@@ -193,7 +193,6 @@ CASES: dict[str, dict[str, Any]] = {
     "CNN": {"make": CNN, "count": 5},
     "weights": {"count": 4, "weighted": True},
     "recomputed": {"make": Recomputed},
-    "GPT": {"make": GPT},
     "GPT under autocast": {"make": GPT, "count": 4, "amp": True},
 }
 
@@ -216,8 +215,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "ZeRO": {"make_optimizer": sharded},
 }
 #: How many threads, or each rank's node: one with shared memory, and two levels.
-PLACES: list[Any] = [5, 8, [0, 0, 0, 0], [0, 0, 1], [0, 1, 0, 1]]
-MORE_PLACES: list[Any] = [2, 3, 4, [0, 0], [0] * 3, [0] * 5, [0] * 8, [0, 0, 1, 1, 1], [0] * 4 + [1] * 4]
+PLACES: list[Any] = [5, [0, 0, 0], [0, 1, 0, 1]]
+MORE_PLACES: list[Any] = [2, 3, 4, 8, [0, 0], [0] * 4, [0] * 5, [0] * 8, [0, 0, 1], [0, 0, 1, 1, 1], [0] * 4 + [1] * 4]
 
 
 @pytest.mark.timeout(1200)
@@ -230,7 +229,7 @@ def test_bits_are_the_same_wherever_ranks_are(job: dict[str, Any], count: Callab
         assert found == [whole] * len(found), place
 
 
-@pytest.mark.parametrize("name", ["MLP", "GPT under autocast"])
+@pytest.mark.parametrize("name", ["MLP", pytest.param("GPT under autocast", marks=pytest.mark.long)])
 def test_optimizer_state_in_shards_gives_the_same_bits(name: str) -> None:
     rank = partial(train, **CASES[name])
     [whole] = on_ranks(rank, 1)
