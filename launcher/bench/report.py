@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from launcher.bench.collective_table import Collective, Place
 from launcher.bench.settings import Settings
-from launcher.errors import UsageError
+from launcher.errors import UsageError, plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +73,15 @@ _COLUMNS = (
 
 def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> list[str]:
     """The lines above a collective's table: what its columns mean."""
-    ranks_text = f"{_ranks(ranks)} on {nodes} node{'s' * (nodes > 1)}, backend {backend}"
     ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if collective.trips == 2 else ""
     bandwidth = "" if collective.empty else f"algbw = size/time, busbw = algbw * {collective.factor(ranks):.4g}; "
     titles = ["#" + "".join(f"{column[which]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for which in (0, 1)]
     return [
-        f"# {collective.name}: {ranks_text}",
+        f"# {collective.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, backend {backend}",
         f"# time: median over rounds of the slowest rank's time of one call{ping}",
         f"# {bandwidth}ratio: time / that of ours on ordinary arrays, median over rounds",
         *titles,
     ]
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"
 
 
 def line(row: Row) -> str:
@@ -163,7 +158,7 @@ def save_plot(path: str, outcome: Outcome) -> None:
         panel.set(title=name, xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", yscale="log")
         panel.set_xscale("log", base=2)
         panel.legend(fontsize=8)
-    figure.suptitle(f"{_ranks(outcome.ranks)}, backend {outcome.backend}")
+    figure.suptitle(f"{plural(outcome.ranks, 'rank')}, backend {outcome.backend}")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from launcher.errors import plural
+
 # The levels, and the colour of each on a terminal.
 _COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31;1"}
 # The width of the columns of checks and of levels, in characters.
@@ -81,8 +83,3 @@ def pip(*words: str) -> str:
 def install(*packages: str) -> str:
     """The command that installs these packages for this Python."""
     return pip("install", *packages)
-
-
-def plural(n: int, what: str) -> str:
-    """`plural(2, "core") == "2 cores"`."""
-    return f"{n} {what}{'s' * (n != 1)}"

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from collectives import __version__
-from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
+from launcher.doctor.findings import Finding, error, install, note, ok, warning
 from launcher.doctor.probes import Answer, run_probe
+from launcher.errors import plural
 from launcher.linux import SHM, SHM_PER_RANK, format_bytes, missing_shm, read_text, remove_stale_segments
 
 _MIB = 1 << 20

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from launcher.doctor import gpu, mpi
-from launcher.doctor.findings import Finding, count, error, note, ok, plural, warning
+from launcher.doctor.findings import Finding, count, error, note, ok, warning
 from launcher.doctor.machine import versions
 from launcher.doctor.probes import Answer, outside_a_job, run_probe
 from launcher.engines import slurm
+from launcher.errors import plural
 from launcher.linux import format_bytes
 from launcher.network import Host
 
