@@ -19,7 +19,7 @@ HANG = "time.sleep(60)"
 @pytest.mark.parametrize(
     ("act", "says", "code"),
     [
-        ("sys.exit('words')", "exited with code 1", 1),
+        pytest.param("sys.exit('words')", "exited with code 1", 1, marks=pytest.mark.long),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9); often the kernel, out of memory", 137),
         pytest.param("os.kill(os.getpid(), 15)", "was killed by SIGTERM (signal 15)", 143, marks=pytest.mark.long),
     ],
@@ -162,6 +162,7 @@ sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, engine='mpich'
     assert sentence == "ddp-launch: mpiexec was to start 2 ranks, but rank 0 was told of a world of 1"
 
 
+@pytest.mark.long
 def test_the_last_lines_of_a_hidden_rank_come_with_its_failure(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

@@ -64,7 +64,12 @@ def test_a_rank_that_was_asked_stops_all(start_launch: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("number", "code", "line"),
     [
-        (signal.SIGINT, 130, "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"),
+        pytest.param(
+            signal.SIGINT,
+            130,
+            "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n",
+            marks=pytest.mark.long,
+        ),
         (signal.SIGTERM, STOPPED, "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"),
         (signal.SIGUSR1, STOPPED, ""),  # means nothing to the launcher, which passes it on
     ],
@@ -137,13 +142,6 @@ def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_la
     done = job.wait(15)
     lost = "did not end within 0.5 s: killed, and what was not saved is lost (more time: --grace)"
     assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0-1 {lost}\n")
-
-
-def test_a_time_limit_says_what_it_cost(ddp_launch: Any) -> None:
-    stubborn = "signal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"
-    done = ddp_launch(stubborn, n=1, options=("--grace", "0.3", "--timeout", "1.5"))
-    lost = "rank 0 did not end within 0.3 s: killed, and what was not saved is lost (more time: --grace)"
-    assert (done.returncode, done.stderr.splitlines()[0]) == (124, f"ddp-launch: {lost}")
 
 
 def test_an_exception_on_the_way_to_a_stop_is_shown(start_launch: Any) -> None:

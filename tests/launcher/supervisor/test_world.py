@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_that_ends_before_init_is_named_at_once(ddp_launch: Any, first: int) -> None:
     # Whoever comes first: rank 1 ends while rank 0 waits, or has ended when it begins to.
     done = ddp_launch(
