@@ -53,7 +53,7 @@ def test_transforms(name: str, end: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
-@pytest.mark.parametrize(("end", "options"), OPTIONS)
+@pytest.mark.parametrize(("end", "options"), OPTIONS[1::3])  # between them every option
 def test_second_derivatives(name: str, end: str, options: dict[str, Any]) -> None:
     transform = getattr(ddp.fft, name + end)
 
