@@ -206,7 +206,7 @@ class _Drawn(IndexSampler):
 
 
 def _sizes(wanted: int) -> Iterator[int]:
-    """The sizes of the parts in which that many indices are drawn, which give the same indices as one draw."""
+    """The sizes of the draws that together give `wanted` indices: the same ones as a single draw of that size."""
     return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 

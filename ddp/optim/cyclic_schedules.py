@@ -128,7 +128,8 @@ class CyclicLR(_MomentumCycle):
     """Up from base_lr to max_lr in `step_size_up` steps, down in `step_size_down`, and again.
 
     mode: "triangular", the same every time; "triangular2", half as high each cycle; "exp_range", gamma^step as high
-    scale_fn: another height, of the cycle (from 1 on) or, with scale_mode="iterations", of the step
+    scale_fn: in place of a mode, the factor of the height, from the number of the cycle (1, 2, ...) or, with
+    scale_mode="iterations", of the step
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
     Raises: ArgumentError for another mode, or an optimizer without momentum.

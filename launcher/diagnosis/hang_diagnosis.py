@@ -21,7 +21,7 @@ from launcher.errors import LARGE_PACKETS
 _SHOWN = 3
 # Most rows of the table.
 _ROWS = 40
-# A position of the Python code that was seen so long ago (s) is still called the present one.
+# Age (s) up to which the last known position of the Python code is reported as the present one.
 _FRESH = 3.0
 # A rank that uses more than this share of a core computes.
 _BUSY = 0.3
