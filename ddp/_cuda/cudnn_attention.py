@@ -162,12 +162,15 @@ def _cudnn_forward(
 
 
 def reference_residual(xp: Any, residual: Any) -> Any:
-    """The residual of the op's reference. Raises: GraphError if cuDNN dropped elements: it does not tell which."""
+    """The residual of the op's reference. Raises: GraphError if cuDNN dropped elements.
+
+    Its kernels draw which, and do not return it, so that the reference cannot drop the same.
+    """
     op, inner = residual
     if op is None and inner[1] is not None:
         raise GraphError(
-            "scaled_dot_product_attention: create_graph=True after dropout by cuDNN, which has no second derivative: "
-            "run the forward with ddp.backends.cudnn.enabled = False"
+            "scaled_dot_product_attention: create_graph=True after dropout by cuDNN, which does not tell what it "
+            "dropped: run the forward with ddp.backends.cudnn.enabled = False"
         )
     return inner
 
