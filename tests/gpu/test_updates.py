@@ -98,8 +98,15 @@ def assert_near(found: Any, expected: Any, rounding: float) -> None:
 
 
 @on_both
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        pytest.param(kind, dtype, marks=[pytest.mark.long] * (dtype != np.float32 and kind not in SOME))
+        for kind in KINDS
+        for dtype in ROUNDING
+    ],
+    ids=str,
+)
 def test_the_numbers_are_those_of_the_cpu(kind: Any, dtype: Any, gpu: Any) -> None:
     steps = 20 if dtype == np.float32 else 6
     rounding = ROUNDING[dtype] if isinstance(gpu, Real) else 0.0
