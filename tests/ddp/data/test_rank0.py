@@ -102,10 +102,10 @@ def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run() -> None:
 SCRIPT = """
 import sys, time
 import collectives, ddp
-comm = collectives.init(timeout=4)
+comm = collectives.init(timeout=3)
 with ddp.data.rank0_first():
     if comm.rank == 0:
-        time.sleep(6)
+        time.sleep(4.5)
         if "fail" in sys.argv:
             raise OSError("the disk is full")
     print(comm.rank, time.monotonic(), flush=True)
@@ -115,7 +115,7 @@ with ddp.data.rank0_first():
 @pytest.mark.mpi
 def test_under_the_launcher_it_neither_times_out_nor_hangs(start_job: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
-    options = ["-n", "2", "--hang-timeout", "5"]
+    options = ["-n", "2", "--hang-timeout", "4"]
     jobs = [start_job([*LAUNCH, *options, str(tmp_path / "job.py"), *more]) for more in ([], ["fail"])]
     done: list[subprocess.CompletedProcess[str]] = [job.wait(timeout=40) for job in jobs]
     assert done[0].returncode == 0, done[0].stderr

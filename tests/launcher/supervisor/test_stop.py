@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ print("done")
 """
 
 
-def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
+def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, count: Callable[[int, int], int]) -> None:
     job = start_launch(MEET, options=("--hang-timeout", "5", "--timeout", "6.5"))
     job.process.send_signal(signal.SIGTSTP)
     until = time.monotonic() + 10
@@ -142,7 +143,7 @@ def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
         assert time.monotonic() < until, states
         time.sleep(0.05)
         states = [stat_of(pid).state for pid in job.pids()]
-    time.sleep(6.7)  # more than --timeout
+    time.sleep(count(1, 7))  # with --long more than --timeout
     job.process.send_signal(signal.SIGCONT)
     status, out, err = end(job, 20)
     assert (status, out.count("done"), err) == (0, 2, "")

@@ -39,7 +39,7 @@ print("joined")
 @pytest.mark.parametrize(
     ("stops", "says"),
     [
-        ("time.sleep(60)", r"rank 1 \(pid \d+\) sleeps, while rank 0 waits"),
+        pytest.param("time.sleep(60)", r"rank 1 \(pid \d+\) sleeps, while rank 0 waits", marks=pytest.mark.long),
         (
             # mpiexec, or the proxy through which it starts the ranks: the agent's parent.
             "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), signal.SIGSTOP)",
