@@ -123,30 +123,6 @@ def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any) -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-def test_own_state_dict_resumes_exactly(name: str, options: Any) -> None:
-    ours, theirs, optimizer, _ = pair(name, options)
-    others, _, _, _ = pair(name, options)
-    given = list(gradients(8, SHAPES))
-    for each in given[:4]:
-        assign(ours, theirs, each)
-        optimizer.step()
-    with ddp.no_grad():
-        for p, q in zip(others, ours, strict=True):
-            p.copy_(q)
-    resumed = getattr(ddp.optim, name)(others, **options)
-    resumed.load_state_dict(optimizer.state_dict())
-    for each in given[4:]:
-        assign(ours, others, [None] * len(each))
-        for params in (ours, others):
-            for p, g in zip(params, each, strict=True):
-                p.grad = None if g is None else ddp.tensor(g)
-        optimizer.step()
-        resumed.step()
-    for p, q in zip(ours, others, strict=True):
-        np.testing.assert_array_equal(p.array, q.array)
-
-
 @pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("NAdam", "RAdam")])
 def test_twenty_steps_in_float64_while_betas_change(name: str, options: Any) -> None:
     ours, theirs, optimizer, oracle = pair(name, options, "float64")
@@ -159,23 +135,6 @@ def test_twenty_steps_in_float64_while_betas_change(name: str, options: Any) -> 
     for p, q in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(p.array, q.detach().numpy(), rtol=1e-12, atol=1e-12)
     compare_states(optimizer.state_dict(), oracle.state_dict())
-
-
-@pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("NAdam", "RAdam")])
-def test_a_state_dict_of_ours_goes_on_in_pytorch(name: str, options: Any) -> None:
-    ours, theirs, optimizer, oracle = pair(name, options)
-    for step, given in enumerate(gradients(10, SHAPES)):
-        if step == 5:
-            saved = optimizer.state_dict()
-            tensors = {k: {n: torch.tensor(v.array) for n, v in entry.items()} for k, entry in saved["state"].items()}
-            oracle.load_state_dict({**saved, "state": tensors})
-            for p, q in zip(ours, theirs, strict=True):
-                q.data.copy_(torch.tensor(p.array))
-        assign(ours, theirs, given)
-        optimizer.step()
-        if step >= 5:
-            oracle.step()
-    assert_same(ours, theirs)
 
 
 def lion(p: Any, m: Any, g: Any, lr: float, betas: tuple[float, float], decay: float) -> tuple[Any, Any]:
