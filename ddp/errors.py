@@ -30,7 +30,9 @@ A message says what was asked, what was expected and what was got.
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 
 
 class DdpError(RuntimeError):
@@ -157,3 +159,12 @@ def how_to_install(extra: str) -> str:
     if os.path.exists(os.path.join(sources, "setup.cfg")):
         return f"pip install -e '{sources}[{extra}]'"
     return f"pip install 'ddp-runtime[{extra}]'"
+
+
+@functools.cache
+def warn_once(message: str, stacklevel: int = 2, category: type[Warning] = UserWarning) -> None:
+    """Warns at the first call with these arguments: of what a script asks for and does not get.
+
+    stacklevel: as of `warnings.warn` called in the place of this
+    """
+    warnings.warn(message, category, stacklevel=stacklevel + 1)

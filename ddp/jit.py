@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._warnings import warn_once
+from ddp.errors import warn_once
 
 __all__ = ["export", "ignore", "is_scripting", "script", "trace", "unused"]
 

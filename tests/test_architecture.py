@@ -161,7 +161,7 @@ FLOORS = {
         ("torch",),
     ),
     "ddp": (
-        ("errors", "_aliases", "_files", "_heap", "_layout", "_version", "_warnings"),
+        ("errors", "_aliases", "_files", "_heap", "_layout", "_version"),
         ("_device", "_block", "_precision", "hub", "jit"),
         ("_engine", "ops"),
         ("_cuda", "_native"),

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from ddp._cuda.capture import now
 from ddp._cuda.stream_order import current
-from ddp._warnings import warn_once
-from ddp.errors import how_to_install
+from ddp.errors import how_to_install, warn_once
 
 Array = Any
 log = logging.getLogger("ddp.backends.cudnn")

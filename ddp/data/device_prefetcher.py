@@ -15,8 +15,8 @@ from typing import Any
 
 from ddp._device import device, found_cupy, on
 from ddp._tensor.base import TensorBase, wrap
-from ddp._warnings import warn_once
 from ddp.data.collate import map_batch
+from ddp.errors import warn_once
 
 
 def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from collectives.world import world_from_env
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, how_to_install
-from ddp.metrics.values import as_plain, is_writer
+from ddp.metrics.json_lines import as_plain, is_writer
 
 
 class TensorBoard:

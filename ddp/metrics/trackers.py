@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp.errors import how_to_install
-from ddp.metrics.values import as_plain, check_step, is_writer
+from ddp.metrics.json_lines import as_plain, check_step, is_writer
 
 _CLOSE_LIMIT = 30.0  # seconds; other ranks wait longer than this for rank 0 at exit
 

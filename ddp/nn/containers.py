@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar, overload
 
 from ddp._tensor.core import Tensor
-from ddp._warnings import warn_once
-from ddp.errors import DtypeError, RangeError
+from ddp.errors import DtypeError, RangeError, warn_once
 from ddp.nn.module import Module, note_registration
 from ddp.nn.parameter import Parameter
 

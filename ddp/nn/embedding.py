@@ -9,8 +9,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
-from ddp._warnings import warn_once
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError, warn_once
 from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter

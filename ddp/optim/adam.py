@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._warnings import warn_once
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, warn_once
 from ddp.optim.formula_optimizer import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
 

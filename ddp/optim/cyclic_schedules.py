@@ -17,8 +17,6 @@ from ddp.optim.schedule import LRScheduler, per_group, set_lr
 class _MomentumCycle(LRScheduler):
     """The base of schedules that also change the momentum: "momentum", or the first of "betas"."""
 
-    use_beta1: bool
-
     def _init_momentum(self, base: Any, largest: Any, begin: bool) -> None:
         name = type(self).__name__
         optimizer = self.optimizer
@@ -74,13 +72,11 @@ class OneCycleLR(_MomentumCycle):
             total_steps = epochs * steps_per_epoch
         if not isinstance(total_steps, int) or total_steps <= 0:
             raise ArgumentError(f"OneCycleLR: the number of steps is a positive integer, got {total_steps}")
-        self.total_steps = total_steps
         if not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
             raise ArgumentError(
                 f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
                 f"{anneal_strategy!r}"
             )
-        self._anneal_func_type = anneal_strategy
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
         # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
@@ -95,10 +91,15 @@ class OneCycleLR(_MomentumCycle):
                 group["initial_lr"] = high / div_factor
                 group["max_lr"] = high
                 group["min_lr"] = group["initial_lr"] / final_div_factor
-        self.cycle_momentum = cycle_momentum
         if cycle_momentum:
             self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        super().__init__(optimizer, last_epoch)
+        self._begin(
+            optimizer,
+            last_epoch,
+            total_steps=total_steps,
+            cycle_momentum=cycle_momentum,
+            _anneal_func_type=anneal_strategy,
+        )
 
     def get_lr(self) -> list[float]:
         step = self.last_epoch
@@ -162,13 +163,19 @@ class CyclicLR(_MomentumCycle):
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up) + float(down)
         self.step_ratio = step_size_up / self.total_size
-        self._scale_fn_custom = scale_fn
         if scale_fn is None:
             scale_mode = "iterations" if mode == "exp_range" else "cycle"
-        self.scale_mode = scale_mode
         if cycle_momentum:
             self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
+        self._begin(
+            optimizer,
+            last_epoch,
+            mode=mode,
+            gamma=gamma,
+            scale_mode=scale_mode,
+            cycle_momentum=cycle_momentum,
+            _scale_fn_custom=scale_fn,
+        )
         self.base_lrs = lowest
 
     def scale_fn(self, x: float) -> float:

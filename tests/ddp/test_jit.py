@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._warnings import warn_once
+from ddp.errors import warn_once
 
 FORMS: dict[str, Callable[[Any], Any]] = {
     "compile": lambda f: ddp.compile(f),

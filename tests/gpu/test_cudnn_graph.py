@@ -11,7 +11,7 @@ import pytest
 
 import ddp
 from ddp._cuda import cudnn_graph
-from ddp._warnings import warn_once
+from ddp.errors import warn_once
 from tests.gpu import cudnn_fake
 from tests.gpu.installing import Real
 from tests.gpu.test_attention import projected

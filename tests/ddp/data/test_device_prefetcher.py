@@ -11,9 +11,9 @@ import ddp
 from ddp._cuda import copies, stream_order
 from ddp._device import device
 from ddp._tensor.base import wrap
-from ddp._warnings import warn_once
 from ddp.data import DataLoader, device_prefetcher
 from ddp.data.device_prefetcher import DevicePrefetcher
+from ddp.errors import warn_once
 from tests.ddp.data.samples import Squares
 from tests.gpu import simulated
 

@@ -12,8 +12,7 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._warnings import warn_once
-from ddp.errors import ArgumentError, DtypeError, RangeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, warn_once
 from tests.ddp.nn.against_torch import check_refusals, torch
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._warnings import warn_once
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError, warn_once
 from tests.ddp.nn.against_torch import agree, check_refusals, torch
 
 TABLE = np.random.default_rng(0).standard_normal((6, 4)) * np.linspace(0.1, 3, 6)[:, None]
