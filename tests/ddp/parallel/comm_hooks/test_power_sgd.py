@@ -6,12 +6,10 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-import ddp
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.parallel.comm_hooks import PowerSGD
 from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
@@ -23,22 +21,6 @@ PLAN = [["scalar", "wide"], ["tall", "bias", "conv"]]
 def left_out(hooks: list[Any], name: str) -> np.ndarray:
     """What all ranks together still remember."""
     return sum(hook.state_dict()["errors"][name].numpy() for hook in hooks)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_nothing_is_lost_while_the_scale_changes(ranks: int) -> None:
-    """The sum of what came out and what is remembered is the sum of the means."""
-    steps = random_steps(12, ranks, SHAPES)
-    scales = list(np.random.default_rng(1).uniform(0.001, 5, 12))
-    became, hooks, _ = drive(lambda: PowerSGD(2, start_iter=2), steps, scales, PLAN)
-    means = [mean(everyones, scale) for everyones, scale in zip(steps, scales, strict=True)]
-    assert set(hooks[0].state_dict()["errors"]) == {"tall", "wide"}
-    for name in SHAPES:
-        put_in, came_out = sum(m[name] for m in means), sum(got[name] for got in became)
-        if name in ("tall", "wide"):
-            assert np.abs(put_in - came_out).max() > 0.1
-            came_out = came_out + left_out(hooks, name)
-        assert_allclose(came_out, put_in, rtol=0, atol=1e-11)
 
 
 def test_the_first_steps_are_exact_and_what_is_not_worth_it_always_is() -> None:
@@ -66,17 +48,6 @@ def test_a_step_that_overflowed_leaves_nothing_behind(bad: float) -> None:
         assert np.abs(got["w"]).max() > 0.1
     after = sum(mean(everyones, 0.5)["w"] for everyones in steps[2:])
     assert_allclose(sum(got["w"] for got in became[2:]) + left_out(hooks, "w"), after, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_other_dtypes(dtype: Any) -> None:
-    steps = random_steps(2, 2, SHAPES, dtype)
-    became, hooks, _ = drive(lambda: PowerSGD(100, 0, min_compression_rate=0), steps, [0.5] * 2, PLAN)
-    for got, everyones in zip(became, steps, strict=True):
-        for name, exact in mean(everyones, 0.5).items():
-            assert got[name].dtype == dtype
-            assert_allclose(got[name].astype(np.float64), exact, rtol=0, atol=8 * ml_dtypes.finfo(dtype).eps)
-    assert hooks[0].state_dict()["errors"]["wide"].dtype == ddp.float32
 
 
 def test_what_it_refuses() -> None:
