@@ -196,7 +196,8 @@ class GroupCalls:
             rows = partial(self._comm.all_gather, x[np.newaxis], lengths="equal")
             return self._run(rows, opts, inputs, result, after)
         if number == _PREMUL_SUM:
-            x = x * x.dtype.type(opts.reduceOp.factor)
+            _, factor = opts.reduceOp.__getstate__()
+            x = x * x.dtype.type(factor)
         elif number not in _OPS:
             raise ArgumentError(f"no such reduction: {opts.reduceOp}")
         return self._run(partial(call, x, name, out=out, **more), opts, inputs, result)
