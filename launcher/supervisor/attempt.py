@@ -364,8 +364,11 @@ class Attempt:
             self.fail(NotStarted(message=text))
         if "limit" in due:
             self.fail(TimeLimit(seconds=self.job.timeout or 0.0))
+        hosts = self.resizing.hosts
         if "hosts" in due:
-            self.deadlines["hosts"] = self.job_time(self.resizing.hosts.interval)
+            self.deadlines["hosts"] = self.job_time(hosts.interval)
+            hosts.ask(self.job, self.ranks.max_ranks or 0)
+        if "hosts" in self.deadlines and hosts.has_answer():
             self.resizing.take_hosts(self.job, self.ranks)
         if "copy" in due:
             self.resizing.memory.release()

@@ -103,8 +103,8 @@ class StateMemory:
     def close(self) -> None:
         """Releases the memory, which is freed as soon as no rank has it mapped any more."""
         self.release()
-        while self._ending:
-            self._ending.pop().close()
+        for reaper in self._ending:
+            reaper.close()
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

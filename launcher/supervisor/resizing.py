@@ -104,13 +104,9 @@ class Resizing:
             _answer(client, False, str(refusal))
 
     def take_hosts(self, job: Job, ranks: RankTable) -> None:
-        """Resizes the job onto hosts that it does without, if some have answered; asks the others whether they can."""
-        max_ranks = ranks.max_ranks
-        if max_ranks is None or self.target is not None:
-            return  # The ranks are not in their loop yet, or about to leave it.
-        hosts, n = self.hosts.answered(job.hosts, max_ranks)
-        if n <= job.size:
-            self.hosts.ask(job, max_ranks)
+        """Resizes the job onto the hosts that have answered, unless it is about to be resized, or can have no more."""
+        hosts, n = self.hosts.answered(job.hosts, ranks.max_ranks or 0)
+        if n <= job.size or self.target is not None:
             return
         self.hosts.close()
         names = ", ".join(host.name for host in hosts if host not in job.hosts)

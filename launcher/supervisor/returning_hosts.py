@@ -55,7 +55,7 @@ class ReturningHosts:
     def ask(self, job: Job, limit: float) -> None:
         """Asks each host that the job does without, unless it has still to answer, or the job can have no more ranks.
 
-        job: as it is now; limit: the most ranks that it can have
+        job: as it is now; limit: the most ranks that it can have, 0 before its ranks are in their loop
         """
         now = time.monotonic()
         for host, (question, deadline) in [*self._questions.items()]:
@@ -67,13 +67,14 @@ class ReturningHosts:
         import subprocess  # here, because most jobs have all hosts
 
         for host in hosts:
-            if host in job.hosts or host in self._questions or host.name in self._here:
+            if host in job.hosts or host in self._questions:
                 continue
             # This also brings what ranks import into the memory of that host.
             code = f"import sys; sys.path.insert(0, {ROOT!r}); import ddp"
             with suppress(OSError):  # there is no such program
+                command = [*self._shell, host.name, shlex.join([sys.executable, "-c", code])]
                 question = subprocess.Popen(
-                    [*self._shell, host.name, shlex.join([sys.executable, "-c", code])],
+                    ["true"] if host.name in self._here else command,
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -83,13 +84,17 @@ class ReturningHosts:
                 )
                 self._questions[host] = question, now + _ANSWER_LIMIT
 
+    def has_answer(self) -> bool:
+        """Whether a host has answered since it was asked."""
+        return any(question.poll() == 0 for question, _ in self._questions.values())
+
     def answered(self, before: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
         """The hosts that the job can have now, and its number of ranks there.
 
         before: those that it has; limit: the most ranks that it can have
         """
         reachable = [*before, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
-        hosts = tuple(host for host in self._wanted() if host in reachable or host.name in self._here)
+        hosts = tuple(host for host in self._wanted() if host in reachable)
         return hosts, self._ranks_on(hosts, limit)
 
     def _ranks_on(self, hosts: tuple[Host, ...], limit: float) -> int:
