@@ -12,7 +12,9 @@ host      the cable of one of two hosts of one rank each is pulled (`tests/clust
 return    the cable is put back, and the job takes the host again. One in twenty events is the loss of a host, in a job
           of its own, and one its return, where this machine can have such hosts
 torchrun  a rank of PyTorch's job is killed: the same model and step, state by torch.save after each step, restarted by
-          torchrun. In a job of its own, too; where it does not come back, as may happen, another one is struck
+          torchrun. In a job of its own, too, with a new store for each start: by default the ranks of a restart may
+          find in the store where a killed rank listened, and fail (github.com/pytorch/pytorch/issues/135712). If a job
+          does not come back, another one is struck
 
 A recovery's time is from the event to the end of the next step on all ranks, and for a resize or return from the end of
 the last step before to the end of the first after it. After failures in a row ddp-launch makes a pause before it starts
@@ -243,7 +245,8 @@ def by_torchrun(work: Path, digits: Path, event: Event) -> Recovery:
     torchrun = str(Path(sys.executable).parent / "torchrun")
     script = ["-m", "benchmarks.chaos_torch", str(work), str(digits), f"--pause={PAUSE}"]
     line = [torchrun, "--standalone", f"--nproc-per-node={event.ranks}", "--max-restarts=1", *script]
-    with job_of(work, [*line, f"--steps={event.step + BETWEEN}"], PATIENCE) as job:
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with job_of(work, [*line, f"--steps={event.step + BETWEEN}"], PATIENCE, **environ) as job:
         return Recovery(event, follow(event, job, Notes(work), lambda: strike(event, job, work)))
 
 
