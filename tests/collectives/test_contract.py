@@ -90,8 +90,8 @@ else:
             comm = by_messages(limit=2**31 - 1)
             return lambda fn: [fn(comm)]
 
-    class TestMPIMessagesInPieces(ReductionsContract, MovementsContract, PairsContract, ObjectsContract):
-        """The way of long messages in an MPI that counts in C's int, as if an int ended at 16."""
+    class TestMPIMessagesInPieces(ReductionsContract, MovementsContract):
+        """The way of long messages in an MPI that counts in C's int, as if an int ended at 16. Others: random calls."""
 
         @pytest.fixture
         def run(self) -> Run:
