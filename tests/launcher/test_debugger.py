@@ -99,7 +99,7 @@ def test_a_time_limit_runs_again_after_the_debugger(debug: Any) -> None:
     assert "was not complete after 3 s" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["exit", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["exit", pytest.param("Ctrl-C", marks=pytest.mark.long)])
 def test_quitting_ends_the_job_with_one_line(debug: Any, how: str) -> None:
     session = debug(SUM)
     session.await_prompt()
