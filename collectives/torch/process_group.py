@@ -156,7 +156,7 @@ class GroupCalls:
         """An event of PyTorch's profiler; None if it is not running, or this is a part of a call that has one."""
         if self._in_event or not torch.autograd._profiler_enabled():
             return None
-        return ProfilerEvent(f"{self.getBackendName()}:{name}", inputs)
+        return ProfilerEvent(f"ddp:{name}", inputs)
 
     def _run_together(self, name: str, inputs: Tensors, works: Iterable[TorchWork], result: Sequence[Any]) -> TorchWork:
         """What PyTorch sees as one call. works: makes the calls as it is read"""

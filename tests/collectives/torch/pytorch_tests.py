@@ -37,7 +37,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d  # noqa: E402
 
 if os.environ[STANDS_IN] == "1":
-    from collectives.torch.process_group import CollectivesGroup, GroupCalls, create
+    from collectives.torch import process_group
+    from collectives.torch.process_group import CollectivesGroup, ProfilerEvent, create
 
     class StandIn(CollectivesGroup):
         """The group by gloo's constructor. PyTorch says after it which ranks it has, and then sets a number."""
@@ -56,7 +57,10 @@ if os.environ[STANDS_IN] == "1":
         names = ("store", "group_rank", "group_size", "timeout", "global_ranks_in_group")
         return create(SimpleNamespace(**{name: getattr(options, name) for name in names}))
 
-    GroupCalls.getBackendName = lambda self: "gloo"  # type: ignore[method-assign]  # in events of PyTorch's profiler
+    def event(name: str, inputs: Any) -> ProfilerEvent:
+        return ProfilerEvent(name.replace("ddp", "gloo"), inputs)
+
+    process_group.ProfilerEvent = event  # type: ignore[assignment, misc]
     distributed_c10d.ProcessGroupGloo = StandIn
     dist.Backend._plugins["GLOO"] = dist.Backend._BackendPlugin(create_alone, True)  # where PyTorch looks from 2.14 on
 
