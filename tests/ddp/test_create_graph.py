@@ -86,12 +86,12 @@ def test_second_derivatives_agree_with_pytorch(op: str) -> None:
         assert_alike(found, expected, case.label, 1e-8, 1e-8 if op == "binary_cross_entropy" else 1e-10)
 
 
-# In float16 a product with a number rounds another time when it is an op on tensors.
+# In float16 a product with a number is rounded once more when it is an op on tensors.
 HALF_APART = {"erf", "erfc", "exp2", "lerp", "log2", "prod", "soft_cross_entropy"}
 
 
 def first_gradients(case: Case, dtype: str, graph: bool) -> list[bytes | None]:
-    """Their memory."""
+    """The bytes of the gradients of a case's inputs."""
     inputs = [
         ddp.from_numpy(x).to(getattr(ddp, dtype) if x.dtype == "float64" else None).requires_grad_(x.dtype == "float64")
         for x in case.inputs
