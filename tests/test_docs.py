@@ -47,7 +47,8 @@ def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_pat
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+# Each process imports a library for seconds: two ranks, with the processes of their loaders, take --long.
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("program", RECIPES)
 def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path: Path) -> None:
     library = program[0].words[0]
