@@ -142,9 +142,7 @@ class DataLoader:
         self._batches = 0  # the number handed out in this pass
         self._seed: int | None = None  # the seed of the batches' random numbers
         self._streams: State | None = None  # of a stream: the position after the last batch handed out
-        self._began: tuple[State, int] | None = (
-            None  # the sampler's state and the batch number at the beginning of the pass
-        )
+        self._began: tuple[State, int] | None = None  # the sampler's state and the batch where the pass began
         self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:
