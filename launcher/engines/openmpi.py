@@ -54,8 +54,8 @@ class OpenMpiEngine(MpiexecEngine):
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`. Variables that the user has set stay."""
-        # It does not start without HOME.
-        settings = {"HOME": os.path.expanduser("~")}
+        # It does not start without HOME. The launcher decides what happens to the other ranks after one has ended.
+        settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
             # A rank of a job on one host has started this launcher, and these settings are that job's.
             environ = {name: value for name, value in environ.items() if name not in _FAST}

@@ -81,8 +81,9 @@ def test_environments() -> None:
     assert remote.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
     assert remote.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
     scratch, fast = {"PRTE_MCA_prte_tmpdir_base": "/tmp/x"}, {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
+    stays = {"PRTE_MCA_state_base_continuous": "1"}  # when another rank has ended
     users = {"OMPI_MCA_pml": "ucx", "HOME": "/h"}
-    assert OpenMpiEngine("m", 3).environment(users, "/tmp/x") == users | scratch | fast
+    assert OpenMpiEngine("m", 3).environment(users, "/tmp/x") == users | scratch | fast | stays
     assert "HOME" in OpenMpiEngine("m", 2).environment({}, "/tmp/x")  # without which it does not start
     for engine in (LocalEngine(1), SlurmEngine("/s/srun", "pmi2", 4)):
         assert engine.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
