@@ -32,8 +32,8 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
     rank = process.rank
     if int(hello["size"]) != attempt.job.size or rank in attempt.ranks:
         channel.close()
-        name, size = attempt.engine.name, hello["size"]
-        text = f"{name} was to start {attempt.job.size} ranks, but rank {rank} was told of a world of {size}"
+        world = f"but rank {rank} was told of a world of {hello['size']}"
+        text = f"{attempt.engine.name} was to start {attempt.job.size} ranks, {world}"
         attempt.fail(NotStarted(message=text))
         return
     attempt.ranks[rank] = process
