@@ -83,7 +83,7 @@ SIZES = {
     "benchmarks": Size(49_003, 31_000, ("benchmarks",)),
     "tests": Size(511_031, 385_000, ("tests",)),
 }
-FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (78, 75)}  # limit, goal
+FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
