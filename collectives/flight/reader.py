@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
+_PAIRS = ("send", "recv")  # They are numbered by themselves.
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 
 
@@ -90,8 +91,8 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
     def current(self) -> tuple[RecordedCall | None, int]:
         """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call.
 
-        Of calls of one kind that are under way at once, one after the other on a communicator, the first: they complete
-        in their order.
+        Of collectives that are under way at once, one after the other on a communicator, the first: they complete in
+        their order.
         """
         if not self.calls:
             return None, 0
@@ -100,8 +101,9 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
         if current.state not in ("queued", "started") or not in_progress:
             return current, 0
         current = in_progress.pop()
-        for call in reversed(in_progress):
-            if (call.communicator, call.name, call.number) == (current.communicator, current.name, current.number - 1):
+        for call in reversed(in_progress if current.name not in _PAIRS else []):
+            at = (call.communicator, call.number)
+            if call.name not in _PAIRS and at == (current.communicator, current.number - 1):
                 current = call
         return current, sum(call.state == "queued" for call in self.calls)
 

@@ -41,7 +41,10 @@ class ProfilerEvent:
         self.ended = end(event, self._completed)
 
     def end(self, _: Work[Any] | None = None) -> None:
-        threading.Thread(target=self._completed.set_result, args=(None,), daemon=True).start()
+        try:
+            threading.Thread(target=self._completed.set_result, args=(None,), daemon=True).start()
+        except RuntimeError:  # There can be no more threads.
+            self._completed.set_result(None)
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy

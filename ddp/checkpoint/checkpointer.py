@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 import collectives
-from collectives import ReduceOp, world
+from collectives import CollectiveTimeout, ReduceOp, world
 from collectives.time_limit import resize_requested
 from ddp._device import CPU, to_device
 from ddp._engine import RemovableHandle
@@ -398,6 +398,8 @@ class Checkpointer:
         """
         try:
             work()
+        except CollectiveTimeout:  # an OSError, too; the other ranks go on with the memory
+            raise
         except (OSError, ArgumentError, CheckpointError) as error:
             self._drop_memory()
             if not together:

@@ -291,7 +291,8 @@ class StateMemory:
             step=step,
             node=comm.node,
             node_size=comm.local_size,
-            sharded=bool(captured.pieces),
+            # Copies are made only of a sharded optimizer, of which this rank may have no part.
+            sharded=bool(captured.pieces) or "copied" in captured.own_state,
             own_at=[*starts, text_at][count],
             text_at=text_at,
             text_bytes=len(text),

@@ -47,7 +47,9 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     """input clamped to [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    return _apply(activation.hardtanh, input, inplace, low=min_val, high=max_val)
+    # As the dtype has them: backward compares the result with them.
+    low, high = (float(input.array.dtype.type(bound)) for bound in (min_val, max_val))
+    return _apply(activation.hardtanh, input, inplace, low=low, high=high)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:

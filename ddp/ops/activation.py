@@ -192,13 +192,13 @@ prelu = formula_op(
 )
 
 
-# z = x held within [low, high];  dx = g strictly between, and for nan (as PyTorch has it)
-def _hardtanh_gradient(xp: Any, g: Array, z: Array, low: float, high: float) -> Array:
-    low, high = (float(z.dtype.type(bound)) for bound in (low, high))  # as z has them
-    return where_or_zero(xp, ~((z <= low) | (z >= high)), g)
-
-
-hardtanh = formula_op("hardtanh", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _hardtanh_gradient}, ("out",))
+# z = x held within [low, high], numbers of its dtype;  dx = g strictly between, and for nan (as PyTorch has it)
+hardtanh = formula_op(
+    "hardtanh",
+    lambda xp, x, low, high: xp.clip(x, low, high),
+    {"x": lambda xp, g, z, low, high: where_or_zero(xp, ~((z <= low) | (z >= high)), g)},
+    ("out",),
+)
 
 
 # z = (x + 3 held within [0, 6])/6;  dx = g/6 strictly between

@@ -367,9 +367,10 @@ class Attempt:
         hosts = self.resizing.hosts
         if "hosts" in due:
             self.deadlines["hosts"] = self.job_time(hosts.interval)
-            hosts.ask(self.job, self.ranks.max_ranks or 0)
         if "hosts" in self.deadlines and hosts.has_answer():
             self.resizing.take_hosts(self.job, self.ranks)
+        if "hosts" in due and self.resizing.target is None:  # To ask them again forgets their answers.
+            hosts.ask(self.job, self.ranks.max_ranks or 0)
         if "copy" in due:
             self.resizing.memory.release()
         if "joining" in due:

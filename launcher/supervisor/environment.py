@@ -85,6 +85,8 @@ class StateMemory:
             ranks, reaper = self._kept
             ranks.close()
             reaper.end()
+            while self._ending:  # Those of earlier starts have ended by now.
+                self._ending.pop().close()
             self._ending.append(reaper)
             self._kept = None
 

@@ -43,7 +43,9 @@ STOOD = "its Python stood at data.py:31 in load"
             f"{ALL_REDUCE}, under way for 40.0 s, 2 more queued",
         ),
         (  # of those under way at once, the first
-            record(call(1, "started"), call(2, "started"), call(3, "started"), call(4, "queued")),
+            record(
+                call(1, "started"), call(2, "started"), call(3, "started", name="reduce_scatter"), call(4, "queued")
+            ),
             f"{ALL_REDUCE}, under way for 40.0 s, 1 more queued",
         ),
         (

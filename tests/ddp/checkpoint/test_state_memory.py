@@ -24,7 +24,7 @@ from collectives import world
 from ddp.checkpoint import Checkpointer, open_checkpoint, state_memory
 from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured
-from ddp.checkpoint.state_memory import Stamp, StateMemory, choose_state
+from ddp.checkpoint.state_memory import Slot, Stamp, StateMemory, choose_state
 from ddp.errors import ArgumentError
 from ddp.optim import AdamW
 from tests.collectives.backends.shm.ranks import run_sharing
@@ -304,6 +304,16 @@ def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int
     collectives.run_threads(load, 2)
     for fd in fresh:
         os.close(fd)
+
+
+def test_a_rank_without_a_piece_says_that_the_optimizer_is_sharded(slots: Slots) -> None:
+    held = opened(slots)
+    held.write(5, one(np.ones(3))._replace(own_state={"pieces": [], "copied": []}))
+    held.close()
+    written = [Slot(os.dup(fd), JOB) for fd in slots]
+    assert [stamp.sharded for stamp in (slot.stamp() for slot in written) if stamp is not None] == [1]
+    for slot in written:
+        slot.close()
 
 
 @pytest.mark.parametrize(

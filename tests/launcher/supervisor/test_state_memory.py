@@ -29,8 +29,9 @@ def test_each_rank_has_two_slots_until_the_job_ends() -> None:
 def test_agents_on_other_hosts_stay_until_their_slots_are_not_needed() -> None:
     memory = StateMemory(1)
     own = memory.variable
-    for start in range(2):
-        ranks, reaper = Mock(), Mock()
+    reapers = [Mock(), Mock()]
+    for start, reaper in enumerate(reapers):
+        ranks = Mock()
         ranks.slots.return_value = [f"{start}/fd/3", f"{start}/fd/4"]
         memory.keep(ranks, reaper)
         assert memory.variable == f"{own} {start}/fd/3 {start}/fd/4"
@@ -39,8 +40,9 @@ def test_agents_on_other_hosts_stay_until_their_slots_are_not_needed() -> None:
         ranks.close.assert_called_once()
         reaper.end.assert_called_once()
         reaper.close.assert_not_called()  # it would wait, and the launcher has other things to do
+    reapers[0].close.assert_called_once()  # it has ended since
     memory.close()
-    reaper.close.assert_called_once()
+    reapers[1].close.assert_called_once()
 
 
 def test_a_system_that_grants_none_or_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
