@@ -209,7 +209,7 @@ def imported(array: Any) -> Any:
 
 
 def raise_cuda_error(waited_for: device, error: BaseException, call: str) -> None:
-    """Raises a CudaError if `error`, which came while the host waited for a device, is CUDA's; else returns."""
+    """Raises a CudaError if CUDA raised `error` while the host waited for a device; otherwise returns."""
     if waited_for.type == "cuda" and (other := runtime().cuda_errors.translate(error, call)) is not error:
         raise other from error
 

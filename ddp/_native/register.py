@@ -54,7 +54,7 @@ library.count_threads.argtypes = (N,)
 
 
 def is_plain(x: Any, char: str | None = None) -> bool:
-    """Whether x is an aligned, contiguous NumPy array of dtype `char`; None: of any dtype that kernels take."""
+    """Whether x is an aligned, contiguous NumPy array. char: of its dtype; None: any dtype that kernels take"""
     if type(x) is not np.ndarray or (x.dtype.char not in _TAGS if char is None else x.dtype.char != char):
         return False
     flags = x.flags

@@ -35,7 +35,7 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """A constraint on whole arrays, whose last `reinterpreted_batch_ndims` dimensions must all be in a set."""
+    """The same for arrays: valid where all elements of the last `reinterpreted_batch_ndims` dimensions are."""
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))

@@ -115,7 +115,7 @@ def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
 
 
 def is_writer(name: str, rank: int | None, comm: Any) -> bool:
-    """True on rank 0. Raises: ArgumentError if neither or both of `rank` and `comm` (which has a rank) are given."""
+    """Whether this is rank 0. Raises: ArgumentError unless one of `rank` and `comm` is given, and not both."""
     if (rank is None) == (comm is None):
         raise ArgumentError(f"{name}: expected this process's rank, or its communicator: rank=0, or comm=comm")
     return int(comm.rank if rank is None else rank) == 0

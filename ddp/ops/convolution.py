@@ -90,7 +90,7 @@ def patches(xp: Any, x: Array, window: Window) -> Array:
 
 @array_function
 def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
-    """The gradient of `patches`: adds its columns up where they were read. Returns (N, C, H, W)."""
+    """The gradient of `patches`: adds each column to the pixels that it was read from. Returns (N, C, H, W)."""
     n, channels = len(columns), columns.shape[1] // window.elements
     parts = columns.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
     x = xp.zeros((n, channels, *window.image), compute_dtype(columns))

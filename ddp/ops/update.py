@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Passes over registers: the arrays of a row, in order, then scratch arrays."""
+    """A formula as elementwise passes over numbered registers: the arrays of a row in their order, then scratch."""
 
     passes: tuple[Pass, ...]
     registers: int

@@ -157,7 +157,7 @@ def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> N
 
 
 def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
-    """A rank has ended."""
+    """Handles the end of a rank, which is a failure if its status is, or if others wait for it."""
     _set_debugging(attempt, process, False)
     process.status = int(message["end"])
     attempt.observers.rank_ended(process.rank, process.status)
