@@ -4,7 +4,7 @@
     torch.distributed.init_process_group("ddp")
 
 Under ddp-launch, mpiexec, srun and torchrun; from PyTorch 2.14 on without the import. Tensors of the CPU move through
-shared memory and MPI; GPUs keep NCCL: `init_process_group("cpu:ddp,cuda:nccl")`, from PyTorch 2.14 on.
+shared memory and MPI; GPUs keep NCCL: `init_process_group("cpu:ddp,cuda:nccl")`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from collectives.engine.call import skip_frames
 from collectives.errors import BackendError
-from collectives.torch.process_group import create
+from collectives.torch.process_group import create, keep_other_backends
 from collectives.torch.store import add_rendezvous, set_variables
 
 _OLDEST = "2.12"
@@ -42,4 +42,6 @@ check_version(torch.__version__)
 skip_frames("torch")
 set_variables()
 add_rendezvous()
+if torch.torch_version.TorchVersion(torch.__version__) < "2.14":
+    keep_other_backends()
 dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])

@@ -3,11 +3,13 @@
 A backend in Python is a `ProcessGroup`, which Python code calls directly, and C++ code (DDP, functional collectives)
 through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one kind of device beneath PyTorch's own process
 group, beside others for GPUs. That costs some 16 us a call, and PyTorch's wrapper of it neither says from which source
-a receive of any source came, nor whether a call is complete. So it is used where others are asked for.
+a receive of any source came, nor whether a call is complete. So it is used where others are asked for. Up to 2.13, the
+process group has PyTorch's own one for the backends of other devices, and hands calls on their tensors to it.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +26,7 @@ from torch.autograd import Variable
 from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
-from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
 from collectives.time_limit import Deadline
 from collectives.torch import trace
@@ -57,12 +59,12 @@ _DONE = TorchWork((), ())
 def create(options: Any, backend_options: Any = None) -> Any:
     """The group that `init_process_group` and `new_group` ask for.
 
-    Raises: WorldError as `join`; BackendError if PyTorch would drop a backend that was asked for beside this one.
+    Raises: WorldError as `join`.
     """
     # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
     group = getattr(options, "process_group", None)
-    if group is None:
-        _check_alone(sys._getframe(1).f_locals.get("backend", "ddp"))
+    # Up to 2.13 it is a local variable of the caller. It has the backends of other devices, and will not be used.
+    others = None if group is not None else sys._getframe(1).f_locals.get("pg")
     seconds = options.timeout.total_seconds()
     members = list(options.global_ranks_in_group)
     if members:
@@ -70,8 +72,33 @@ def create(options: Any, backend_options: Any = None) -> Any:
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
         trace.start(init())
-    beside_others = group is not None and group.name() != "custom"
-    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
+    if group is not None and group.name() != "custom":
+        return CollectivesBackend(comm)
+    if others is not None and others._device_types:
+        return GroupBesideOthers(comm, others)
+    return CollectivesGroup(comm)
+
+
+def keep_other_backends() -> None:
+    """Lets PyTorch up to 2.13 make and use other backends beside this one.
+
+    It stops at a backend that is a process group, so that one has to be the last. And it makes one call of a batch of
+    sends and receives, without which those of NCCL deadlock, only in groups of its own.
+    """
+    config: Any = importlib.import_module("torch.distributed.distributed_c10d").BackendConfig
+    operation: Any = dist.P2POp
+    init = operation.__init__
+
+    def this_last(self: Any) -> dict[str, Any]:
+        return dict(sorted(self.device_backend_map.items(), key=lambda pair: pair[1] == "ddp"))
+
+    def init_by_device(self: Any, *args: Any, **more: Any) -> None:
+        init(self, *args, **more)
+        if isinstance(self.group, GroupBesideOthers):
+            self.group = self.group.group_of(self.tensor)
+
+    config.get_device_backend_map = this_last
+    operation.__init__ = init_by_device
 
 
 class GroupCalls:
@@ -461,6 +488,102 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         return self if device.type == "cpu" else super()._get_backend(device)
 
 
+class GroupBesideOthers(CollectivesGroup):
+    """A process group of PyTorch up to 2.13 that has a backend for tensors of another device, NCCL's for one.
+
+    others: a group of PyTorch's own with the same ranks, which has those backends
+    """
+
+    def __init__(self, comm: Communicator, others: Any) -> None:
+        super().__init__(comm)
+        self._others = others
+        self._other_types = {device.type for device in others._device_types}
+        self.bound_device_id = others.bound_device_id
+        if others.name() == "undefined":  # PyTorch follows a null pointer where it splits such a group
+            name = others._get_backend(others._device_types[0]).name()
+            others._set_default_backend(dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM))
+
+    def group_of(self, *args: Any) -> Any:
+        """The one of the two groups that makes a call with these arguments."""
+        return self._others if _device_type(args) in self._other_types else self
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._others.set_timeout(timeout)
+        super().set_timeout(timeout)
+
+    def _close(self, grace: float) -> None:
+        try:
+            if grace:
+                self._others.shutdown()
+            else:
+                self._others.abort()
+        finally:
+            super()._close(grace)
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Any:
+        """As above, but collective, with ranks in ascending order, as PyTorch's own. device_types: None: all"""
+        of_others = device_types and [device for device in device_types if device.type in self._other_types]
+        others = None
+        if of_others != []:
+            others = self._others.split_group(ranks, timeout, opts, group_name, group_desc, of_others)
+        if device_types and of_others == device_types:
+            return others
+        group = super().split_group(sorted(ranks), timeout, opts, group_name, group_desc)
+        if group is None or others is None:
+            return group
+        both = GroupBesideOthers(group._comm, others)
+        both.setGroupName(group._name)
+        both.setGroupDesc(group._description)
+        return both
+
+    def setGroupName(self, name: str) -> None:
+        self._others._set_group_name(name)
+        super().setGroupName(name)
+
+    def setGroupDesc(self, description: str) -> None:
+        self._others._set_group_desc(description)
+        super().setGroupDesc(description)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [*super()._device_types, *self._others._device_types]
+
+
+def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of `GroupBesideOthers` in place of one that this backend has, too."""
+
+    def call_by_device(self: GroupBesideOthers, *args: Any, **more: Any) -> Any:
+        group = self.group_of(*args, *more.values())
+        return call(self, *args, **more) if group is self else getattr(group, name)(*args, **more)
+
+    return call_by_device
+
+
+def _device_type(args: Iterable[Any]) -> str:
+    """The kind of the first device, tensor, or options with a device, also in lists; "" without one."""
+    for each in args:
+        if isinstance(each, list | tuple):
+            kind = _device_type(each)
+        else:
+            kind = getattr(getattr(each, "device", each), "type", "")
+        if kind:
+            return kind
+    return ""
+
+
+for _name, _call in (*vars(GroupCalls).items(), ("_get_backend", CollectivesGroup._get_backend)):
+    if callable(_call) and _name not in vars(GroupBesideOthers) and hasattr(dist.ProcessGroup, _name):
+        setattr(GroupBesideOthers, _name, _by_device(_name, _call))
+
+
 class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-ignore]  # Any to mypy
     """The backend for tensors of the CPU in a process group of PyTorch."""
 
@@ -475,14 +598,6 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
         """
         timeout = getattr(options, "_timeout")  # noqa: B009  # a name of PyTorch's, not of ours
         return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))
-
-
-def _check_alone(asked: str) -> None:
-    """asked: by the caller, PyTorch up to 2.13, e.g. "ddp"; it makes no other backend beside one in Python"""
-    if not set(str(asked).split(",")) <= {"ddp", "cpu:ddp"}:
-        raise BackendError(
-            f'"{asked}" needs PyTorch 2.14 or later: PyTorch {torch.__version__} keeps no other backend beside "ddp"'
-        )
 
 
 def _one(each: Sequence[Any]) -> Any:

@@ -90,6 +90,6 @@ def _dtype_error(tensor: torch.Tensor) -> DtypeError:
     if tensor.is_cpu:
         return DtypeError(f"{tensor.dtype} can be moved between ranks, but not reduced: convert the tensor first")
     return DtypeError(
-        f'the backend "ddp" moves tensors of the CPU, this one is on {tensor.device}: move it by tensor.cpu(), or with '
-        'PyTorch 2.14 or later give its device a backend of its own, init_process_group("cpu:ddp,cuda:nccl")'
+        f'the backend "ddp" moves tensors of the CPU, this one is on {tensor.device}: move it by tensor.cpu(), or '
+        'give its device a backend of its own, init_process_group("cpu:ddp,cuda:nccl")'
     )

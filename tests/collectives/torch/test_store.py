@@ -17,6 +17,7 @@ from tests.conftest import Run, has_mpich
 torch = pytest.importorskip("torch")
 dist = torch.distributed
 pytestmark = pytest.mark.mpi
+RunScript = Callable[..., CompletedProcess[str]]
 
 SUM = """
 import os, sys, time
@@ -69,7 +70,7 @@ def test_started_by(start: list[str], run_job: Run, tmp_path: Path) -> None:
     check(run_job([sys.executable, *start, str(script)], timeout=100))
 
 
-def test_started_by_mpiexec(run_script: Callable[..., CompletedProcess[str]]) -> None:
+def test_started_by_mpiexec(run_script: RunScript) -> None:
     check(run_script(FROM_VARIABLES))
 
 
@@ -80,7 +81,7 @@ def test_spawned_by_pytorch(run_job: Run, tmp_path: Path) -> None:
     check(run_job([sys.executable, str(script), str(tmp_path / "store")], timeout=100))
 
 
-def test_another_world_than_that_which_was_started(run_script: Callable[..., CompletedProcess[str]]) -> None:
+def test_another_world_than_that_which_was_started(run_script: RunScript) -> None:
     done = run_script(f"{SUM}\nrun(rank=0, world_size=3)")
     assert done.returncode != 0
     assert "PyTorch was told that this is rank 0 of 3, but it was started as rank 1 of 2" in done.stderr
@@ -125,18 +126,163 @@ print("done")
 """
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.13 keeps one backend")
-def test_beside_another_backend(run_script: Callable[..., CompletedProcess[str]]) -> None:
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="before torch 2.14 see below")
+def test_beside_another_backend(run_script: RunScript) -> None:
     check(run_script(BESIDE))
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 keeps the other backend")
-@pytest.mark.parametrize("backend", ["cpu:ddp,cuda:nccl", "cuda:gloo,cpu:ddp"])
-def test_another_backend_is_not_dropped(backend: str) -> None:
-    import collectives.torch  # noqa: F401
+FAKE_BESIDE = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import collectives.torch
+from torch.testing._internal.distributed import fake_pg  # the backend "fake", for any device
+dist.init_process_group("cpu:ddp,meta:fake")
+rank, world = dist.get_rank(), dist.group.WORLD
+cpu, meta = torch.ones(4), torch.ones(4, device="meta")
+made = []
+def count(work):
+    made.append("FakeWork" in str(work))
+    work.wait()
+for x in (cpu, meta):
+    pair = lambda: [torch.empty_like(x), torch.empty_like(x)]
+    more = {"async_op": True}
+    count(dist.all_reduce(x, **more))
+    count(dist.broadcast(x, 1, **more))
+    count(dist.reduce(x, 0, **more))
+    count(dist.all_gather(pair(), x, **more))
+    count(dist.all_gather_into_tensor(torch.cat(pair()), x, **more))
+    count(dist.reduce_scatter(x, pair(), **more))
+    count(dist.reduce_scatter_tensor(x, torch.cat(pair()), **more))
+    count(dist.gather(x, pair() if rank else None, 1, **more))
+    count(dist.scatter(x, pair() if rank else None, 1, **more))
+    count(dist.all_to_all_single(torch.empty_like(x), x, **more))
+    batch = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, pair()[0], 1 - rank)]
+    for work in dist.batch_isend_irecv(batch):
+        count(work)
+    with dist._coalescing_manager(world, x.device):
+        dist.broadcast(x, 0)
+    functional.wait_tensor(functional.all_reduce(x, "sum", world))
+    dist._broadcast_coalesced(world, [x], 100, 0)  # C++ that makes the calls
+assert made == [False] * 12 + [True] * 12, made
+assert {type(operation.group) for operation in batch} == {dist.ProcessGroup}, "which PyTorch makes one call"
+subgroup = dist.new_group([0, 1])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1, device="meta"), None, init_sync=False)
+def hook(_, bucket):
+    count(dist.all_reduce(bucket.buffer(), group=subgroup, async_op=True))
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+model.register_comm_hook(None, hook)
+model(torch.ones(2, 3, device="meta")).sum().backward()
+assert made[24:] == [True] and model.module.weight.grad.is_meta
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1), process_group=subgroup)
+model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+assert model.module.weight.grad.tolist() == [[3.0] * 3]
+dist.destroy_process_group()
+print("done")
+"""
 
-    with pytest.raises(BackendError, match=f'"{backend}" needs PyTorch 2.14 or later: .* keeps no other backend'):
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+NCCL_BESIDE = """
+import torch, torch.distributed as dist
+import collectives.torch
+from datetime import timedelta
+from torch.distributed import distributed_c10d
+gpu = torch.device("cuda:0")
+events = []
+
+class Options:
+    __slots__ = ("_timeout", "global_ranks_in_group", "group_name", "is_high_priority_stream")
+    __slots__ += ("split_color", "split_from")
+
+class NCCL(dist.ProcessGroupGloo):
+    "Its constructor and what PyTorch's Python code asks of it, and no more."
+    Options = Options
+    supports_splitting = True
+
+    def __init__(self, store, rank, size, options):
+        assert type(options) is Options and not options.is_high_priority_stream
+        super().__init__(store, rank, size, timeout=options._timeout)
+        parent = getattr(options, "split_from", None)
+        events.append((self, rank, size, options.global_ranks_in_group, options._timeout.seconds, parent))
+
+    def eager_connect_single_device(self, device):
+        events.append(device)
+
+    def perform_nocolor_split(self, device):
+        events.append("not in it")
+
+    def _group_start(self):
+        events.append("aborted")
+
+    def _group_end(self):
+        pass
+
+torch.accelerator.current_accelerator = lambda: gpu
+torch.accelerator.device_count = lambda: 1
+distributed_c10d._NCCL_AVAILABLE = True
+distributed_c10d.ProcessGroupNCCL = NCCL
+for backend in ("cpu:ddp,cuda:nccl", "cuda:nccl,cpu:ddp"):
+    dist.init_process_group(backend, timeout=timedelta(seconds=50), device_id=gpu)
+    rank, world = dist.get_rank(), dist.group.WORLD
+    nccl = world._get_backend(gpu)
+    assert events == [(nccl, rank, 2, [], 50, None), gpu], events
+    assert world.bound_device_id == gpu and [device.type for device in world._device_types] == ["cpu", "cuda"]
+    one = dist.new_group([1], timeout=timedelta(seconds=20))
+    if rank:
+        assert events[2:] == [(one._get_backend(gpu), 0, 1, [1], 20, nccl), gpu], events
+    else:
+        assert events[2:] == ["not in it"]
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [2] * 3
+    world.set_timeout(timedelta(seconds=40))
+    assert nccl.options._timeout.seconds == world._comm.timeout == 40
+    try:
+        dist.barrier()
+    except NotImplementedError as error:
+        assert "aten::empty" in str(error), "a barrier of the device that the group is bound to is NCCL's"
+    else:
+        raise AssertionError
+    if backend.startswith("cpu"):
+        dist.destroy_process_group()
+    else:
+        distributed_c10d._abort_process_group()
+        assert events.pop() == "aborted"
+    events.clear()
+print("done")
+"""
+
+SPLIT_BESIDE = """
+import torch, torch.distributed as dist
+import collectives.torch
+dist.init_process_group("cpu:ddp,cuda:gloo")
+torch.accelerator.is_available = lambda: True  # split_group wants one, and the default group to be bound to it
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+world, x = dist.group.WORLD, torch.ones(3)
+world.bound_device_id = torch.device("cuda:0")
+options = world._get_backend(torch.device("cuda")).options  # which PyTorch 2.13 cannot copy
+def split(ranks, **more):
+    return dist.split_group(split_ranks=ranks, pg_options=options, **more)
+dist.all_reduce(x, group=split([[0], [1]]))
+both = split([[1, 0]], backend="cpu:ddp,cuda:gloo", group_desc="both")
+dist.all_reduce(x, group=both)
+assert (dist.get_process_group_ranks(both), both.rank(), x.tolist()) == ([0, 1], dist.get_rank(), [2] * 3)
+assert both.group_desc == both._others.group_desc == "both" and both.group_name == both._others.group_name
+one = split([[0]])
+assert (one is None) == (dist.get_rank() == 1)
+cpu = world.split_group([0, 1], device_types=[torch.device("cpu")])
+cpu.allreduce([x]).wait()
+assert cpu._device_types == [torch.device("cpu")] and x.tolist() == [4] * 3
+gpu = world.split_group([0, 1], device_types=[torch.device("cuda")])
+assert gpu._device_types == [torch.device("cuda")]
+print("done")
+"""
+
+
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="from torch 2.14 on see above")
+@pytest.mark.parametrize("script", [FAKE_BESIDE, NCCL_BESIDE, SPLIT_BESIDE], ids=["fake", "nccl", "split"])
+def test_beside_another_backend_before_2_14(script: str, run_script: RunScript) -> None:
+    check(run_script(script))
 
 
 FAILING = """
@@ -175,7 +321,7 @@ NAMED = [
 ]
 
 
-def test_faults_are_named(run_script: Callable[..., CompletedProcess[str]]) -> None:
+def test_faults_are_named(run_script: RunScript) -> None:
     done = run_script(FAILING)
     assert done.returncode != 0
     for sentence in NAMED:
@@ -201,7 +347,7 @@ RIGHT = ([1, 3, 5, 7, 9, 11], [1, 2, 3, 4, 5, 6], [2] * 3, [2] * 12)
 
 
 @pytest.mark.long
-def test_what_gloo_returns_for_them(run_script: Callable[..., CompletedProcess[str]]) -> None:
+def test_what_gloo_returns_for_them(run_script: RunScript) -> None:
     """The table of docs/from-gloo.md."""
     done = run_script(ON_GLOO)
     check(done)
