@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -26,6 +27,7 @@ from torch.autograd import Variable
 from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
+from collectives.engine.call import Work
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
 from collectives.time_limit import Deadline
@@ -111,7 +113,6 @@ class GroupCalls:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
         self._comm = comm
         self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`
-        self._in_event = False  # in the calls of a coalesced form, which are one event of PyTorch's profiler
 
     def getBackendName(self) -> str:
         return "ddp"
@@ -157,13 +158,13 @@ class GroupCalls:
         recorder = trace.recorder
         if recorder is not None and torch._C._current_graph_task_id() < 0:  # not in a backward
             recorder = None
-        event = self._begin_event(call.func.__name__, inputs)
-        if not opts.asyncOp and self._coalesced is None and recorder is None and event is None:
+        profiled = torch.autograd._profiler_enabled()
+        if not opts.asyncOp and self._coalesced is None and recorder is None and not profiled:
             value = call()
             if after is not None:
                 after(value)
             return _DONE
-        work = TorchWork([call(async_op=True)], result, after, event=event)
+        work = _start(call.func.__name__, inputs, lambda: [call(async_op=True)], result, after)
         if recorder is not None:
             recorder.add(work.calls[0], sum(getattr(each, "nbytes", 0) for each in call.args))
         if self._coalesced is not None:
@@ -176,24 +177,23 @@ class GroupCalls:
         self._coalesced = []
 
     def _end_coalescing(self, device: Any = None) -> TorchWork:
-        works, self._coalesced = self._coalesced, None
-        return _together(works or [], [])
-
-    def _begin_event(self, name: str, inputs: Tensors) -> ProfilerEvent | None:
-        """An event of PyTorch's profiler; None if it is not running, or this is a part of a call that has one."""
-        if self._in_event or not torch.autograd._profiler_enabled():
-            return None
-        return ProfilerEvent(f"ddp:{name}", inputs)
+        works = self._coalesced or []
+        self._coalesced = None
+        return TorchWork(_calls_of(works), [], partial(_wait_for, works))
 
     def _run_together(self, name: str, inputs: Tensors, works: Iterable[TorchWork], result: Sequence[Any]) -> TorchWork:
         """What PyTorch sees as one call. works: makes the calls as it is read"""
-        event = self._begin_event(name, inputs)
-        self._in_event = event is not None
-        try:
-            started = list(works)
-        finally:
-            self._in_event = False
-        return _together(started, result, event)
+        started: list[TorchWork] = []
+
+        def start() -> list[Work[Any]]:
+            _thread.in_event = True
+            try:
+                started.extend(works)
+            finally:
+                _thread.in_event = False
+            return _calls_of(started)
+
+        return _start(name, inputs, start, result, partial(_wait_for, started))
 
     # Reductions
 
@@ -244,17 +244,14 @@ class GroupCalls:
         if opts.reduceOp != ReduceOp.SUM:
             raise ArgumentError("sparse tensors can be summed, and not reduced otherwise")
         tensor = tensor.coalesce()
-        event = self._begin_event("all_reduce", [tensor])
-        calls = [
-            self._comm.all_gather(part, async_op=True)
-            for part in (as_numbers(tensor.indices()).T, as_numbers(tensor.values()))
-        ]
+        parts = (as_numbers(tensor.indices()).T, as_numbers(tensor.values()))
 
         def after(indices: Any, values: Any) -> None:
             places = torch.from_numpy(indices).T
             tensors[0].copy_(torch.sparse_coo_tensor(places, torch.from_numpy(values), tensor.shape).coalesce())
 
-        work = TorchWork(calls, tensors, after, event=event)
+        gather = partial(self._comm.all_gather, async_op=True)
+        work = _start("all_reduce", [tensor], lambda: [gather(part) for part in parts], tensors, after)
         if not opts.asyncOp:
             work.wait()
         return work
@@ -384,9 +381,8 @@ class GroupCalls:
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
         x = flat_input(_one(tensors))
-        event = self._begin_event("send", tensors)
-        work = self._comm.send(x, dst, tag=tag, async_op=True)
-        return TorchWork([work], tensors, in_order=False, event=event)
+        send = partial(self._comm.send, x, dst, tag=tag, async_op=True)
+        return _start("send", tensors, lambda: [send()], tensors, in_order=False)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
         return self._recv("recv", tensors, src, tag)
@@ -397,9 +393,8 @@ class GroupCalls:
     def _recv(self, name: str, tensors: Tensors, src: int | None, tag: int) -> TorchWork:
         """name: of the event in PyTorch's profiler"""
         out = flat_output(_one(tensors))
-        event = self._begin_event(name, tensors)
-        work = self._comm.recv(src, tag=tag, out=out, async_op=True)
-        return TorchWork([work], tensors, in_order=False, event=event)
+        recv = partial(self._comm.recv, src, tag=tag, out=out, async_op=True)
+        return _start(name, tensors, lambda: [recv()], tensors, in_order=False)
 
     # Barriers
 
@@ -465,7 +460,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         seconds = None if timeout is None else timeout.total_seconds()
         group = CollectivesGroup(self._comm.create_group(ranks, timeout=seconds))
         group._name = group_name or f"{self._name}:split:{list(ranks)}"
-        group._description = group_desc or self._description
+        group.setGroupDesc(group_desc or self._description)
         return group
 
     def setGroupName(self, name: str) -> None:
@@ -476,6 +471,8 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+        if description != "undefined":  # PyTorch's default
+            self._comm.transport.purpose = description  # reports show it
 
     def getGroupDesc(self) -> str:
         return self._description
@@ -606,9 +603,38 @@ def _one(each: Sequence[Any]) -> Any:
     return each[0]
 
 
-def _together(works: Sequence[TorchWork], result: Sequence[Any], event: ProfilerEvent | None = None) -> TorchWork:
-    def after(*_: Any) -> None:
-        for work in works:
-            work.wait()
+class _Thread(threading.local):
+    in_event = False  # in the calls of a coalesced form, which are one event of PyTorch's profiler
 
-    return TorchWork([call for work in works for call in work.calls], result, after, event=event)
+
+_thread = _Thread()
+
+
+def _start(
+    name: str,
+    inputs: Tensors,
+    start: Callable[[], list[Work[Any]]],
+    result: Sequence[Any],
+    after: Callable[..., object] | None = None,
+    in_order: bool = True,
+) -> TorchWork:
+    """Starts calls that are one event of PyTorch's profiler, if that runs and they are no part of another event."""
+    event = None
+    if torch.autograd._profiler_enabled() and not _thread.in_event:
+        event = ProfilerEvent(f"ddp:{name}", inputs)
+    try:
+        calls = start()
+    except BaseException:
+        if event is not None:
+            event.end()
+        raise
+    return TorchWork(calls, result, after, in_order, event)
+
+
+def _calls_of(works: Iterable[TorchWork]) -> list[Work[Any]]:
+    return [call for work in works for call in work.calls]
+
+
+def _wait_for(works: Iterable[TorchWork], *_: Any) -> None:
+    for work in works:
+        work.wait()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,6 +288,7 @@ class TestRanks:
         parent = dist.new_group()
         child = parent.split_group([0, 1], timedelta(seconds=50), None, "pair", "two of them")
         assert (child.rank(), child.size(), child.group_name, child.group_desc) == (rank, 2, "pair", "two of them")
+        assert child._comm.transport.label.endswith(" (two of them)")
         child.allreduce([x]).wait()
         assert x.tolist() == [2, 2]
         alone = parent.split_group([0])
@@ -330,6 +332,14 @@ class TestRanks:
             ("all_reduce", [[25]]),
         ]
         assert all(event.is_async for event in events)
+
+    def test_an_event_of_the_profiler_ends_with_an_error(self, size: int) -> None:
+        with torch.profiler.profile() as profile:
+            with pytest.raises(RuntimeError) as raised:
+                dist.group.WORLD.broadcast([torch.ones(2)], SimpleNamespace(rootRank=size, asyncOp=False))
+            time.sleep(1)
+        (event,) = (event for event in profile.events() if event.name == "ddp:broadcast")
+        assert event.time_range.elapsed_us() < 5e5, raised
 
     def test_monitored_barrier(self, size: int) -> None:
         from datetime import timedelta
