@@ -213,14 +213,19 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
         results = run_reference(node, node.op, g, needs)
         if node.op.name in ROUNDED_APART:
             values = node.run([*map(_array, g)] if isinstance(g, list) else g.array, needs)
-            # Copies: a backward may give the same memory twice, or that of g.
-            copies = [None if x is None else node.xp.array(x) for x in values]
-            results = restore_tensors(copies, [None if x is None else x.edge for x in results], ())
+            results = with_numbers(node.xp, results, values)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
     if modes.state.anomaly:
         check_gradients(node, [*map(_array, results)])
     return results
+
+
+def with_numbers(xp: Any, results: Sequence[Tensor | None], values: Sequence[Any]) -> Sequence[Tensor | None]:
+    """Recorded gradients with the numbers of an ordinary backward, which gave the arrays `values`."""
+    # Copies: a backward may give the same memory twice, or that of g.
+    copies = [None if x is None else xp.array(x) for x in values]
+    return restore_tensors(copies, [None if x is None else x.edge for x in results], ())
 
 
 def _array(x: Tensor | None) -> Any:

@@ -187,11 +187,16 @@ def _add_reduction(name: str, op: Op) -> None:
     setattr(RecordingArray, name, reduce)
 
 
+def _rounded(x: Any, other: Any) -> Any:
+    """The operand x beside another: an array of float16 rounds a Python number to it, and a tensor does not."""
+    return float(np.float16(x)) if type(x) in (int, float) and other.dtype == "float16" else x
+
+
 def _add_arithmetic(name: str, op: Op) -> None:
     function = getattr(operator, name)
 
     def compute(x: Any, y: Any) -> RecordingArray:
-        one, other = as_operand(x), as_operand(y)
+        one, other = as_operand(_rounded(x, y)), as_operand(_rounded(y, x))
         if getattr(one, "dtype", None) == getattr(other, "dtype", None):
             return RecordingArray(apply(op, (one, other)))
         return RecordingArray(function(one, other))

@@ -180,8 +180,8 @@ def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, 
     g = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
-        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(sum_dtype, copy=False)) - columns(t) * g
-        dx = dx.astype(x.dtype, copy=False).reshape(x.shape)
+        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(sum_dtype, copy=False))
+        dx = (dx - columns(t).astype(sum_dtype, copy=False) * g).astype(x.dtype, copy=False).reshape(x.shape)
     if needs[1]:
         dt = ((top + xp.log(sums) - rows) * g).astype(x.dtype, copy=False).reshape(x.shape)
     return dx, dt

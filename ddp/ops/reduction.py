@@ -136,11 +136,13 @@ def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 
 
 def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, (dims, keepdim) = saved[0], residual
-    g = unreduce(g, x.shape, dims, keepdim)
+    dtype, (dims, keepdim) = saved[0].dtype, residual
+    x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
     if len(dims) == 1:
-        return (_others(xp, x, dims[0]) * g,)
-    return ((_others(xp, x.reshape(-1), 0) * g.reshape(-1)).reshape(x.shape),)  # all of them: that is what there is
+        dx = _others(xp, x, dims[0]) * g
+    else:  # all of them: that is what there is
+        dx = (_others(xp, x.reshape(-1), 0) * g.reshape(-1)).reshape(x.shape)
+    return (dx.astype(dtype, copy=False),)
 
 
 def _others(xp: Any, x: Array, dim: int) -> Array:

@@ -235,6 +235,26 @@ def test_a_rank_that_no_gradient_comes_to_meets_the_others() -> None:
     assert_allclose(np.concatenate(on_ranks(rank)), whole.grad.numpy(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("wanting", [[True, True], [True, False], [False, True]], ids=str)
+def test_first_gradients_have_the_same_bits_with_a_graph(dtype: str, wanting: list[bool]) -> None:
+    shards, x = [3, 2], numbers(5, C, 4)
+
+    def rank(comm: Communicator) -> None:
+        layer = synchronized(comm).to(getattr(ddp, dtype))
+        mine = ddp.tensor(x[part(shards, comm.rank)], dtype=layer.weight.dtype, requires_grad=wanting[comm.rank])
+        wanted = [t for t in (mine, layer.weight, layer.bias) if t.requires_grad]
+        weights = ddp.tensor(numbers(*mine.shape, seed=1), dtype=mine.dtype)
+        gradients = [
+            ddp.autograd.grad((layer(mine) * weights).sum(), wanted, create_graph=graph) for graph in (False, True)
+        ]
+        for plain, recorded in zip(*gradients, strict=True):
+            assert recorded.grad_fn is not None
+            assert plain.numpy().tobytes() == recorded.detach().numpy().tobytes()
+
+    on_ranks(rank)
+
+
 # What is called ---------------------------------------------------------------------------------------------------
 
 
