@@ -64,6 +64,37 @@ def is_plain(x: Any, char: str | None = None) -> bool:
 # --- activations
 
 
+# How many elements are computed at a time by array formulas: their intermediate results stay in the cache.
+TILE = 16384
+
+
+def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
+    """function(*arrays), element by element, which broadcast; the result has the dtype of the first."""
+    if arrays[0].size <= TILE:
+        return function(*arrays)
+    # Any: NumPy's stubs take one list of flags, where each operand has its own.
+    flags: Any = [["readonly", "contig", "aligned"]] * len(arrays) + [["writeonly", "allocate", "contig"]]
+    dtypes = [arrays[0].dtype] * len(flags)
+    options: Any = {"casting": "same_kind", "buffersize": TILE}
+    with np.nditer([*arrays, None], ["external_loop", "buffered"], flags, dtypes, **options) as tiles:
+        for *parts, out in tiles:
+            out[...] = function(*parts)
+        result: Array = tiles.operands[-1]
+        return result
+
+
+def _attach_tiles(op: Op) -> None:
+    """Computes a smooth activation by its formulas, without intermediate results of its size."""
+
+    def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
+        return _in_tiles(lambda x: op.reference.forward(xp, x, **parameters)[0], x), parameters
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
+        return (_in_tiles(lambda x, g: op.reference.backward(xp, g, needs, (x,), parameters)[0], saved[0], g),)
+
+    op.attach_native_form(forward, backward)
+
+
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
     """Gives a smooth activation a kernel, which its parameters choose."""
 
@@ -82,9 +113,11 @@ def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
         x = saved[0]
-        if not (takes(x, parameters) and is_plain(g, x.dtype.char)):
+        if not takes(x, parameters):
             return op.reference.backward(xp, g, needs, saved, parameters)
-        return (run(x, g, parameters),)
+        if is_plain(g, x.dtype.char):
+            return (run(x, g, parameters),)
+        return (_in_tiles(lambda x, g: run(x, np.require(g, x.dtype, ["C", "A"]), parameters), x, g),)
 
     op.attach_native_form(forward, backward)
 
@@ -604,6 +637,8 @@ arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
 activation.sigmoid.attach_native_form(_sigmoid)
 _attach_curve(activation.gelu, lambda tanh: GELU_TANH if tanh else GELU)
 _attach_curve(activation.silu, lambda: SILU)
+for _op in (activation.elu, activation.logsigmoid, activation.mish, activation.softplus):
+    _attach_tiles(_op)
 _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
 _attach_clamp(activation.relu)

@@ -388,6 +388,64 @@ def test_what_only_a_mask_was_made_of_gets_zeros() -> None:
     assert [each.tolist() for each in ddp.autograd.grad(g.sum(), (x, b))] == [[2.0, 0.0], [1.0, 0.0]]
     (g,) = ddp.autograd.grad(F.relu(x).sum(), x, create_graph=True)
     assert ddp.autograd.grad(g.sum(), x)[0].tolist() == [0.0, 0.0]
+    (g,) = ddp.autograd.grad((F.relu(x) * b).sum(), x, create_graph=True)
+    assert [each.tolist() for each in ddp.autograd.grad(g.sum(), (x, b))] == [[0.0, 0.0], [1.0, 0.0]]
+
+
+class SquareOfNumbers(ddp.autograd.Function):
+    """Its gradient has no derivative with respect to x, which it should have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 2 * ctx.saved_tensors[0].detach()
+
+
+def test_gradgradcheck_finds_a_gradient_without_its_derivative() -> None:
+    assert ddp.autograd.gradcheck(SquareOfNumbers.apply, leaf(1.0, 2.0))
+    with pytest.raises(ddp.errors.GradcheckError):
+        ddp.autograd.gradgradcheck(SquareOfNumbers.apply, leaf(1.0, 2.0))
+
+
+class EmptiesGradient(ddp.autograd.Function):
+    """The identity, whose backward writes into the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g.zero_()
+
+
+def test_gradients_that_users_get_are_their_own() -> None:
+    x, y, z = leaf(1.0), leaf(2.0), leaf(3.0)
+    x.register_hook(lambda g: g.zero_())
+    result = x + y + z + EmptiesGradient.apply(z)
+    found = ddp.autograd.grad(result, (x, y, z), create_graph=True)
+    assert [g.tolist() for g in found] == [[0.0], [1.0], [1.0]]
+    one, other = ddp.autograd.grad(y + z, (y, z), create_graph=True)
+    with ddp.no_grad():
+        one.zero_()
+    assert other.tolist() == [1.0]
+    (y + z).sum().backward(create_graph=True)
+    with ddp.no_grad():
+        y.grad.zero_()
+    assert z.grad.tolist() == [1.0]
+
+
+def test_gradients_are_recorded_without_autocast() -> None:
+    x, w = (ddp.from_numpy(draw(4, 4, seed=i)).float().requires_grad_() for i in range(2))
+    y = (x @ w).sin().sum()
+    (expected,) = ddp.autograd.grad(y, x, create_graph=True)
+    with ddp.autocast("cpu", dtype=ddp.bfloat16):
+        (g,) = ddp.autograd.grad(y, x, create_graph=True)
+    assert g.equal(expected)
 
 
 def test_grad_has_a_graph_and_is_not_written_to() -> None:
@@ -526,6 +584,14 @@ class Cube(ddp.autograd.Function):
         return g * 3 * x * scaled / ctx.factor + h * ctx.factor, None
 
 
+def test_a_result_and_the_graph_of_a_gradient_give_one_output_two_gradients() -> None:
+    x = leaf(1.0, 2.0)
+    cube, scaled = Cube.apply(x, 2.0)
+    (g,) = ddp.autograd.grad(cube.sum(), x, create_graph=True)  # 3*x*scaled/2
+    (g + scaled**2).sum().backward()
+    assert x.grad.tolist() == [14.0, 28.0]
+
+
 def test_functions_hooks_checkpoints_and_anomaly_mode() -> None:
     x = leaf(1.0, 2.0)
     assert ddp.autograd.gradgradcheck(lambda x: Cube.apply(x, 2.0), x)
@@ -558,3 +624,5 @@ def test_what_is_refused() -> None:
     x = leaf(1.0)
     with pytest.raises(ddp.errors.ArgumentError, match="is_grads_batched"):
         ddp.autograd.grad(x * 2, x, is_grads_batched=True)
+    with pytest.raises(ddp.errors.GraphError, match="allow_unused=True"):
+        ddp.autograd.grad(x * 2, (x, leaf(1.0)), create_graph=True)

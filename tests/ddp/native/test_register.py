@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,23 @@ def test_infinities_and_nan_are_values(dtype: str) -> None:
         for op, parameters in calls:
             got, expected = op.forward(np, x, **parameters)[0], op.reference.forward(np, x, **parameters)[0]
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=op.name)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["elu", "gelu", "logsigmoid", "mish", "silu", "softplus"])
+def test_a_smooth_activation_makes_no_other_array_of_its_size(name: str) -> None:
+    op = OPS[name]
+    x, other, columns = (normal(*shape, dtype="float32") for shape in ((512, 512), (512, 512), (512, 1)))
+    given = {"gelu": {"tanh": False}, "softplus": {"beta": 1, "threshold": 20}}.get(name, {})
+    for g in (other, other.T, np.broadcast_to(columns, x.shape)):
+        tracemalloc.start()
+        (dx,) = op.backward(np, g, (True,), (x,), given)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1.5 * x.nbytes
+        np.testing.assert_allclose(dx, op.reference.backward(np, g, (True,), (x,), given)[0], rtol=1e-5, atol=1e-6)
+    z = op.forward(np, x.T, **given)[0]
+    np.testing.assert_allclose(z, op.reference.forward(np, x.T, **given)[0], rtol=1e-5, atol=1e-6)
 
 
 @needs_kernels
