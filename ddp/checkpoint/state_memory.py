@@ -8,13 +8,13 @@ them is always complete. A slot consists of
     header     format, job, and the fields of `Stamp`
     arrays     from byte 4096 on, each at a multiple of 64: first this rank's part of what is equal on all ranks
     arrays     from byte `own_at` on: those of this rank alone, and copies of pieces of ranks on other nodes
-    text       JSON: the rest of the state, and the positions of the arrays
+    text       the ranks of whose pieces there are copies; JSON: the rest of the state, and the positions of the arrays
 
 The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
 nodes. The pieces of a sharded optimizer are not equal: before ranks write, each sends its own to a rank on another node
 (`capture_with_copies`), so that they lie in the slots of both, and are complete when these are. After a restart the
-ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What lies on no
-slot there is broadcast by a rank that has it.
+ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What it needs and
+lies on no slot there is broadcast by a rank that has it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -48,15 +48,19 @@ from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, as
 from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, CheckpointError
 
 #: What follows where the state cannot be held in memory, or not be read there.
 FAILED = "a restart goes on from disk, not from memory"
+#: Why a rank cannot copy its state, after an earlier copy has failed on it alone.
+DROPPED = "this rank does not copy its state to memory any more"
 _log = logging.getLogger("ddp.checkpoint")
-_FORMAT = b"ddp-st02"
+_FORMAT = b"ddp-st03"
 _WORD = struct.Struct("=Q")
-# The format, the job's token, and the fields of `Stamp` but the last.
-_HEADER = struct.Struct("=8s32s16sQQQQQQQQQQ")
+# The format, the job's token, and the fields of `Stamp`; of the last, its length.
+_HEADER = struct.Struct("=8s32s16sQQQQQQQQQQQ")
+# A rank of whose pieces there are copies.
+_COPIED = np.dtype(np.uint32)
 # Where the first array starts, in bytes; and the alignment of each.
 _BEGIN = mmap.PAGESIZE
 _ALIGNED = 64
@@ -73,7 +77,7 @@ class Stamp(NamedTuple):
     node, node_size: where the rank was, and how many ranks wrote a copy of what is equal on all ranks there
     sharded: whether this rank holds a part of an optimizer's state that no other rank has
     own_at: where the arrays begin that this rank alone has; text_at, text_bytes: position and length of the text
-    copied: the ranks on other nodes of whose pieces there are copies; it stands in the text
+    copied: the ranks on other nodes of whose pieces there are copies; the text begins with them
     """
 
     owner: bytes
@@ -88,6 +92,11 @@ class Stamp(NamedTuple):
     text_at: int
     text_bytes: int
     copied: tuple[int, ...] = ()
+
+    @property
+    def json_at(self) -> int:
+        """The position of the text's JSON."""
+        return self.text_at + len(self.copied) * _COPIED.itemsize
 
     @property
     def end(self) -> int:
@@ -122,12 +131,12 @@ class Slot:
         if len(begin) < _WORD.size + _HEADER.size:
             return None
         header = begin[_WORD.size :]
-        form, token, *fields = _HEADER.unpack(header)
+        form, token, *fields, count = _HEADER.unpack(header)
         if _WORD.unpack(begin[: _WORD.size])[0] != _commit_word(header) or (form, token) != (_FORMAT, self._token):
             return None
         stamp = Stamp(*fields)
-        copied = json.loads(os.pread(self._fd, stamp.text_bytes, stamp.text_at))[1].get("copied", ())
-        return stamp._replace(copied=tuple(copied))
+        copied = np.frombuffer(os.pread(self._fd, count * _COPIED.itemsize, stamp.text_at), _COPIED)
+        return stamp._replace(copied=tuple(copied.tolist()))
 
     def map(self) -> mmap.mmap:
         """Maps all of its memory."""
@@ -143,7 +152,7 @@ class Slot:
             array = source.array
             np.ndarray(array.shape, array.dtype, memory, start)[...] = to_device(array, CPU)
         memory[stamp.text_at : stamp.text_at + stamp.text_bytes] = text
-        header = _HEADER.pack(_FORMAT, self._token, *stamp[:-1])
+        header = _HEADER.pack(_FORMAT, self._token, *stamp[:-1], len(stamp.copied))
         memory[_WORD.size : _WORD.size + len(header)] = header
         _WORD.pack_into(memory, 0, _commit_word(header))
 
@@ -166,32 +175,51 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
 
+    Each takes one of those that have the fewest copies so far, the next in rank order.
+
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
+    size = len(nodes)
+    copies = [0] * size
     holders = []
     for rank, node in enumerate(nodes):
-        others = [other for other, at in enumerate(nodes) if at != node]
-        holders.append(others[rank % len(others)])
+        others = [other % size for other in range(rank, rank + size) if nodes[other % size] != node]
+        holders.append(min(others, key=copies.__getitem__))
+        copies[holders[-1]] += 1
     return holders
 
 
-def capture_with_copies(training: TrainedObjects, ranks: RankGroup, comm: Communicator) -> Captured:
+def capture_with_copies(training: TrainedObjects, ranks: RankGroup, memory: StateMemory | None) -> Captured:
     """Collects what this rank writes, with copies of the pieces of ranks on other nodes. Collective.
 
-    Raises: CheckpointError on all ranks if one of them cannot.
+    Raises: CheckpointError on all ranks if one of them cannot, or has too little memory: before any copy is sent.
     """
     captured: Any = None
 
     def describe() -> Any:
         nonlocal captured
-        captured = capture(training, ranks, (comm.local_rank, comm.local_size))
-        return comm.node, captured.own_state["pieces"], [source.name for source in captured.pieces]
+        if memory is None:
+            raise CheckpointError(DROPPED)
+        captured = capture(training, ranks, (memory.comm.local_rank, memory.comm.local_size))
+        needed = lay_out_slot(captured.sources)[1] + _SPARE
+        names = [source.name for source in captured.pieces]
+        pieces = captured.own_state["pieces"]
+        return memory.comm.node, needed, memory.room, lay_out_slot(captured.pieces)[1], pieces, names
 
     described = ranks.run_on_all_ranks(FAILED, describe)
-    holders = holders_of_copies([node for node, *_ in described])
+    assert memory is not None
+    comm = memory.comm
+    nodes, needed, rooms, copy_bytes, *_ = map(list, zip(*described, strict=True))
+    holders = holders_of_copies(nodes)
+    for rank, holder in enumerate(holders):
+        needed[holder] += copy_bytes[rank]
+    growths = [2 * max(0, need - room) for need, room in zip(needed, rooms, strict=True)]
+    if any(growths):
+        growth = sum(growth for growth, node in zip(growths, nodes, strict=True) if node == comm.node)
+        ranks.run_on_all_ranks(FAILED, lambda: memory.reserve(needed[comm.rank], growth))
     sending = [comm.send(source.array, holders[comm.rank], async_op=True) for source in captured.pieces]
     copied = captured.own_state["copied"] = []
-    for rank, (_, pieces_of_optimizers, names) in enumerate(described):
+    for rank, (*_, pieces_of_optimizers, names) in enumerate(described):
         if holders[rank] == comm.rank:
             copied.append(rank)
             for own_pieces, pieces in zip(captured.own_state["pieces"], pieces_of_optimizers, strict=True):
@@ -219,7 +247,7 @@ class StateMemory:
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
         self._start = start
         self._held = held
-        self._comm = comm
+        self.comm = comm
         self._paths = [f"/proc/{word}" for word in words]
         own = self._paths[2 * index : 2 * index + 2]
         if not own:
@@ -246,12 +274,16 @@ class StateMemory:
 
     # -- writing
 
-    def _reserve(self, needed: int) -> None:
-        """Makes both slots of this rank at least `needed` bytes long.
+    @property
+    def room(self) -> int:
+        """The length in bytes that both slots of this rank have."""
+        return min(slot.size for slot in self._own)
 
-        Raises: OSError if all ranks of this machine together would take more than half of the memory that is available.
+    def reserve(self, needed: int, growth: int) -> None:
+        """Makes both slots of this rank at least `needed` bytes long. growth: bytes, of all ranks of this machine
+
+        Raises: OSError if they would take more than half of the memory that is available.
         """
-        growth = sum(max(0, needed - slot.size) for slot in self._own) * self._comm.local_size
         available = min([available_memory(), *control_group_memory()])
         if growth > available // 2:
             text = (
@@ -266,7 +298,7 @@ class StateMemory:
 
         Raises: OSError if there is too little memory; ArgumentError for a state that is not JSON, or an unknown dtype.
         """
-        comm = self._comm
+        comm = self.comm
         sources = captured.sources
         count = len(captured.equal)
         starts, text_at = lay_out_slot(sources)
@@ -277,12 +309,14 @@ class StateMemory:
             ]
             state = captured.state if comm.local_rank == 0 else None
             parts = [state, captured.own_state, entries[:count], entries[count:]]
-            text = json.dumps(parts, separators=(",", ":")).encode()
+            copied = np.array(captured.own_state.get("copied", ()), _COPIED)
+            text = copied.tobytes() + json.dumps(parts, separators=(",", ":")).encode()
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ArgumentError(f"the state cannot be held in memory: {error!r:.200}") from error
         slot = self._own[self._turn]
         if text_at + len(text) > slot.size:
-            self._reserve(text_at + len(text) + _SPARE)
+            needed = text_at + len(text) + _SPARE
+            self.reserve(needed, 2 * (needed - self.room) * comm.local_size)
         stamp = Stamp(
             owner=self._owner,
             rank=comm.rank,
@@ -296,6 +330,7 @@ class StateMemory:
             own_at=[*starts, text_at][count],
             text_at=text_at,
             text_bytes=len(text),
+            copied=tuple(copied.tolist()),
         )
         slot.write(stamp, sources, starts, text)
         self._turn = 1 - self._turn
@@ -328,15 +363,15 @@ class StateMemory:
         with ExitStack() as stack:
             choice = choose_state(ranks.run_on_all_ranks(FAILED, find))
             if choice is None:
-                if slots and self._comm.rank == 0:
-                    _log.warning("no state in memory is complete, as a part of it was lost: training goes on from disk")
+                if self._held >= 0 and self.comm.rank == 0:
+                    _log.warning("no complete state is left in memory: training goes on from disk")
                 return None
             ranks.run_on_all_ranks(FAILED, lambda: map_slots(choice.stamps))
             # The next write must not replace this state.
             self._turn = int(self._own[0].stamp() in choice.stamps)
         for stamp, root, begin, end in choice.moves:
-            self._comm.broadcast(np.frombuffer(memories[stamp.rank], np.uint8)[begin:end], root)
-        return SavedInMemory(choice.stamps, choice.copies[ranks.rank], memories)
+            self.comm.broadcast(np.frombuffer(memories[stamp.rank], np.uint8)[begin:end], root)
+        return SavedInMemory(choice.stamps, choice.copies[ranks.rank], choice.own[ranks.rank], memories)
 
     def _readable(self, stack: ExitStack) -> Iterator[tuple[Stamp, Slot]]:
         """The slots on this machine that hold a complete part of a state of an earlier start. stack: closes them"""
@@ -355,11 +390,13 @@ class Choice(NamedTuple):
 
     stamps: of its slots, one for each rank that wrote it, in order, without ranks that were lost
     copies: for each rank that loads it, the slots from which it takes what is equal on all ranks
+    own: for each rank that loads it, the slots from which it takes what ranks have alone
     moves: (slot, rank, begin, end): the bytes of a slot that this rank broadcasts to the others
     """
 
     stamps: Sequence[Stamp]
     copies: Sequence[Sequence[Stamp]]
+    own: Sequence[Collection[Stamp]]
     moves: Sequence[tuple[Stamp, int, int, int]]
 
 
@@ -368,6 +405,8 @@ def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
 
     A rank of whose slots none is found was lost with its host, or with the agent that held them. A state is complete
     without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
+
+    As many ranks as before, each with the slot that it wrote, need no arrays of other hosts: only the texts are moved.
     """
     everything = set().union(*found)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
@@ -392,28 +431,34 @@ def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
             for stamp in stamps
             if any(stamp not in slots for slots in found)
         }
-        moves = [(stamp, reader, stamp.own_at, stamp.end) for stamp, reader in readers.items()]
+        own = [[stamp for stamp in stamps if stamp in slots] for slots in found]
+        stayed = len(found) == size and all(rank in {s.rank for s in slots} for rank, slots in enumerate(own))
+        moves = [(stamp, rank, stamp.text_at if stayed else stamp.own_at, stamp.end) for stamp, rank in readers.items()]
         if [] in copies:
             copies = [first] * len(found)
             moves += [(stamp, readers[stamp], _BEGIN, stamp.own_at) for stamp in first if stamp in readers]
-        return Choice(stamps, copies, moves)
+        return Choice(stamps, copies, own if stayed else [stamps] * len(found), moves)
     return None
 
 
 class SavedInMemory(Saved):
     """A state in slots, with the interface of a checkpoint.
 
-    stamps: of the slots; copy: those from which to take what is equal on all ranks; memories: of each slot, by rank
+    stamps: of the slots; copy, own: those from which to take what is equal on all ranks, and what ranks have alone
+    memories: of each slot, by rank
 
     A rank that was lost gets the own state of the first rank of `copy`.
     """
 
-    def __init__(self, stamps: Sequence[Stamp], copy: Sequence[Stamp], memories: dict[int, Any]) -> None:
+    def __init__(
+        self, stamps: Sequence[Stamp], copy: Sequence[Stamp], own: Collection[Stamp], memories: dict[int, Any]
+    ) -> None:
         self._memories = memories
         texts = {
-            stamp.rank: json.loads(bytes(memoryview(memories[stamp.rank])[stamp.text_at : stamp.end]))
+            stamp.rank: json.loads(bytes(memoryview(memories[stamp.rank])[stamp.json_at : stamp.end]))
             for stamp in stamps
         }
+        readable = {stamp.rank for stamp in own}
         own_table: dict[str, Any] = {}  # an array and its copy have one name
         own_states = []
         for rank in range(stamps[0].size):
@@ -421,7 +466,8 @@ class SavedInMemory(Saved):
             _, own_state, _, entries = texts[origin]
             own_states.append(own_state)
             before, after = rank_array_name(origin, ""), rank_array_name(rank, "")
-            own_table |= {name.replace(before, after, 1): entry for name, entry in entries}
+            if origin in readable:
+                own_table |= {name.replace(before, after, 1): entry for name, entry in entries}
         tables = [*(texts[stamp.rank][2] for stamp in copy), own_table.items()]
         tensors = assemble_tensors({name: TensorEntry.decode(entry) for name, entry in table} for table in tables)
         infos = [ShardInfo(0, 0, "")] * stamps[0].size

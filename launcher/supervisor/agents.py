@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # For how long to wait for the others, after a rank has ended with 0 without `collectives.shutdown` (os._exit). If all
 # of them end like that, it is no failure.
 _EARLY_EXIT_LIMIT = 1.0
-# For how long agents of an earlier start, which hold the state, stay for ranks that have begun their loop.
-_COPY_LIMIT = 600.0
 
 
 def authenticate(attempt: Attempt, fileno: int) -> None:
@@ -87,7 +85,7 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
         case "resizable":
             process.resizable = value
             if attempt.ranks.max_ranks is not None:  # All ranks have loaded the state of an earlier start.
-                attempt.deadlines["copy"] = attempt.job_time(_COPY_LIMIT)
+                attempt.deadlines["copy"] = attempt.job_time(attempt.resizing.memory.copy_limit)
                 if number := attempt.resizing.loaded(attempt.job_time()):
                     attempt.end_by_signal(number)
         case "resizing":

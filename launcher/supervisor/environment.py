@@ -50,6 +50,9 @@ class StateMemory:
     held: number of the newest start whose ranks have all copied their state; -1: none
     """
 
+    #: For how long (s) agents that hold the state stay for ranks that have begun their loop and not copied theirs.
+    copy_limit = 600.0
+
     def __init__(self, ranks: int) -> None:
         self.held = -1
         self._token = os.urandom(16).hex()

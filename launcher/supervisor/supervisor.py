@@ -179,7 +179,7 @@ class _Supervisor:
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
                 again = True
             finally:
-                on_disk = attempt.ranks.several_hosts() and attempt.ranks.max_ranks is not None and self.memory.held < 0
+                on_disk = attempt.ranks.max_ranks is not None and self.memory.held < 0
                 attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,18 @@ def hosts(cluster: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFa
 def start(hosts: Hosts, mpiexec: list[str], start_job: Any) -> Callable[..., Any]:
     """`start(script, ...)` runs it under ddp-launch from the first host, on both."""
 
-    def start(*args: str, each: int = 1, on: tuple[str, ...] = (FIRST, SECOND), **environ: str) -> Any:
+    def start(
+        *args: str,
+        each: int = 1,
+        on: tuple[str, ...] = (FIRST, SECOND),
+        main: Sequence[str] = ("-m", "launcher"),
+        **environ: str,
+    ) -> Any:
         words = ["--hosts", ",".join(f"{host}:{each}" for host in on), *args]
         environ |= {"HYDRA_LAUNCHER_EXEC": hosts.ssh, "PRTE_MCA_plm_ssh_agent": hosts.ssh}
         # The hosts share one kernel, and UCX must not find its ways from process to process.
         environ |= {"UCX_TLS": "tcp,self"}
-        return start_job([SCRIPT, hosts.names[0], sys.executable, "-m", "launcher", *words], env=environ)
+        return start_job([SCRIPT, hosts.names[0], sys.executable, *main, *words], env=environ)
 
     return start
 
@@ -269,6 +276,40 @@ def test_a_restart_does_without_a_host_that_is_lost(
     assert job.process.returncode == 0, err
     assert (seen + out).splitlines()[-1].endswith(":0: world 1")
     assert f"ddp-launch: restart 1 of 1, without {SECOND}: 1 rank\n" in err
+
+
+WITHOUT_COPIES = """
+import os, signal, time
+from collectives.world import report
+rank, start = os.environ["RANK"], int(os.environ["DDP_ATTEMPT"])
+print("ready", rank, os.getpid(), os.getppid(), flush=True)
+if start == 0:
+    report(held=1)
+    time.sleep(0.5 if rank == "0" else 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+report(resizable=0)
+time.sleep(60)
+"""
+
+
+def test_agents_that_hold_the_state_do_not_stay_for_ever_for_ranks_that_copy_nothing(
+    start: Any, hosts: Hosts, script: Any
+) -> None:
+    limit = "from launcher.supervisor.environment import StateMemory; StateMemory.copy_limit = 2.0"
+    main = "from launcher.__main__ import main; main()"
+    job = start("--max-restarts", "1", script(WITHOUT_COPIES), main=["-c", shlex.quote(f"{limit}; {main}")])
+    seen = wait_for(job.process.stdout, "ready", 4)
+    agents = [int(agent) for rank, _, agent in READY.findall(seen) if rank == "1"]
+    assert len(agents) == 2
+    assert all(stat_of(agent).state for agent in agents)
+    deadline = time.monotonic() + 20
+    while stat_of(agents[0]).state and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [bool(stat_of(agent).state) for agent in agents] == [False, True]
+    assert job.process.poll() is None
+    job.process.send_signal(signal.SIGTERM)
+    job.wait(15)
+    hosts.assert_left()
 
 
 # Each host sees its own memory alone: the two share one /proc.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -238,8 +240,10 @@ def shard(rank: int, *copied: int, step: int = 5) -> Stamp:
 @pytest.mark.parametrize(
     ("found", "step", "copies", "moves"),
     [
-        # Each rank has its own slots: what is equal on all ranks stays where it is.
-        ([[stamp(0)], [stamp(1)]], 5, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
+        # Each rank has its own slots: arrays stay where they are, only texts are sent.
+        ([[stamp(0)], [stamp(1)]], 5, [0, 1], [(0, 0, 6000), (1, 1, 6000)]),
+        # As many ranks on the same hosts, in another order.
+        ([[stamp(1)], [stamp(0)]], 5, [1, 0], [(0, 1, 5000), (1, 0, 5000)]),
         # A host without a state gets all of it.
         ([[stamp(0)], [stamp(1)], []], 5, [0, 0, 0], [(0, 0, 5000), (1, 1, 5000), (0, 0, 4096)]),
         ([[], [stamp(0), stamp(1)]], 5, [0, 0], [(0, 1, 5000), (1, 1, 5000), (0, 1, 4096)]),
@@ -253,7 +257,7 @@ def shard(rank: int, *copied: int, step: int = 5) -> Stamp:
         ([[shard(0, 2)]], None, [], []),
         ([[stamp(1, node_size=2)]], None, [], []),
         # A rank that is there has not written the last step.
-        ([[stamp(0), stamp(0, 4)], [stamp(1, 4), stamp(1, 3)]], 4, [0, 1], [(0, 0, 5000), (1, 1, 5000)]),
+        ([[stamp(0), stamp(0, 4)], [stamp(1, 4), stamp(1, 3)]], 4, [0, 1], [(0, 0, 6000), (1, 1, 6000)]),
         # One that was lost need not have written it.
         ([[stamp(0), stamp(0, 4)]], 5, [0], []),
         ([[], []], None, [], []),
@@ -298,8 +302,12 @@ def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int
         assert (found.step, found.size, found.state) == (5, 2, {"lr": 0.5})
         assert [own["at"] for own in found.own_state] == at
         np.testing.assert_array_equal(found.read("x"), x)
-        for rank, (origin, _) in enumerate(at):
-            np.testing.assert_array_equal(found.read(f"rank-000{rank}.y"), np.full(3, origin))
+        own = {f"rank-000{rank}.y": origin for rank, (origin, _) in enumerate(at)}
+        if seen == [[0], [1]]:  # the ranks are where they were: each has its own array
+            own = {f"rank-000{comm.rank}.y": comm.rank}
+        assert found.names.keys() == {"x", *own}
+        for name, origin in own.items():
+            np.testing.assert_array_equal(found.read(name), np.full(3, origin))
 
     collectives.run_threads(load, 2)
     for fd in fresh:
@@ -318,10 +326,53 @@ def test_a_rank_without_a_piece_says_that_the_optimizer_is_sharded(slots: Slots)
 
 @pytest.mark.parametrize(
     ("nodes", "holders"),
-    [([0, 1], [1, 0]), ([0, 0, 1, 1], [2, 3, 0, 1]), ([0, 0, 0, 1], [3, 3, 3, 0]), ([0, 1, 0, 2], [1, 2, 1, 0])],
+    [
+        ([0, 1], [1, 0]),
+        ([0, 0, 1, 1], [2, 3, 0, 1]),
+        ([0, 1, 0, 1], [1, 2, 3, 0]),
+        ([0, 0, 0, 1], [3, 3, 3, 0]),
+        ([0, 1, 1, 1, 1], [1, 0, 0, 0, 0]),
+        ([0, 1, 0, 2], [1, 2, 3, 0]),
+        ([0, 0, 0, 1, 2], [3, 4, 3, 0, 1]),
+    ],
 )
 def test_copies_of_pieces_lie_on_another_node(nodes: list[int], holders: list[int]) -> None:
     assert state_memory.holders_of_copies(nodes) == holders
+
+
+def test_of_hosts_with_any_number_of_ranks_any_one_may_be_lost() -> None:
+    for nodes in itertools.chain(*(itertools.product(range(3), repeat=size) for size in range(2, 7))):
+        if len(set(nodes)) == 1:
+            continue
+        holders = state_memory.holders_of_copies(nodes)
+        assert all(nodes[holder] != node for holder, node in zip(holders, nodes, strict=True))
+        stamps = [
+            stamp(rank, size=len(nodes), sharded=1)._replace(
+                node=node,
+                node_size=nodes.count(node),
+                copied=tuple(other for other, holder in enumerate(holders) if holder == rank),
+            )
+            for rank, node in enumerate(nodes)
+        ]
+        for lost in set(nodes):
+            left = [held for held in stamps if held.node != lost]
+            assert (
+                choose_state([[held for held in left if held.node == node] for node in {*nodes} - {lost}]) is not None
+            )
+
+
+def test_the_ranks_of_copies_are_read_without_the_rest_of_the_text(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = opened(slots)
+    held.write(5, one(np.ones(3))._replace(own_state={"pieces": [], "copied": [1, 70_000]}))
+    held.close()
+    monkeypatch.setattr(state_memory.json, "loads", None)
+    slot = Slot(os.dup(slots[0]), JOB)
+    written = slot.stamp()
+    slot.close()
+    assert written is not None
+    assert written.copied == (1, 70_000)
 
 
 def train_shards(
@@ -358,7 +409,11 @@ def train_shards(
         return run_sharing(run, nodes)
 
 
-@pytest.mark.parametrize(("nodes", "lost"), [([0, 1], 1), ([0, 1], 0), ([0, 0, 1], 0), ([0, 0, 1], 1), ([0, 1, 2], 1)])
+# lost: -1: all ranks are started again where they were.
+@pytest.mark.parametrize(
+    ("nodes", "lost"),
+    [([0, 1], 1), ([0, 1], 0), ([0, 1], -1), ([0, 0, 1], 0), ([0, 0, 1], 1), ([0, 0, 1], -1), ([0, 1, 2], 1)],
+)
 def test_shards_outlive_their_host(nodes: list[int], lost: int, tmp_path: Path) -> None:
     slots = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4 * len(nodes))]
     [(_, whole)] = train_shards([0], [], 0, tmp_path / "whole", -1)
@@ -383,6 +438,25 @@ def test_copies_of_pieces_end_on_all_ranks_if_one_cannot_write(
     with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
         assert [step for step, _ in train_shards([0, 1], [variable(slots)] * 2, 0, tmp_path, -1)] == [0, 0]
     assert [record.message.count(state_memory.FAILED) for record in caplog.records] == [1]
+    for fd in slots:
+        os.close(fd)
+
+
+def test_copies_of_pieces_are_not_sent_where_there_is_no_room_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
+    monkeypatch.setattr(state_memory, "available_memory", lambda: 1000)
+    monkeypatch.setattr(collectives.Communicator, "recv", fails_after(0))
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        train_shards([0, 1], [variable(slots)] * 2, 0, tmp_path, -1)
+    [warning] = caplog.messages
+    assert re.fullmatch(
+        f"{state_memory.FAILED}: rank 0: OSError: .* bytes are needed on this machine, "
+        "and half of the 1,000 that are left is the most; rank 1 too",
+        warning,
+    )
+    assert [os.fstat(fd).st_size for fd in slots] == [0] * 4
     for fd in slots:
         os.close(fd)
 
