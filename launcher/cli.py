@@ -96,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _resize(options: dict[str, Any]) -> int:
     """Asks a running job to continue with another number of ranks. Returns: the exit code. Raises: UsageError"""
     if options.keys() != {"resize", "job", "rest"} or options["rest"]:
-        raise UsageError("a running job gets another number of ranks by ddp-launch --resize N --job PID, and no more")
+        raise UsageError(
+            "--resize and --job go together, without a script or other options: ddp-launch --resize N --job PID"
+        )
     from launcher.resize import resize  # Imported late: starting a job does not need it.
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this command without a traceback.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 #: Variable of an agent's environment: how it places its rank, as `rules` writes it.
 PLACEMENT = "DDP_LAUNCH_PLACEMENT"
-# Variable of a rank's environment: the number of threads of a parallel computation.
-_THREADS = "OMP_NUM_THREADS"
+#: Variable of a rank's environment: the number of threads of a parallel computation.
+THREADS = "OMP_NUM_THREADS"
 
 
 def rules(bind: bool, share: bool, nodes: Sequence[int] | None) -> str:
@@ -72,8 +72,8 @@ class Placement:
             variables["NODE_RANK"] = variables["GROUP_RANK"] = str(self.node)
         if self.gpus:
             variables[VISIBLE] = ",".join(self.gpus)
-        if _THREADS not in environ:
-            variables[_THREADS] = str(self.threads)
+        if THREADS not in environ:
+            variables[THREADS] = str(self.threads)
         return variables
 
 

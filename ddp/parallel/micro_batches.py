@@ -374,7 +374,7 @@ class MicroBatches:
         differences = [
             f"{name} {saved.get(name)}, here {value}" for name, value in machine().items() if saved.get(name) != value
         ]
-        if differences:
+        if differences and self._comm.rank == 0:  # all ranks have the same, else the model raises
             warnings.warn(
                 f"the state was saved with {'; '.join(differences)}: the last bits may differ from now on. The number "
                 "of BLAS threads is that of the environment, OPENBLAS_NUM_THREADS, when Python starts",

@@ -118,6 +118,7 @@ def main(args: Sequence[str]) -> NoReturn:
         "size": world.size,
         "local_rank": placement.local_rank,
         "gpus": placement.gpus,
+        "threads": placement.threads,
         "pid": pid,
         "agent": agent,
         "started": ancestors[0] if ancestors[1:] else agent,

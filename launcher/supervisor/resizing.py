@@ -128,6 +128,8 @@ class Resizing:
             raise UsageError(f"not all ranks of the job are in {loop}")
         if n > max_ranks:
             raise UsageError(f"micro_batches={max_ranks} is the most ranks that the job can have, not {n}")
+        if n < (job.min_ranks or 1):
+            raise UsageError(f"--min-ranks {job.min_ranks} is the fewest ranks that the job can have, not {n}")
         target = job.with_ranks(n, hosts)
         engines.choose_engine(engines.resolve_size(target, self._environ), self._environ)
         if self.memory.variable and not self.memory.grow(n):

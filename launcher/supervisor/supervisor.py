@@ -24,6 +24,7 @@ from launcher.errors import UsageError
 from launcher.job import STDIN, Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
+from launcher.placement import THREADS
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import StateMemory, ranks_environment
@@ -169,6 +170,9 @@ class _Supervisor:
             again = False
             try:
                 attempt.run()
+                if (attempt.ranks.max_ranks or math.inf) < math.inf:
+                    # The bits of micro-batches are the same on any number of ranks, not of BLAS threads.
+                    self.environ.setdefault(THREADS, str(attempt.ranks[0].threads))
                 resized = self._after_resize()
                 if resized is None:
                     code, text = self._report()
@@ -179,7 +183,7 @@ class _Supervisor:
                         return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
                 again = True
             finally:
-                on_disk = attempt.ranks.max_ranks is not None and self.memory.held < 0
+                no_memory = attempt.ranks.max_ranks is not None and self.memory.held < 0
                 attempt.close(self.memory if again else None)
             number += 1
             if resized is not None:
@@ -196,8 +200,8 @@ class _Supervisor:
             if delay:
                 text += f" in {delay:g} s"
             text += describe_hosts(lost, smaller_job)
-            if on_disk:
-                text += ", from the newest checkpoint on disk"
+            if no_memory:
+                text += ", with no state in memory"
             self.console.say(text)
             self._set_job(smaller_job or self.job)
             attempt.wait(delay)

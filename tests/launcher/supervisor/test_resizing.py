@@ -81,7 +81,7 @@ def test_who_is_another_user_or_says_nothing_is_not_heard(
         (4, None, "the job has 4 ranks already"),
         (3, None, "not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer, "),
         (5, 4, "micro_batches=4 is the most ranks that the job can have, not 5"),
-        (1, 8, "the smallest number of ranks (min_ranks) must be from 1 to 1, not 2"),
+        (1, 8, "--min-ranks 2 is the fewest ranks that the job can have, not 1"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_and_the_job_goes_on(n: int, most: int | None, why: str) -> None:
@@ -153,6 +153,22 @@ def test_a_job_goes_on_with_more_ranks_and_with_fewer(ask: Any, tmp_path: Path) 
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert [event["n"] for event in events if event["event"] == "restart"] == [2, 1]
     assert [event["event"] for event in events if event["event"] in ("failure", "stopped")] == ["stopped"]
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("micro_batches", [3, 0])
+def test_ranks_of_micro_batches_keep_the_number_of_blas_threads(
+    micro_batches: int, start_launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    body = f"print('threads', os.environ['OMP_NUM_THREADS'], flush=True)\nloop({micro_batches})"
+    job = start_launch(LOOP + body, n=2)
+    assert resize(job.process.pid, 1)[0]
+    job.process.send_signal(signal.SIGTERM)
+    threads = [int(line.split()[-1]) for line in job.wait(15).stdout.splitlines() if "threads" in line]
+    cores = len(os.sched_getaffinity(0))
+    assert threads[-1] == (max(1, cores // 2) if micro_batches else cores)
 
 
 @pytest.mark.timeout(60)
@@ -240,4 +256,4 @@ def test_a_signal_in_the_middle_waits_until_ranks_have_the_state(
 def test_both_options_belong_together_and_alone(line: str) -> None:
     asks = subprocess.run([sys.executable, "-m", "launcher", *line.split()], capture_output=True, text=True, timeout=30)
     assert asks.returncode == 2
-    assert asks.stderr.endswith("by ddp-launch --resize N --job PID, and no more\n")
+    assert asks.stderr.endswith("without a script or other options: ddp-launch --resize N --job PID\n")
