@@ -374,14 +374,16 @@ class Checkpointer:
     def _hold(self, captured: Captured | None = None) -> None:
         """Copies the state to memory. captured: what this rank writes, if it is known"""
         if self._memory is None:  # an earlier copy has failed on this rank alone
-            raise CheckpointError(state_memory.DROPPED)
+            raise CheckpointError("this rank does not copy its state to memory any more")
         node = (self._comm.local_rank, self._comm.local_size)
         self._memory.write(self._reached, captured or capture(self._training, self._store.ranks, node))
 
     def _hold_together(self) -> None:
         """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
         ranks = self._store.ranks
-        captured = state_memory.capture_with_copies(self._training, ranks, self._memory) if self._copying else None
+        captured = None
+        if self._copying and self._memory is not None:  # on all ranks, or on none
+            captured = state_memory.capture_with_copies(self._training, ranks, self._memory)
         ranks.run_on_all_ranks(state_memory.FAILED, lambda: self._hold(captured))
         world.report(held=self._reached)
 

@@ -48,12 +48,10 @@ from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, as
 from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
-from ddp.errors import ArgumentError, CheckpointError
+from ddp.errors import ArgumentError
 
 #: What follows where the state cannot be held in memory, or not be read there.
 FAILED = "a restart goes on from disk, not from memory"
-#: Why a rank cannot copy its state, after an earlier copy has failed on it alone.
-DROPPED = "this rank does not copy its state to memory any more"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st03"
 _WORD = struct.Struct("=Q")
@@ -189,42 +187,31 @@ def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     return holders
 
 
-def capture_with_copies(training: TrainedObjects, ranks: RankGroup, memory: StateMemory | None) -> Captured:
+def capture_with_copies(training: TrainedObjects, ranks: RankGroup, memory: StateMemory) -> Captured:
     """Collects what this rank writes, with copies of the pieces of ranks on other nodes. Collective.
 
     Raises: CheckpointError on all ranks if one of them cannot, or has too little memory: before any copy is sent.
     """
+    comm = memory.comm
     captured: Any = None
 
     def describe() -> Any:
         nonlocal captured
-        if memory is None:
-            raise CheckpointError(DROPPED)
-        captured = capture(training, ranks, (memory.comm.local_rank, memory.comm.local_size))
-        needed = lay_out_slot(captured.sources)[1] + _SPARE
-        names = [source.name for source in captured.pieces]
-        pieces = captured.own_state["pieces"]
-        return memory.comm.node, needed, memory.room, lay_out_slot(captured.pieces)[1], pieces, names
+        captured = capture(training, ranks, (comm.local_rank, comm.local_size))
+        nbytes = lay_out_slot(captured.pieces)[1]
+        return comm.node, nbytes, captured.own_state["pieces"], [source.name for source in captured.pieces]
 
     described = ranks.run_on_all_ranks(FAILED, describe)
-    assert memory is not None
-    comm = memory.comm
-    nodes, needed, rooms, copy_bytes, *_ = map(list, zip(*described, strict=True))
-    holders = holders_of_copies(nodes)
-    for rank, holder in enumerate(holders):
-        needed[holder] += copy_bytes[rank]
-    growths = [2 * max(0, need - room) for need, room in zip(needed, rooms, strict=True)]
-    if any(growths):
-        growth = sum(growth for growth, node in zip(growths, nodes, strict=True) if node == comm.node)
-        ranks.run_on_all_ranks(FAILED, lambda: memory.reserve(needed[comm.rank], growth))
+    holders = holders_of_copies([node for node, *_ in described])
+    copied = captured.own_state["copied"] = [rank for rank, holder in enumerate(holders) if holder == comm.rank]
+    needed = lay_out_slot(captured.sources)[1] + sum(described[rank][1] for rank in copied)
+    ranks.run_on_all_ranks(FAILED, lambda: memory.reserve(needed))
     sending = [comm.send(source.array, holders[comm.rank], async_op=True) for source in captured.pieces]
-    copied = captured.own_state["copied"] = []
-    for rank, (*_, pieces_of_optimizers, names) in enumerate(described):
-        if holders[rank] == comm.rank:
-            copied.append(rank)
-            for own_pieces, pieces in zip(captured.own_state["pieces"], pieces_of_optimizers, strict=True):
-                own_pieces += pieces
-            captured.pieces.extend(ArraySource(name=name, array=comm.recv(rank)) for name in names)
+    for rank in copied:
+        _, _, pieces_of_optimizers, names = described[rank]
+        for own_pieces, pieces in zip(captured.own_state["pieces"], pieces_of_optimizers, strict=True):
+            own_pieces += pieces
+        captured.pieces.extend(ArraySource(name=name, array=comm.recv(rank)) for name in names)
     for work in sending:
         work.wait()
     return captured
@@ -274,16 +261,15 @@ class StateMemory:
 
     # -- writing
 
-    @property
-    def room(self) -> int:
-        """The length in bytes that both slots of this rank have."""
-        return min(slot.size for slot in self._own)
+    def reserve(self, needed: int) -> None:
+        """Makes both slots of this rank at least `needed` bytes long, and a little longer for the text.
 
-    def reserve(self, needed: int, growth: int) -> None:
-        """Makes both slots of this rank at least `needed` bytes long. growth: bytes, of all ranks of this machine
-
-        Raises: OSError if they would take more than half of the memory that is available.
+        Raises: OSError if all ranks of this machine together would take more than half of the memory that is available.
         """
+        if all(slot.size >= needed for slot in self._own):
+            return
+        needed += _SPARE
+        growth = sum(max(0, needed - slot.size) for slot in self._own) * self.comm.local_size
         available = min([available_memory(), *control_group_memory()])
         if growth > available // 2:
             text = (
@@ -314,9 +300,7 @@ class StateMemory:
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ArgumentError(f"the state cannot be held in memory: {error!r:.200}") from error
         slot = self._own[self._turn]
-        if text_at + len(text) > slot.size:
-            needed = text_at + len(text) + _SPARE
-            self.reserve(needed, 2 * (needed - self.room) * comm.local_size)
+        self.reserve(text_at + len(text))
         stamp = Stamp(
             owner=self._owner,
             rank=comm.rank,
