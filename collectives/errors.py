@@ -129,6 +129,6 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def ranks_have(ranks: Sequence[int]) -> str:
-    """The ranks with a verb: `ranks_have([1, 2, 5]) == "ranks 1-2, 5 have"`, `ranks_have([3]) == "rank 3 has"`."""
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+def ranks_with_verb(ranks: Sequence[int], of_one: str, of_several: str) -> str:
+    """The ranks as a noun, and a verb in its number: `ranks_with_verb([3], "has", "have") == "rank 3 has"`."""
+    return f"{name_ranks(ranks)} {of_one if len(ranks) == 1 else of_several}"

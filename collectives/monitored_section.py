@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveTimeout, ranks_have
+from collectives.errors import CollectiveTimeout, ranks_with_verb
 from collectives.time_limit import Deadline
 
 # Seconds between two exchanges while any rank works.
@@ -75,9 +75,9 @@ class MonitoredSection:
         if self._error is not None:
             raise self._error
         if self._stuck:
+            stuck = ranks_with_verb(self._stuck, "has", "have")
             raise CollectiveTimeout(
-                f"rank {self._comm.rank}: {ranks_have(self._stuck)} made no progress for {self._patience:g} s, "
-                "though still alive"
+                f"rank {self._comm.rank}: {stuck} made no progress for {self._patience:g} s, though still alive"
             )
 
     def _monitor(self) -> None:

@@ -64,7 +64,7 @@ _ARITHMETIC = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _ALLOWED = {"b": _ORDER, "i": tuple(ReduceOp), "u": tuple(ReduceOp), "f": tuple(ReduceOp), "c": _ARITHMETIC}
 
-#: The ufunc that combines two values in the wire dtype; MEAN is a SUM until `finish`.
+#: The ufunc that combines two values in the wire dtype; MEAN is a SUM until `divide_and_scale`.
 COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PROD: np.multiply,
@@ -99,7 +99,7 @@ def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
 
 
 def wire_op(op: ReduceOp) -> ReduceOp:
-    """The op that ranks carry out between them; `finish` does the rest."""
+    """The op that ranks carry out between them; `divide_and_scale` does the rest."""
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
@@ -165,7 +165,7 @@ def _factor(scale: object) -> float:
     return float(scale)  # type: ignore[arg-type]  # checked above
 
 
-def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
+def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
     """Turns a reduction's total into its result, in place: divides for a mean, then multiplies by the scale.
 
     Raises: ArgumentError if the scale is not a number.
@@ -210,7 +210,7 @@ class Reduction(NamedTuple):
         """Starts the reduction on a transport of host or device arrays.
 
         op: as that transport takes it; sent, total: one-dimensional, of the wire dtype
-        rest: for a host transport, the `Finish` that it applies to the total
+        rest: for a host transport, the `Epilogue` that it applies to the total
         """
         if self.name == "all_reduce":
             return transport.all_reduce(sent, total, op, *rest)

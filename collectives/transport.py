@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collectives.errors import TooManyCommunicators, ranks_have
+from collectives.errors import TooManyCommunicators, ranks_with_verb
 from collectives.reduction import Array, ReduceOp
 from collectives.world import STOPPED
 
@@ -85,7 +85,7 @@ def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, numbe
     A rank that failed always counts: it may have died with calls queued, and the job is lost anyway.
     """
     return sorted(
-        rank for rank, left in exit_notices.items() if left.failed or left.calls.get(communicator, 0) <= number
+        rank for rank, notice in exit_notices.items() if notice.failed or notice.calls.get(communicator, 0) <= number
     )
 
 
@@ -99,7 +99,9 @@ def describe_exits(exit_notices: Mapping[int, ExitNotice], ranks: Sequence[int])
     by_status: dict[int, list[int]] = {}
     for rank in ranks:
         by_status.setdefault(exit_notices[rank].status, []).append(rank)
-    return " and ".join(f"{ranks_have(group)} {_describe_status(status)}" for status, group in by_status.items())
+    return " and ".join(
+        f"{ranks_with_verb(group, 'has', 'have')} {_describe_status(status)}" for status, group in by_status.items()
+    )
 
 
 def _describe_status(status: int) -> str:
@@ -119,7 +121,7 @@ Test = Callable[[], bool]
 #: The steps of a call: yields the test of each operation, and returns the call's result.
 Steps = Generator[Test, None, T]
 #: Turns a reduction's total, or any slice of it, into the result, in place.
-Finish = Callable[[Array], None]
+Epilogue = Callable[[Array], None]
 
 #: Bytes of the longest eager message, which is sent at once. Longer messages may wait until they are received.
 EAGER_LIMIT = 4096
@@ -169,7 +171,7 @@ class Transport(ABC):
     name: the backend's name; key: identifies the communicator: the same on all its ranks, unique in its world
     purpose: what this rank uses the communicator for, shown in reports
     shares_memory: ranks of a node exchange arrays through shared memory
-    combines_halves: reductions take 16-bit floats, compute and finish in float32, and round once
+    combines_halves: reductions take 16-bit floats, compute in float32, epilogue included, and round once
     combines_in_tree: reductions combine in the order of `reduction.tree` over ranks
     in_flight: how many collectives may run at once if all ranks start their operations in the same order
     """
@@ -257,16 +259,16 @@ class Transport(ABC):
     # Collectives -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
         """x, out: (n,), same dtype; `x is out` reduces in place."""
 
     @abstractmethod
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
         """x: (n,); out: (n,) on the root, None elsewhere."""
 
     @abstractmethod
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
         """x: (sum(counts),); out: (counts[rank],), same dtype, in other memory."""
 
@@ -417,20 +419,20 @@ def chunks(length: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-def then(test: Test, finish: Finish | None, total: Array | None) -> Test:
-    """A test that applies `finish` to the total once `test` is True, and is True after that."""
-    if finish is None or total is None:
+def then(test: Test, epilogue: Epilogue | None, total: Array | None) -> Test:
+    """A test that applies `epilogue` to the total once `test` is True, and is True after that."""
+    if epilogue is None or total is None:
         return test
     done = False
 
-    def test_and_finish() -> bool:
+    def test_and_apply() -> bool:
         nonlocal done
         if not done and test():
             done = True
-            finish(total)
+            epilogue(total)
         return done
 
-    return test_and_finish
+    return test_and_apply
 
 
 def all_of(tests: list[Test]) -> Test:

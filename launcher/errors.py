@@ -1,4 +1,4 @@
-"""The launcher's errors, and a word for their sentences.
+"""The launcher's errors, and numbers with a noun for sentences.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
 RankError       a call of `launcher.run` failed, but not by an exception that can be raised again
@@ -42,6 +42,6 @@ def find_start_error(engine_output: str) -> str | None:
     return sentence.rstrip("\r") if newline else None
 
 
-def plural(n: int, what: str) -> str:
+def plural(n: float, what: str) -> str:
     """`plural(2, "core") == "2 cores"`."""
     return f"{n} {what}{'s' * (n != 1)}"

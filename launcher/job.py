@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from launcher.network import Host
@@ -40,7 +40,7 @@ class Job:
     hostfile: the file that names `hosts`; with `min_ranks` it is read again while the job runs; None: there is none
     engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first that can
     backend: the backend of `collectives.init()` on every rank, one of `BACKENDS`
-    bind: each rank is bound to its share of the cores
+    bind: each rank is bound to its part of the cores
     share_gpu: several ranks may be given the same GPU
     grace: seconds between asking the ranks to end and killing them
     start_limit: seconds within which every rank must have started
@@ -164,7 +164,7 @@ class Job:
     def _check_ranks(self) -> None:
         # Without hosts and a number, an allocation may set the number; then this is checked again.
         size = self.size if self.n is not None or self.hosts else float("inf")
-        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        ranks = "an unknown number of ranks" if size == float("inf") else plural(size, "rank")
         if self.min_ranks is not None and not 1 <= self.min_ranks <= size:
             limits = "at least 1" if size == float("inf") else f"from 1 to {size}"
             raise UsageError(f"the smallest number of ranks (min_ranks) must be {limits}, not {self.min_ranks}")

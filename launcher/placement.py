@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.errors import StartError, UsageError
+from launcher.errors import StartError, UsageError, plural
 from launcher.linux import list_folder, read_text
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
@@ -24,19 +24,19 @@ PLACEMENT = "DDP_LAUNCH_PLACEMENT"
 THREADS = "OMP_NUM_THREADS"
 
 
-def rules(bind: bool, share: bool, nodes: Sequence[int] | None) -> str:
+def rules(bind: bool, share_gpu: bool, nodes: Sequence[int] | None) -> str:
     """How agents place their ranks, as a text for their environment.
 
-    bind: ranks are bound to cores; share: ranks may share GPUs
+    bind: ranks are bound to cores; share_gpu: several ranks may have the same GPU
     nodes: the number of ranks on each host, if hosts are filled in order; None if only the engine knows
 
-    >>> rules(bind=True, share=False, nodes=(4, 2))
+    >>> rules(bind=True, share_gpu=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
     words = []
     if bind:
         words.append("bind")
-    if share:
+    if share_gpu:
         words.append("share")
     if nodes is not None:
         words.append("nodes=" + ",".join(map(str, nodes)))
@@ -116,16 +116,15 @@ def tasks_per_node(text: str) -> list[int]:
     return tasks
 
 
-def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share: bool) -> list[str]:
+def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share_gpu: bool) -> list[str]:
     """The rank's GPU: the one with its local rank, round-robin if ranks may share; [] if there are no GPUs.
 
     Raises: StartError if there are too few.
     """
-    if gpus and local_size > len(gpus) and not share:
-        number = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+    if gpus and local_size > len(gpus) and not share_gpu:
         raise StartError(
-            f"{local_size} ranks on {os.uname().nodename} would share {number}: start one a GPU (-n gpu), or share them"
-            f" (--share-gpu), or hide them ({VISIBLE}=)"
+            f"{local_size} ranks on {os.uname().nodename} would share {plural(len(gpus), 'GPU')}: start one a GPU "
+            f"(-n gpu), or share them (--share-gpu), or hide them ({VISIBLE}=)"
         )
     return [gpus[local_rank % len(gpus)]] if gpus else []
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.errors import BackendError, no_rank
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import ExitNotice, Finish, RankInfo, Signature, Steps, Test, Transport, completed, then
+from collectives.transport import Epilogue, ExitNotice, RankInfo, Signature, Steps, Test, Transport, completed, then
 from collectives.world import World
 
 
@@ -44,16 +44,16 @@ class SingleTransport(Transport):
     def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
         return _copy(prefix, buffer[0])
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return self.reduce(x, out, op, 0, finish)
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
+        return self.reduce(x, out, op, 0, epilogue)
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return then(_copy(x, out), finish, out)
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
+        return then(_copy(x, out), epilogue, out)
 
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
-        return then(_copy(x, out), finish, out)
+        return then(_copy(x, out), epilogue, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
         return completed

@@ -17,8 +17,8 @@ from collectives.errors import MismatchError
 from collectives.reduction import COMBINE, Array, ReduceOp, combine_in_tree
 from collectives.transport import (
     EAGER_TAG,
+    Epilogue,
     ExitNotice,
-    Finish,
     Steps,
     Test,
     Transport,
@@ -152,25 +152,24 @@ class ThreadTransport(Transport):
     def late(self) -> Sequence[int]:
         return self._group.missing(self._number - 1)
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return self.reduce(x, out, op, 0, finish)
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
+        return self.reduce(x, out, op, 0, epilogue)
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
+        return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), epilogue, out)
 
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
-        return then(self._post(_reduce(op, _slices(counts)), x, out), finish, out)
+        return then(self._post(_reduce(op, _slices(counts)), x, out), epilogue, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
         return self._post(_move({root: [slice(None)] * self.size}), x, None if self.rank == root else x)
 
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int = 0) -> Test:
         return self._post(_move(dict.fromkeys(range(self.size), [slice(None)] * self.size)), x, out)
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return self.gather(x, out, counts, 0)
+    all_gather = gather
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
         return self._post(_move({root: _slices(counts)}), x, out)

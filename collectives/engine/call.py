@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from collectives.errors import ROOT, ArgumentError, CollectiveTimeout
-from collectives.errors import copy_error as copy_error
+from collectives.errors import ROOT, ArgumentError, CollectiveTimeout, copy_error
 from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder
 from collectives.reduction import Array, Reduction, check_scale, scale_bits
 from collectives.time_limit import Deadline

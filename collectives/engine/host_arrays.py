@@ -9,8 +9,8 @@ import numpy as np
 from collectives.arrays import as_array, check_out, contiguous, flat, is_plain, writable
 from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.native import astype, copy
-from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, finish, wire_op
-from collectives.transport import Finish, Steps, Test
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, divide_and_scale, wire_op
+from collectives.transport import Epilogue, Steps, Test
 
 if TYPE_CHECKING:
     from collectives.engine.communicator_base import CommunicatorBase
@@ -87,18 +87,18 @@ class HostArrays:
         received = None
         if total is not None:
             received = payload if total is sent else flat(total)
-        finish_total = _finisher(reduction.op, self._comm.size, call.scale)
+        epilogue = _epilogue(reduction.op, self._comm.size, call.scale)
         op = wire_op(reduction.op)
 
         def combine(parts: Array) -> None:
             combine_in_tree(list(parts), COMBINE[op], parts[0])
-            if finish_total is not None:
-                finish_total(parts[0])
+            if epilogue is not None:
+                epilogue(parts[0])
 
         if reduction.in_tree and self._comm.size > 2 and not transport.combines_in_tree:
             yield from reduction.start_in_parts(self, self._comm, transport, payload, received, combine)
         else:
-            operation = reduction.start(transport, op, payload, received, finish_total)
+            operation = reduction.start(transport, op, payload, received, epilogue)
             call.posted = call.plan.beside
             yield operation
         if total is None:
@@ -135,11 +135,11 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     return astype(source, wire, "C")
 
 
-def _finisher(op: ReduceOp, size: int, scale: float | None) -> Finish | None:
-    """The function that finishes any slice of the total; None if there is nothing to do."""
+def _epilogue(op: ReduceOp, size: int, scale: float | None) -> Epilogue | None:
+    """The function that divides and scales any slice of the total; None if there is nothing to do."""
     if (op is not ReduceOp.MEAN or size == 1) and (scale is None or scale == 1.0):
         return None
-    return lambda total: finish(total, op, size, scale)
+    return lambda total: divide_and_scale(total, op, size, scale)
 
 
 def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:

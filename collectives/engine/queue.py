@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.engine.call import CollectiveOp, Plan, copy_error
+from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.waiting import LONG_PAUSE, PAUSE, check_wait, spin
 from collectives.errors import (
     ArgumentError,
@@ -31,6 +31,7 @@ from collectives.errors import (
     MismatchError,
     TooManyCommunicators,
     WorldError,
+    copy_error,
     no_rank,
 )
 from collectives.flight.recorder import QUEUED, STARTED, process_recorder

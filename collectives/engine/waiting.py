@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from collectives.engine.call import CollectiveOp
-from collectives.errors import CollectiveTimeout, PeerLeft, ranks_have
+from collectives.errors import CollectiveTimeout, PeerLeft, ranks_with_verb
 from collectives.flight.reader import describe_process, on_communicator
 from collectives.time_limit import Deadline
 from collectives.transport import Test, Transport, describe_exits, left_before
@@ -97,7 +97,7 @@ def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
     if not late:
         return f"{_ORDER}; one has not arrived, or hangs elsewhere"
     missed = "arrived" if call.peers is None else "made the call that it answers"
-    head = f"{ranks_have(late)} not {missed}".capitalize()
+    head = f"{ranks_with_verb(late, 'has', 'have')} not {missed}".capitalize()
     processes = {rank: pid for rank in late[:_SHOWN] if (pid := transport.pid(rank)) is not None}
     lines = [f"\n  rank {rank} (pid {pid}): {describe_process(pid)}" for rank, pid in processes.items()]
     return f"{head}:{''.join(lines)}\n  {_ORDER}." if lines else f"{head}. {_ORDER}"

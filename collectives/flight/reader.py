@@ -102,8 +102,8 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
             return current, 0
         current = in_progress.pop()
         for call in reversed(in_progress if current.name not in _PAIRS else []):
-            at = (call.communicator, call.number)
-            if call.name not in _PAIRS and at == (current.communicator, current.number - 1):
+            before_current = (current.communicator, current.number - 1)
+            if call.name not in _PAIRS and (call.communicator, call.number) == before_current:
                 current = call
         return current, sum(call.state == "queued" for call in self.calls)
 
@@ -255,14 +255,12 @@ def _text(slots: bytes, number: int) -> list[str] | None:
     return slot[1] if slot is not None and slot[0] == number else None
 
 
-def read(source: int | FlightReader) -> FlightRecord:
-    """Reads a process's flight record from outside. source: its pid, or a reader of its record
+def read(pid: int) -> FlightRecord:
+    """Reads a process's flight record from outside.
 
     Raises: RecordError if there is no such process, it keeps no record, or we may not read it.
     """
-    if isinstance(source, FlightReader):
-        return source.record()
-    with FlightReader.of(source) as reader:
+    with FlightReader.of(pid) as reader:
         return reader.record()
 
 

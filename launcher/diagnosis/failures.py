@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collectives.errors import name_ranks
+from collectives.errors import name_ranks, ranks_with_verb
 from collectives.world import STOPPED
 
 # When an engine dies, its ranks are killed within this time (s), by SIGTERM or SIGKILL.
@@ -77,10 +77,10 @@ class Raised:
 class Failure:
     """Something that went wrong; `str` of it is the sentence for the user.
 
-    at: when the launcher learned of it (monotonic, s)
+    noticed_at: when the launcher learned of it (monotonic, s)
     """
 
-    at: float = field(default_factory=time.monotonic)
+    noticed_at: float = field(default_factory=time.monotonic)
 
     @property
     def code(self) -> int:
@@ -117,8 +117,8 @@ class RankFailed(Failure):
             memory = f" ({self.memory})" if self.memory else ""
             return f"{who} was killed by {signal_name(-self.status)}{memory}"
         if self.missed_by:
-            wait = "waits" if len(self.missed_by) == 1 else "wait"
-            return f"{who} exited with code 0 before collectives.init(), where {name_ranks(self.missed_by)} {wait}"
+            waiting = ranks_with_verb(self.missed_by, "waits", "wait")
+            return f"{who} exited with code 0 before collectives.init(), where {waiting}"
         if self.status == 0:
             return f"{who} exited with code 0 while others were waiting (os._exit?)"
         return f"{who} exited with code {self.status}"
@@ -271,7 +271,7 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
     engine_output: what the engine printed; it names the pid of the process whose death it has noticed
     """
     first = failures[0]
-    near = [failure for failure in failures if failure.at - first.at <= _SAME_CAUSE]
+    near = [failure for failure in failures if failure.noticed_at - first.noticed_at <= _SAME_CAUSE]
     ranks = [failure for failure in failures if isinstance(failure, RankFailed) and not failure.asked]
     agents = [failure for failure in near if isinstance(failure, AgentLost)]
     named = [agent for agent in agents if re.search(rb"PID %d\b" % (agent.started or agent.pid), engine_output)]
@@ -383,13 +383,13 @@ class Stop(NamedTuple):
         stopped as asked at step 120, state saved: start the same command to go on
         """
         if self.late:
-            were = "was" if len(self.late) == 1 else "were"
+            late = ranks_with_verb(self.late, "was", "were")
             return (
-                f"{name_ranks(self.late)} {were} ended before all had saved (more time: --grace): start the same "
-                "command to go on from the checkpoint before"
+                f"{late} ended before all had saved (more time: --grace): start the same command to go on from the "
+                "checkpoint before"
             )
-        at = "" if self.step is None else f" at step {self.step}"
-        return f"stopped as asked{at}, state saved: start the same command to go on"
+        step = "" if self.step is None else f" at step {self.step}"
+        return f"stopped as asked{step}, state saved: start the same command to go on"
 
 
 def stop_of(ends: Mapping[int, int | None], steps: Collection[int] = ()) -> Stop | None:

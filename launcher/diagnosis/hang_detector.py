@@ -192,7 +192,7 @@ class HangDetector(Observer):
             hosts = tuple(dict.fromkeys(state.host for state in lost))
         self._attempt().fail(
             HeartbeatLost(
-                at=self._clock(),
+                noticed_at=self._clock(),
                 ranks=tuple(state.rank for state in lost),
                 hosts=hosts,
                 seconds=max(state.silence for state in lost),
@@ -218,7 +218,7 @@ class HangDetector(Observer):
                 if rank in self._stacks:
                     self._console.say(f"rank {rank} stands here, innermost first:", innermost(self._stacks[rank]))
         message = f"nothing has moved for {duration(self._hung_for)}: {diagnosis.text}"
-        self._attempt().fail(Hung(at=now, ranks=diagnosis.ranks, message=message))
+        self._attempt().fail(Hung(noticed_at=now, ranks=diagnosis.ranks, message=message))
         return _NEVER
 
     def _write_stacks(self) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from collectives.errors import align_columns, name_ranks
+from collectives.errors import align_columns, name_ranks, ranks_with_verb
 from launcher.diagnosis.failures import duration, name_rank
 from launcher.diagnosis.liveness import INIT, RankState
-from launcher.errors import LARGE_PACKETS
+from launcher.errors import LARGE_PACKETS, plural
 
 # Most ranks, or groups of ranks, that the sentence describes.
 _SHOWN = 3
@@ -23,7 +23,7 @@ _SHOWN = 3
 _ROWS = 40
 # Age (s) up to which the last known position of the Python code is reported as the present one.
 _FRESH = 3.0
-# A rank that uses more than this share of a core computes.
+# A rank that uses more than this fraction of a core computes.
 _BUSY = 0.3
 
 _STATES = {
@@ -93,9 +93,9 @@ def _with_fewest_calls(states: Sequence[RankState]) -> list[RankState]:
 def _blame(states: Sequence[RankState], rest: str = "") -> HangDiagnosis:
     """The diagnosis that these ranks are to blame. rest: the end of its text"""
     text = "; ".join(_describe(state) for state in states[:_SHOWN])
-    if (left := len(states) - _SHOWN) > 0:
-        text += f"; and {left} more rank{'s' * (left > 1)}"
-    ranks = tuple(state.rank for state in states)
+    if (hidden := len(states) - _SHOWN) > 0:
+        text += f"; and {plural(hidden, 'more rank')}"
+    ranks = _ranks(states)
     return HangDiagnosis(ranks, text + rest, ranks[:_SHOWN])
 
 
@@ -115,20 +115,21 @@ def _compare_calls(waiting: Sequence[RankState]) -> HangDiagnosis:
     parts = []
     for group in groups.values():
         on = f" of {group[0].on}" if several_communicators else ""
-        parts.append(f"{_name(group)} in {group[0].call}{on}")
+        parts.append(f"{name_ranks(_ranks(group))} in {group[0].call}{on}")
     text = f"the ranks wait in different calls: {', '.join(parts[:_SHOWN])}"
     if len(parts) > _SHOWN:
-        text += f", {len(parts) - _SHOWN} more calls"
-    behind = _with_fewest_calls(waiting)
-    if behind:
-        verb = "is" if len(behind) == 1 else "are"
-        text += f"; {_name(behind)} {verb} behind ({behind[0].calls} calls so far)"
-    ranks = tuple(state.rank for state in behind)
-    return HangDiagnosis(ranks, f"{text}; every rank must make the same calls in the same order", samples)
+        text += f", {plural(len(parts) - _SHOWN, 'more call')}"
+    if behind := _with_fewest_calls(waiting):
+        text += f"; {_with_verb(behind, 'is', 'are')} behind ({plural(behind[0].calls, 'call')} so far)"
+    return HangDiagnosis(_ranks(behind), f"{text}; every rank must make the same calls in the same order", samples)
 
 
-def _name(states: Sequence[RankState]) -> str:
-    return name_ranks([state.rank for state in states])
+def _ranks(states: Sequence[RankState]) -> tuple[int, ...]:
+    return tuple(state.rank for state in states)
+
+
+def _with_verb(states: Sequence[RankState], of_one: str, of_several: str) -> str:
+    return ranks_with_verb(_ranks(states), of_one, of_several)
 
 
 def _call_key(state: RankState) -> tuple[str | None, str]:
@@ -141,9 +142,8 @@ def _call_key(state: RankState) -> tuple[str | None, str]:
 def _describe_waiting(waiting: Sequence[RankState]) -> str:
     """A clause that says which ranks wait in which call."""
     calls = {_call_key(state) for state in waiting}
-    verb = "waits" if len(waiting) == 1 else "wait"
     others = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
-    return f"{_name(waiting)} {verb} in {waiting[0].call}{others}"
+    return f"{_with_verb(waiting, 'waits', 'wait')} in {waiting[0].call}{others}"
 
 
 def _describe(state: RankState) -> str:
@@ -186,7 +186,7 @@ def table(states: Sequence[RankState], first: Sequence[int] = (), rows: int = _R
     chosen.sort(key=lambda state: state.rank)
     lines = align_columns([_HEADINGS, *map(_row, chosen)])
     if len(chosen) < len(states):
-        lines.append(f"and {len(states) - len(chosen)} more ranks")
+        lines.append(f"and {plural(len(states) - len(chosen), 'more rank')}")
     return "\n".join(lines)
 
 

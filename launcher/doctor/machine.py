@@ -237,7 +237,7 @@ def sweep(folder: str = SHM) -> int:
     """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are left, else 0."""
     files, nbytes = remove_stale_segments(0.0, folder)
     left, _ = remove_stale_segments(0.0, folder, dry_run=True)
-    print(f"{files} files of killed MPI jobs removed from {folder} ({format_bytes(nbytes)}), {left} are left")
+    print(f"{plural(files, 'file')} of killed MPI jobs removed from {folder} ({format_bytes(nbytes)}), {left} are left")
     return 1 if left else 0
 
 

@@ -16,7 +16,7 @@ from launcher import network
 from launcher.engines import slurm
 from launcher.engines.engine import REGISTRY, Engine, StartRequest
 from launcher.engines.local import LocalEngine
-from launcher.errors import UsageError
+from launcher.errors import UsageError, plural
 from launcher.job import Job
 
 __all__ = ["Engine", "choose_engine", "ranks_per_host", "resolve_size"]
@@ -41,15 +41,15 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
     slots = None
     if hosts:
         slots = sum(host.slots for host in hosts)
-        limit = f"the hosts have {slots} slot"
+        limit = f"the hosts have {plural(slots, 'slot')}"
     elif job.engine in ("auto", "slurm"):
         slots = slurm.tasks(environ)
-        limit = f"the allocation has {slots} task"
+        limit = f"the allocation has {plural(slots or 0, 'task')}"
         if job.min_ranks is not None:
             hosts = slurm.hosts(environ)
     n = job.n or slots or 1
     if slots is not None and n > slots:
-        raise UsageError(f"{n} ranks were asked for, and {limit}{'s' * (slots > 1)}")
+        raise UsageError(f"{n} ranks were asked for, and {limit}")
     if job.min_ranks is not None and not hosts:
         raise UsageError("the smallest number of ranks (min_ranks) needs hosts to do without")
     if len(hosts) == 1:

@@ -35,8 +35,8 @@ def agent_command(job: Job) -> list[str]:
 def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
     """The variables that agents get besides those of their ranks. address: where the launcher listens"""
     # Only NCCL cannot share a GPU, and these backends never use it.
-    share = job.share_gpu or job.backend in ("mpi", "single")
-    rules = placement.rules(bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine))
+    share_gpu = job.share_gpu or job.backend in ("mpi", "single")
+    rules = placement.rules(bind=job.bind, share_gpu=share_gpu, nodes=engines.ranks_per_host(job, engine))
     return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
 
 

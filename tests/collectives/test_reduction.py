@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives.reduction import BFLOAT16, ReduceOp, check_scale, combine_in_tree, finish, tree, wire_dtype
+from collectives.reduction import BFLOAT16, ReduceOp, check_scale, combine_in_tree, divide_and_scale, tree, wire_dtype
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,8 @@ def test_a_scale_is_applied_in_the_dtype_of_the_array_whatever_its_own() -> None
     answers = []
     for scale in (0.1, np.float64(0.1), np.array(0.1)):
         total = np.linspace(0, 1, 1001, dtype=np.float32)
-        finish(total, ReduceOp.SUM, 2, scale)  # type: ignore[arg-type]  # NumPy's scalars and 0-d arrays are taken too
+        # NumPy's scalars and 0-d arrays are accepted, too.
+        divide_and_scale(total, ReduceOp.SUM, 2, scale)  # type: ignore[arg-type]
         answers.append(total.tobytes())
     assert len(set(answers)) == 1
 
@@ -51,7 +52,7 @@ def test_a_mean_is_divided_not_multiplied_unless_that_is_exact() -> None:
     for size in range(2, 70):
         total = np.arange(100, dtype=np.float32) * np.float32(0.1)
         expected = total / np.float32(size)
-        finish(total, ReduceOp.MEAN, size, None)
+        divide_and_scale(total, ReduceOp.MEAN, size, None)
         assert_array_equal(total, expected)
 
 

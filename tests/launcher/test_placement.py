@@ -51,7 +51,7 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
     with pytest.raises(
         StartError, match=r"^3 ranks on \S+ would share 2 GPUs: start one a GPU \(-n gpu\), or share them"
     ):
-        placement.assign_gpu(["0", "1"], 0, 3, share=False)
+        placement.assign_gpu(["0", "1"], 0, 3, share_gpu=False)
 
 
 def test_threads_of_a_core_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_place(
 
 def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "visible_gpus", lambda environ: ["4", "6"])
-    told = placement.rules(bind=True, share=True, nodes=(1, 3))
+    told = placement.rules(bind=True, share_gpu=True, nodes=(1, 3))
     found = placement.Placement(told, {}, World("mpich", 3, 4))
     allowed = placement.by_topology(os.sched_getaffinity(0))
     assert (found.local_rank, found.local_size, found.node) == (2, 3, 1)
@@ -98,7 +98,8 @@ def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         "OMP_NUM_THREADS": str(max(1, len(allowed) // 3)),
     }
     assert "OMP_NUM_THREADS" not in found.environment({"OMP_NUM_THREADS": "7"})
-    unbound = placement.Placement(placement.rules(bind=False, share=True, nodes=None), {}, World("mpich", 0, 2, 0, 2))
+    rules = placement.rules(bind=False, share_gpu=True, nodes=None)
+    unbound = placement.Placement(rules, {}, World("mpich", 0, 2, 0, 2))
     assert (unbound.cores, unbound.node) == (None, None)
 
 

@@ -57,6 +57,10 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # ranks
         ("-n 2 --ranks 0,9 job.py", "rank 9 cannot be shown: the job has 2 ranks, counted from 0"),
         ("-n 2 --debug-rank 2 job.py", "rank 2 cannot be debugged: the job has 2 ranks, counted from 0"),
+        (
+            "--debug-rank -1 job.py",
+            "rank -1 cannot be debugged: the job has an unknown number of ranks, counted from 0",
+        ),
         ("--hosts a:2 --min-ranks 3 job.py", "the smallest number of ranks (min_ranks) must be from 1 to 2, not 3"),
         ("-n 4 --min-ranks 2 job.py", "the smallest number of ranks (min_ranks) needs hosts to do without"),
         # hosts

@@ -42,7 +42,7 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.waiting import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, how_to_install
 from collectives.flight.recorder import FAILED
-from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, finish, wire_op
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, divide_and_scale, wire_op
 from collectives.time_limit import Deadline
 from collectives.transport import Steps, Transport
 
@@ -396,7 +396,7 @@ class DeviceArrays:
     def reduce(
         self, call: CollectiveOp[Any], reduction: Reduction, transport: DeviceTransport, sent: Any, _: None
     ) -> Steps[Any]:
-        """The steps of a reduction: they launch it, and finish its total on the communication stream."""
+        """The steps of a reduction: they launch it, then divide and scale on the communication stream."""
         result = call.target
         factor = self._factor(call.scale, transport)
         total = None if result is None else self._total(call, sent, result)
@@ -420,7 +420,7 @@ class DeviceArrays:
         with self._cuda.on(transport.stream):
             on_device = isinstance(factor, self._cuda.xp.ndarray)
             op = ReduceOp.SUM if averages else reduction.op
-            finish(total, op, self._comm.size, None if on_device else factor)
+            divide_and_scale(total, op, self._comm.size, None if on_device else factor)
             if on_device:  # The host does not read it, since it would wait for it.
                 self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
         if total is not result:

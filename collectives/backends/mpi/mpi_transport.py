@@ -21,8 +21,8 @@ from collectives.transport import (
     EAGER_LIMIT,
     EAGER_TAG,
     RENDEZVOUS_TAG,
+    Epilogue,
     ExitNotice,
-    Finish,
     Signature,
     Steps,
     Test,
@@ -97,7 +97,7 @@ class MPITransport(Transport):
     def pid(self, rank: int) -> int | None:
         return self._membership.pid(self._members[rank])
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
         mpi_op = self._membership.op(op, out.dtype)
         in_place = self._MPI.IN_PLACE
         # In place on every rank: Open MPI crashes or hangs if only some ranks use it. Without it, MPI itself would
@@ -105,16 +105,16 @@ class MPITransport(Transport):
         if x is not out:
             np.copyto(out, x)
         test = self._pieces(len(out), lambda a, b: self._comm.Iallreduce(in_place, out[a:b], mpi_op))
-        return then(test, finish, out)
+        return then(test, epilogue, out)
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
         if x.nbytes >= _SCATTER_FROM:
-            return then(_in_turn(self._reduce_by_scattering(x, out, op, root)), finish, out)
+            return then(_in_turn(self._reduce_by_scattering(x, out, op, root)), epilogue, out)
         mpi_op = self._membership.op(op, x.dtype)
         test = self._pieces(
             len(x), lambda a, b: self._comm.Ireduce(x[a:b], None if out is None else out[a:b], mpi_op, root)
         )
-        return then(test, finish, out)
+        return then(test, epilogue, out)
 
     def _reduce_by_scattering(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
         counts = even_lengths(len(x), self.size)
@@ -124,17 +124,17 @@ class MPITransport(Transport):
         yield self.gather(part.view(np.uint8), joined, [n * x.itemsize for n in counts], root)
 
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
         mpi_op = self._membership.op(op, x.dtype)
         if len(x) <= self._limit:
-            return then(self._comm.Ireduce_scatter(x, out, list(counts), mpi_op).Test, finish, out)
+            return then(self._comm.Ireduce_scatter(x, out, list(counts), mpi_op).Test, epilogue, out)
         test = _in_turn(
             self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, mpi_op, rank).Test
             for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
             for a, b in chunks(count, self._limit)
         )
-        return then(test, finish, out)
+        return then(test, epilogue, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
         return self._pieces(len(x), lambda a, b: self._comm.Ibcast([x[a:b], self._MPI.BYTE], root))

@@ -246,11 +246,13 @@ class NcclCommunicator:
         return self._free("ncclCommAbort", timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Finishes what is in progress, then frees the communicator; aborts what it cannot finish. Repeatable.
+        """Completes the calls in progress, then frees the communicator. May be repeated.
+
+        Calls that do not complete in time are aborted.
 
         Every rank should call it, in any order: NCCL waits for all of them.
         timeout: s; for the waiting, and once more for the abort
-        Returns: whether it finished within the limit, without an abort.
+        Returns: whether it closed within the limit, without an abort.
         """
         if self._handle is None:
             return True

@@ -18,7 +18,7 @@ import numpy as np
 from collectives.backends.shm.segment import STAGING_BYTES, SUM_ALONE, ControlBlock
 from collectives.native import FLOAT32, copy
 from collectives.reduction import HALVES, combine_in_tree
-from collectives.transport import Finish, chunks, parts_of
+from collectives.transport import Epilogue, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
 #: Yields the tests of what to wait for.
@@ -30,17 +30,17 @@ _WIDENED = 64 << 10
 _ALIGN = 64
 
 
-def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
-    """Combines the sources in the tree's order, applies `finish`, and writes to `out`, which may be one of them."""
+def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
+    """Combines the sources in the tree's order, applies `epilogue`, and writes to `out`, which may be one of them."""
     if out.dtype in HALVES:
-        combine_halves(sources, out, ufunc, finish)
+        combine_halves(sources, out, ufunc, epilogue)
         return
     combine_in_tree(sources, ufunc, out)
-    if finish is not None:
-        finish(out)
+    if epilogue is not None:
+        epilogue(out)
 
 
-def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
+def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
     """The same for 16-bit floats, which are combined and finished in float32, and rounded once."""
     step = _WIDENED // len(sources)
     buffers = np.empty((len(sources), min(len(out), step)), FLOAT32)
@@ -49,8 +49,8 @@ def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish
         for total, source in zip(totals, sources, strict=True):
             copy(total, source[start:stop])
         combine_in_tree(list(totals), ufunc, totals[0])
-        if finish is not None:
-            finish(totals[0])
+        if epilogue is not None:
+            epilogue(totals[0])
         copy(out[start:stop], totals[0])
 
 
@@ -64,14 +64,14 @@ def part_to_reduce(length: int, itemsize: int, size: int, rank: int) -> tuple[in
 # Visible arrays ------------------------------------------------------------------------------------------------------
 
 
-def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
+def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
     """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of the sources."""
     for start, stop in chunks(len(out), STAGING_BYTES // out.itemsize):
-        combine_all([source[start:stop] for source in sources], out[start:stop], ufunc, finish)
+        combine_all([source[start:stop] for source in sources], out[start:stop], ufunc, epilogue)
 
 
 def reduce_into_all(
-    sources: Sequence[Array], outs: Sequence[Array], me: int, ufunc: np.ufunc, finish: Finish | None
+    sources: Sequence[Array], outs: Sequence[Array], me: int, ufunc: np.ufunc, epilogue: Epilogue | None
 ) -> None:
     """This rank's part of the reduction, into every rank's out. `outs[rank]` may be `sources[rank]`."""
     own_out = outs[me]
@@ -83,7 +83,7 @@ def reduce_into_all(
         start = first + tile_start
         stop = first + tile_stop
         part = own_out[start:stop]
-        combine_all([source[start:stop] for source in sources], part, ufunc, finish)
+        combine_all([source[start:stop] for source in sources], part, ufunc, epilogue)
         for out in others:
             np.copyto(out[start:stop], part)
 
@@ -91,10 +91,10 @@ def reduce_into_all(
 # Through staging buffers ---------------------------------------------------------------------------------------------
 
 
-def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Waits:
+def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
     """x, out: (n,); out may be x."""
     if control.size <= SUM_ALONE:
-        yield from reduce(control, x, out, ufunc, finish)
+        yield from reduce(control, x, out, ufunc, epilogue)
         return
     for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
@@ -104,7 +104,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
         a, b = part_to_reduce(stop - start, x.itemsize, control.size, control.me)
         # No other rank reads this part of this rank's staging buffer, so the total can overwrite it.
         total = staged[control.me][a:b]
-        combine_all([source[a:b] for source in staged], total, ufunc, finish)
+        combine_all([source[a:b] for source in staged], total, ufunc, epilogue)
         control.advance()
         yield control.advanced
         for rank, source in enumerate(staged):
@@ -112,7 +112,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
             np.copyto(out[start:stop][a:b], source[a:b])
 
 
-def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Waits:
+def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
     """x: (n,); out: (n,) on ranks that get the total, None elsewhere."""
     for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
@@ -120,11 +120,11 @@ def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, 
         control.advance()
         yield control.advanced
         if out is not None:
-            combine_all(staged, out[start:stop], ufunc, finish)
+            combine_all(staged, out[start:stop], ufunc, epilogue)
 
 
 def reduce_scatter(
-    control: ControlBlock, x: Array, out: Array, counts: Sequence[int], ufunc: np.ufunc, finish: Finish | None
+    control: ControlBlock, x: Array, out: Array, counts: Sequence[int], ufunc: np.ufunc, epilogue: Epilogue | None
 ) -> Waits:
     """x: (sum(counts),); out: (counts[me],)."""
     step = STAGING_BYTES // x.itemsize // control.size
@@ -139,7 +139,7 @@ def reduce_scatter(
         yield control.advanced
         part = out[start:stop]
         if len(part):
-            combine_all([source[control.me * step :][: len(part)] for source in staged], part, ufunc, finish)
+            combine_all([source[control.me * step :][: len(part)] for source in staged], part, ufunc, epilogue)
 
 
 def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:

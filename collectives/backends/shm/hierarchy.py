@@ -18,11 +18,11 @@ import numpy as np
 
 from collectives.backends.shm.algorithms import Waits
 from collectives.backends.shm.segment import ControlBlock, SharedArrays, control_bytes, share_segment
-from collectives.backends.shm.shm_transport import ShmTransport, StepTest
+from collectives.backends.shm.shm_transport import ShmTransport, in_steps
 from collectives.backends.single import SingleTransport
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import (
-    Finish,
+    Epilogue,
     LayeredTransport,
     RankInfo,
     Signature,
@@ -86,26 +86,20 @@ class HierarchicalTransport(LayeredTransport):
 
     # Over two levels -------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return StepTest(self._all_reduce(x, out, op, finish))
-
-    def _all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None) -> Waits:
+    @in_steps
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Waits:
         yield self.intra_node.reduce(x, None if self.leaders is None else out, op, 0)
         if self.leaders is not None:
-            yield self.leaders.all_reduce(out, out, op, finish)
+            yield self.leaders.all_reduce(out, out, op, epilogue)
         yield self.intra_node.broadcast(out.view(np.uint8), 0)
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
         # This loads the nodes' links at most twice as much as a tree to the root. The other ranks discard the total.
-        return self.all_reduce(x, np.empty_like(x) if out is None else out, op, finish)
+        return self.all_reduce(x, np.empty_like(x) if out is None else out, op, epilogue)
 
+    @in_steps
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
-    ) -> Test:
-        return StepTest(self._reduce_scatter(x, out, counts, op, finish))
-
-    def _reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Waits:
         part: Array | None = None
         if self.leaders is None:
@@ -120,14 +114,12 @@ class HierarchicalTransport(LayeredTransport):
             for node, count in zip(self._nodes, counts, strict=True):
                 node_counts[node] += count
             part = np.empty(node_counts[self.node], x.dtype)
-            yield self.leaders.reduce_scatter(total, part, node_counts, op, finish)
+            yield self.leaders.reduce_scatter(total, part, node_counts, op, epilogue)
         nbytes = [counts[rank] * x.itemsize for rank in self.neighbours]
         yield self.intra_node.scatter(None if part is None else part.view(np.uint8), out.view(np.uint8), nbytes, 0)
 
-    def broadcast(self, x: Array, root: int) -> Test:
-        return StepTest(self._broadcast(x, root))
-
-    def _broadcast(self, x: Array, root: int) -> Waits:
+    @in_steps
+    def broadcast(self, x: Array, root: int) -> Waits:
         root_node = self._nodes[root]
         if self.node == root_node:
             yield self.intra_node.broadcast(x, self._local_ranks[root])
@@ -136,10 +128,8 @@ class HierarchicalTransport(LayeredTransport):
         if self.node != root_node:
             yield self.intra_node.broadcast(x, 0)
 
-    def barrier(self) -> Test:
-        return StepTest(self._barrier())
-
-    def _barrier(self) -> Waits:
+    @in_steps
+    def barrier(self) -> Waits:
         yield self.intra_node.barrier()
         if self.leaders is not None:
             yield self.leaders.barrier()

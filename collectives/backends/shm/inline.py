@@ -21,7 +21,7 @@ from collectives.backends.shm.algorithms import combine_halves
 from collectives.backends.shm.segment import IN_PLACE_BYTES, NOWHERE, ControlBlock, pack_signature
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.waiting import spin
-from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, combine_in_tree, finish, wire_op
+from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, combine_in_tree, divide_and_scale, wire_op
 from collectives.transport import DIGEST, IN, NBYTES, PREFIX, ROWS, Steps
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
 
     def combine_widened(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         y = out if out is not None and is_plain(out) else np.empty(parts[0].shape, wire)
-        combine_halves([flat(part) for part in parts], flat(y), ufunc, lambda total: finish(total, op, size, scale))
+        combine_halves(
+            [flat(part) for part in parts], flat(y), ufunc, lambda total: divide_and_scale(total, op, size, scale)
+        )
         if out is None or out is y:
             return y
         np.copyto(out, y)
@@ -96,7 +98,7 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
         if out is None or not same:
             y = np.asarray(y)  # For 0-d arrays a ufunc returns a scalar, which cannot be an `out`.
         if mean or scale is not None:
-            finish(y, op, size, scale)
+            divide_and_scale(y, op, size, scale)
         if same:
             return y
         if out is None:

@@ -5,9 +5,10 @@ What is rare or not time-critical (point to point, duplicates, exit notices) goe
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from collectives.transport import (
     NBYTES,
     OUT,
     PREFIX,
-    Finish,
+    Epilogue,
     LayeredTransport,
     Signature,
     Signatures,
@@ -68,6 +69,19 @@ class StepTest:
                 return False
         self._wait = completed
         return True
+
+
+P = ParamSpec("P")
+
+
+def in_steps(waits: Callable[P, rounds.Waits]) -> Callable[P, Test]:
+    """Decorator: a method that is written as a generator of waits returns their test."""
+
+    @functools.wraps(waits)
+    def start(*args: P.args, **kwargs: P.kwargs) -> Test:
+        return StepTest(waits(*args, **kwargs))
+
+    return start
 
 
 class ShmTransport(LayeredTransport):
@@ -159,44 +173,44 @@ class ShmTransport(LayeredTransport):
 
     # Reductions ------------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
+    def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
         signatures, sources = self._visible(range(self.size))
         ufunc = COMBINE[op]
         if sources is None:
-            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
+            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, epilogue))
         typed = [source.view(x.dtype) for source in sources]
         if not self._direct:
-            rounds.reduce_visible(typed, out, ufunc, finish)
+            rounds.reduce_visible(typed, out, ufunc, epilogue)
             return completed
         assert signatures is not None
         segments = [signature[OUT] for signature in signatures]
         if all(segments):
             nbytes = out.nbytes
             outs = [self._array_at(rank, signatures[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
-            rounds.reduce_into_all(typed, outs, self.rank, ufunc, finish)
+            rounds.reduce_into_all(typed, outs, self.rank, ufunc, epilogue)
         elif not any(segments):
-            rounds.reduce_visible(typed, out, ufunc, finish)
+            rounds.reduce_visible(typed, out, ufunc, epilogue)
         else:  # Some reduce in place: a rank's total would overwrite what others still read.
-            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
+            return StepTest(rounds.all_reduce(self.control, x, out, ufunc, epilogue))
         return self._leave()
 
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return StepTest(rounds.reduce(self.control, x, out, COMBINE[op], finish))
+            return StepTest(rounds.reduce(self.control, x, out, COMBINE[op], epilogue))
         if out is not None:
-            rounds.reduce_visible([source.view(x.dtype) for source in sources], out, COMBINE[op], finish)
+            rounds.reduce_visible([source.view(x.dtype) for source in sources], out, COMBINE[op], epilogue)
         return self._leave()
 
     def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
-            return StepTest(rounds.reduce_scatter(self.control, x, out, counts, COMBINE[op], finish))
+            return StepTest(rounds.reduce_scatter(self.control, x, out, counts, COMBINE[op], epilogue))
         first = sum(counts[: self.rank])
         parts = [source.view(x.dtype)[first : first + counts[self.rank]] for source in sources]
-        rounds.reduce_visible(parts, out, COMBINE[op], finish)
+        rounds.reduce_visible(parts, out, COMBINE[op], epilogue)
         return self._leave()
 
     # Movements -------------------------------------------------------------------------------------------------------
@@ -209,19 +223,15 @@ class ShmTransport(LayeredTransport):
             np.copyto(x, sources[0])
         return self._leave()
 
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return self._gather(x, out, counts)
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return self._gather(x, out, counts)
-
-    def _gather(self, x: Array, out: Array | None, counts: Sequence[int]) -> Test:
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int = 0) -> Test:
         _, sources = self._visible(range(self.size))
         if sources is None:
             return StepTest(rounds.gather(self.control, x, out, counts))
         if out is not None:
             np.concatenate(sources, out=out)
         return self._leave()
+
+    all_gather = gather
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
         _, sources = self._visible([root])

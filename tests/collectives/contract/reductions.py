@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator, ReduceOp
-from collectives.reduction import BFLOAT16, COMBINE, combine_in_tree, finish, wire_dtype, wire_op
+from collectives.reduction import BFLOAT16, COMBINE, combine_in_tree, divide_and_scale, wire_dtype, wire_op
 from tests.collectives.contract.run import Run
 
 HALVES = [np.dtype(np.float16), BFLOAT16]
@@ -165,7 +165,7 @@ class ReductionsContract:
                 x = everyones[comm.rank]
                 wire = wire_dtype(dtype, ReduceOp(op))
                 total = combine_in_tree([each.astype(wire) for each in everyones], COMBINE[wire_op(ReduceOp(op))])
-                finish(total, ReduceOp(op), comm.size, None)
+                divide_and_scale(total, ReduceOp(op), comm.size, None)
                 want = total.astype(dtype)
                 assert_array_equal(comm.all_reduce(x, op, order="tree").view(np.uint8), want.view(np.uint8))
                 part = comm.reduce_scatter(x, op, order="tree")

@@ -19,7 +19,7 @@ from collectives import Communicator
 from collectives.backends.single import SingleTransport
 from collectives.engine import queue
 from collectives.engine.call import CollectiveOp, Plan, Work
-from collectives.errors import ranks_have
+from collectives.errors import ranks_with_verb
 from collectives.flight.reader import read
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
@@ -48,7 +48,7 @@ class NeverTransport(SingleTransport):
         self.calls: list[str] = []
         self.left: dict[int, ExitNotice] = {}
 
-    def all_reduce(self, x: object, out: object, op: object, finish: object = None) -> Test:
+    def all_reduce(self, x: object, out: object, op: object, epilogue: object = None) -> Test:
         self.calls.append("all_reduce")
         return lambda: False
 
@@ -93,7 +93,7 @@ class WireTransport(NeverTransport):
         self.posted: list[int] = []
         self.complete: set[int] = set()
 
-    def all_reduce(self, x: np.ndarray, out: object, op: object, finish: object = None) -> Test:
+    def all_reduce(self, x: np.ndarray, out: object, op: object, epilogue: object = None) -> Test:
         self.posted.append(len(x))
         return lambda: len(x) in self.complete
 
@@ -132,10 +132,10 @@ def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
 
 def test_a_failure_before_its_turn_leaves_the_time_limit_of_those_before_it() -> None:
     class Mismatched(WireTransport):
-        def all_reduce(self, x: np.ndarray, out: object, op: object, finish: object = None) -> Test:
+        def all_reduce(self, x: np.ndarray, out: object, op: object, epilogue: object = None) -> Test:
             if len(x) == 2:
                 raise collectives.MismatchError("other lengths")
-            return super().all_reduce(x, out, op, finish)
+            return super().all_reduce(x, out, op, epilogue)
 
     comm = Communicator(Mismatched(), timeout=0.2)
     works = [comm.all_reduce(np.ones(n), async_op=True) for n in (1, 2)]
@@ -205,9 +205,9 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
     timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
 
     class Interrupted(NeverTransport):
-        def all_reduce(self, x: object, out: object, op: object, finish: object = None) -> Test:
+        def all_reduce(self, x: object, out: object, op: object, epilogue: object = None) -> Test:
             timer.start()  # not before: an interrupt outside of the call would end the tests
-            return super().all_reduce(x, out, op, finish)
+            return super().all_reduce(x, out, op, epilogue)
 
     comm = Communicator(Interrupted(), timeout=30)
     start = time.monotonic()
@@ -271,7 +271,7 @@ def test_never_coming_is_a_table() -> None:
     assert describe_exits(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
     left[1] = left[2]
     assert describe_exits(left, [1, 2]) == "ranks 1-2 have left (exit status 0)"
-    assert [ranks_have(ranks) for ranks in ([3], [0, 1, 2, 5])] == ["rank 3 has", "ranks 0-2, 5 have"]
+    assert ranks_with_verb([3], "has", "have") == "rank 3 has"
 
 
 def test_thousands_of_closed_communicators_make_a_short_exit_notice() -> None:

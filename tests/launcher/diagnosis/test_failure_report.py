@@ -20,14 +20,14 @@ from launcher.diagnosis.failures import (
 
 TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no\n"
 RAISED = RankFailed(
-    at=0.0, rank=1, pid=101, host="node7", raised=Raised(type="ValueError", message="no", traceback=TRACEBACK)
+    noticed_at=0.0, rank=1, pid=101, host="node7", raised=Raised(type="ValueError", message="no", traceback=TRACEBACK)
 )
-KILLED = RankFailed(at=0.0, rank=3, pid=103, host="node7", status=-9, memory="it had 2 GiB")
+KILLED = RankFailed(noticed_at=0.0, rank=3, pid=103, host="node7", status=-9, memory="it had 2 GiB")
 DIED = "ddp-launch: rank 3{} (pid 103) was killed by SIGKILL (signal 9); often the kernel, out of memory (it had 2 GiB)"
-EXITED = RankFailed(at=0.1, rank=0, pid=100, host="node6", status=3)
-AGENT = AgentLost(at=0.0, rank=3, pid=203, host="node7")
-HUNG = Hung(at=0.0, ranks=(3,), message="nothing has moved for 600 s: rank 3 ...")
-UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
+EXITED = RankFailed(noticed_at=0.1, rank=0, pid=100, host="node6", status=3)
+AGENT = AgentLost(noticed_at=0.0, rank=3, pid=203, host="node7")
+HUNG = Hung(noticed_at=0.0, ranks=(3,), message="nothing has moved for 600 s: rank 3 ...")
+UNBORN = EngineEnded(noticed_at=2.0, pid=7, status=9, missing=(1,))
 LINES = "ddp-launch: the last 2 lines of rank 3:\none\ntwo"
 NUMBERS = [b"%d\n" % number for number in range(50)]
 
@@ -64,10 +64,10 @@ class Buried:
         ),
         ([AGENT], b"", False, [LINES, "ddp-launch: the agent of rank 3 (pid 203) died, and its rank with it"], 1),
         ([HUNG], b"", False, [LINES, "ddp-launch: nothing has moved for 600 s: rank 3 ..."], 1),
-        ([Hung(at=0.0, ranks=(2, 3), message="hung")], b"", False, ["ddp-launch: hung"], 1),
+        ([Hung(noticed_at=0.0, ranks=(2, 3), message="hung")], b"", False, ["ddp-launch: hung"], 1),
         ([UNBORN], b" \n", False, [f"ddp-launch: {UNBORN}"], 9),
         ([UNBORN], b"no such host\n", False, ["no such host\n", f"ddp-launch: {UNBORN}"], 9),
-        ([NotStarted(at=0.0, message="late")], b"no\xff", False, ["no\udcff", "ddp-launch: late"], 1),
+        ([NotStarted(noticed_at=0.0, message="late")], b"no\xff", False, ["no\udcff", "ddp-launch: late"], 1),
         # an agent's own last words come through the engine
         ([EXITED], b"Traceback\n", False, ["Traceback\n", "ddp-launch: rank 0 (pid 100) exited with code 3"], 3),
     ],
@@ -110,7 +110,7 @@ def test_last_lines_of_hidden_ranks_alone() -> None:
 
 
 def test_an_engine_that_wrote_to_what_had_gone_is_not_the_cause() -> None:
-    broken = EngineEnded(at=0.0, pid=7, status=-13, missing=())
+    broken = EngineEnded(noticed_at=0.0, pid=7, status=-13, missing=())
     assert root_cause([broken, EXITED]) is EXITED
     assert root_cause([broken, replace(EXITED, asked=True)]) is broken
     assert root_cause([replace(broken, status=-9), EXITED]).status == -9  # type: ignore[union-attr]

@@ -102,7 +102,7 @@ def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
     harness.detector.stacks(0, STACKS)
     assert harness.detector.tick(harness.now + 0.2) == float("inf")
     text = f"nothing has moved for 600 s: rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in {GATHER}"
-    assert harness.failures == [Hung(at=harness.now + 0.2, ranks=(1,), message=text)]
+    assert harness.failures == [Hung(noticed_at=harness.now + 0.2, ranks=(1,), message=text)]
     head, *rows = harness.console.said[2].splitlines()
     assert head.startswith("rank  host  pid  last collective")
     assert [row.split()[:3] for row in rows] == [["0", "here", "100"], ["1", "here", "101"]]
@@ -193,7 +193,7 @@ def test_a_host_of_which_nothing_is_heard_is_named() -> None:
 )
 def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(error: str, silence: float, lost: int) -> None:
     raised = Raised(type=f"collectives.errors.{error}", message="", traceback="")
-    failure = RankFailed(at=0.0, rank=0, pid=100, raised=raised)
+    failure = RankFailed(noticed_at=0.0, rank=0, pid=100, raised=raised)
     harness = Harness(heartbeat=30.0)
     harness.run(3.0)
     harness.run(silence, 1)
@@ -204,7 +204,7 @@ def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(error: s
 
 def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
     for end in (
-        lambda detector: detector.failed(RankFailed(at=0.0, rank=1, pid=101, status=3)),
+        lambda detector: detector.failed(RankFailed(noticed_at=0.0, rank=1, pid=101, status=3)),
         lambda detector: detector.ending(),
         lambda detector: detector.job_ended(0, ""),
     ):

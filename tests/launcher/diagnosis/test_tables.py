@@ -27,11 +27,11 @@ from launcher.diagnosis.failures import (
 
 
 def raised(rank: int, kind: str, message: str) -> RankFailed:
-    return RankFailed(at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
+    return RankFailed(noticed_at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
 
 
 def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:
-    return RankFailed(at=at, rank=rank, pid=100 + rank, status=status, asked=asked)
+    return RankFailed(noticed_at=at, rank=rank, pid=100 + rank, status=status, asked=asked)
 
 
 FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
@@ -40,17 +40,17 @@ NO_THREAD = "RuntimeError: can't start new thread (this user may have no more pr
 RELATIVE = "ImportError: attempted relative import with no known parent package"
 DASH_M = f"{RELATIVE} (a module of a package is started by -m: ddp-launch -m PACKAGE.MODULE)"
 TOO_LARGE = "OSError: [Errno 27] File too large (ulimit -f limits the size of files)"
-_RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
+_RAISED = RankFailed(noticed_at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
 _ECHO, _ECHO_OF_DDP = (
-    RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type=kind, message="rank 1", traceback=""))
+    RankFailed(noticed_at=0.0, rank=0, pid=100, raised=Raised(type=kind, message="rank 1", traceback=""))
     for kind in ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 )
-_KILLED = EngineEnded(at=0.1, pid=7, status=-9)
-_LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
-_REAPER = EngineLost(at=0.2, name="the launcher's reaper", pid=9, above=True)
-_AGENT = AgentLost(at=0.0, rank=0, pid=200)
-_OTHER = AgentLost(at=0.1, rank=1, pid=201)
-_UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
+_KILLED = EngineEnded(noticed_at=0.1, pid=7, status=-9)
+_LOST = EngineLost(noticed_at=0.1, name="hydra_pmi_proxy", pid=8)
+_REAPER = EngineLost(noticed_at=0.2, name="the launcher's reaper", pid=9, above=True)
+_AGENT = AgentLost(noticed_at=0.0, rank=0, pid=200)
+_OTHER = AgentLost(noticed_at=0.1, rank=1, pid=201)
+_UNBORN = EngineEnded(noticed_at=2.0, pid=7, status=9, missing=(1,))
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,21 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its agent to end
         ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
         ([_ECHO_OF_DDP, _RAISED], b"", 1),
-        ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(at=0.2, pid=7, status=1)], b"", 0),
+        ([_ECHO, rank_failed(0.1, 1, -15, True), EngineEnded(noticed_at=0.2, pid=7, status=1)], b"", 0),
         ([_AGENT, _OTHER], b"", 0),
         ([_AGENT, _OTHER], b"=   PID 201 RUNNING AT vm", 1),
         ([rank_failed(0, 0, -15, True), _OTHER], b"", 1),
         ([_AGENT, _LOST], b"", 1),
         ([_LOST, _AGENT, _REAPER], b"", 2),  # the engine went with what stood above it
         ([rank_failed(0, 0, 15), _LOST, _REAPER], b"", 2),
-        ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
+        (
+            [rank_failed(0, 0, -15, True), EngineEnded(noticed_at=5.0, pid=7, status=-9)],
+            b"",
+            0,
+        ),  # much later: another story
         ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
-        ([Hung(at=0.0, ranks=(1,), message=""), rank_failed(0.1, 1, 3), _KILLED], b"", 0),
-        ([TimeLimit(at=0.0, seconds=1.0), _RAISED, _KILLED], b"", 0),
+        ([Hung(noticed_at=0.0, ranks=(1,), message=""), rank_failed(0.1, 1, 3), _KILLED], b"", 0),
+        ([TimeLimit(noticed_at=0.0, seconds=1.0), _RAISED, _KILLED], b"", 0),
     ],
 )
 def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> None:
@@ -96,9 +100,9 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
         (_KILLED, "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running", 137),
         (_UNBORN, "mpiexec (pid 7) exited with code 9 before rank 1 had started", 9),
-        (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
-        (Hung(at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
-        (TimeLimit(at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
+        (NotStarted(noticed_at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
+        (Hung(noticed_at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
+        (TimeLimit(noticed_at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
         (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
     ],
 )
@@ -152,6 +156,6 @@ def test_how_a_job_stopped(ends: list[int | None], steps: Collection[int], stop:
 
 
 def test_who_went_on_is_a_failure() -> None:
-    failure = NotStopped(at=0.0, ranks=(1, 2), seconds=10.0)
+    failure = NotStopped(noticed_at=0.0, ranks=(1, 2), seconds=10.0)
     assert str(failure) == "ranks 1-2 went on for 10 s after the others had stopped as asked (more time: --grace)"
     assert failure.code == 1
