@@ -75,8 +75,9 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
 
 @cache
 def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
-    """The order of sums: the first values, as many as the largest power of two, and the rest, each so; then both.
+    """The order in which `count` values are combined, as a binary tree.
 
+    Its left branch has the first values, as many as the largest power of two below `count`; its right branch the rest.
     `tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))` is `((0 + 1) + (2 + 3)) + 4`: each pair (a, b) adds b's value to a's.
     """
     if count == 1:
@@ -86,7 +87,7 @@ def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
 
 
 def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
-    """The ranks' values combined in that order. `add` takes two and `out`; `out` may be the memory of a source."""
+    """Combines the ranks' values in the order of `tree`. `add` takes two values and `out`, which may be a source."""
     totals = list(sources)
     steps = tree(len(totals))
     for left, right in steps[:-1]:

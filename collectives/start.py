@@ -248,7 +248,7 @@ def inherited_rank_info(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def _works_for(pid: int) -> bool:
-    """True if that process is an ancestor of this one, and no engine is between them, which starts another world."""
+    """True if that process is an ancestor of this one, and no engine between them has started another world."""
     ancestor = os.getppid()
     try:
         while ancestor not in (0, pid):

@@ -5,8 +5,8 @@ those once for all backends. Each method starts one collective and returns its `
 and unchanged until that test returns True. All ranks call the same methods in the same order, except `send` and `recv`.
 
 A rank that leaves sends every other rank its exit status and its number of calls on each communicator (`ExitNotice`).
-With that count others can tell whether to go on waiting: a rank that took part in call #5 before it left is no reason
-to give up call #5, which may only be waiting for a slow rank; a rank that left before call #5 is.
+With that count the others can tell whether to go on waiting for call #5. If the rank took part in it before it left,
+they go on, since they may only be waiting for a slow rank. If it left before call #5, they give up.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -13,8 +12,6 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.options import GPU, parser, split
 
-# Seconds after which killing what is left is given up.
-_SWEEP_LIMIT = 1.0
 # Options that exclude each other. One on the command line replaces the other one of the job file.
 _ALTERNATIVES = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
 
@@ -133,17 +130,8 @@ def _print(text: str, stream: TextIO | None) -> int:
 
 
 def _run(job: Job) -> int:
-    from launcher.linux import become_subreaper, childless, children_of, parents, sweep
+    from launcher.linux import sweeping
     from launcher.supervisor.supervisor import launch
 
-    started_at = time.time()
-    # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # If the reaper is killed, its orphans come to this process. Children that it had before its exec are spared.
-    spare = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
-    become_subreaper()
-    try:
+    with sweeping():  # If the reaper is killed, its orphans come to this process.
         return launch(job)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The job is over, and this process ends in a moment.
-        sweep(_SWEEP_LIMIT, spare, started_at)

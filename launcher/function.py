@@ -24,7 +24,7 @@ from launcher.diagnosis.observer import Observer
 from launcher.errors import RankError, UsageError
 from launcher.function_worker import CALL, ENDING, ERROR, RESULT, load, pickler, store
 from launcher.job import Job
-from launcher.linux import become_subreaper, die_with_parent, sweep
+from launcher.linux import die_with_parent, sweeping
 from launcher.supervisor.supervisor import launch
 
 T = TypeVar("T")
@@ -177,36 +177,29 @@ def _copy_output(process: subprocess.Popen[bytes]) -> None:
 
 # Seconds between asking the ranks to end and killing them. Short, because the caller waits for it after Ctrl-C.
 _GRACE = 2.0
-# Seconds after which killing what is left is given up.
-_SWEEP_LIMIT = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the driver. argv: the call's folder, the caller's pid, the number of ranks, the time limit (s) or "" """
     folder, parent, nproc, limit = argv
-    # The caller may ignore SIGCHLD, and a shell lets background jobs ignore SIGINT; child processes inherit that.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # A shell lets background jobs ignore it, and processes inherit that.
     die_with_parent(int(parent), signal.SIGTERM)
-    become_subreaper()
     observer = _FailureObserver()
     ending: tuple[int | None, Exception | None]
-    try:
-        job = Job(
-            module="launcher.function_worker",
-            args=(folder,),
-            n=int(nproc),
-            timeout=float(limit) if limit else None,
-            grace=_GRACE,
-        )
-        code = launch(job, observers=[observer], explain=False)
-        ending = observer.outcome(code)
-    except UsageError as error:
-        code = 2
-        ending = (None, error)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The job is over, and this process ends in a moment.
-        sweep(_SWEEP_LIMIT)
+    with sweeping():
+        try:
+            job = Job(
+                module="launcher.function_worker",
+                args=(folder,),
+                n=int(nproc),
+                timeout=float(limit) if limit else None,
+                grace=_GRACE,
+            )
+            code = launch(job, observers=[observer], explain=False)
+            ending = observer.outcome(code)
+        except UsageError as error:
+            code = 2
+            ending = (None, error)
     if os.getppid() != int(parent):
         shutil.rmtree(folder, ignore_errors=True)  # The caller has died.
     else:

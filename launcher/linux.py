@@ -26,6 +26,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Signals that mean whatever the user's program makes of them.
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+#: Signals that each process above a rank forwards to those below it.
+FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -131,7 +133,7 @@ def fork(start: Callable[[], int] = os.fork) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process signal `number` when its parent ends; sends it now if that has happened.
+    """Makes the kernel send this process signal `number` when its parent ends. If it has ended already, sends it now.
 
     parent: the parent's pid
     """
@@ -168,7 +170,7 @@ def format_bytes(n: int) -> str:
 
 
 def fill_standard_streams() -> None:
-    """Opens /dev/null as stdin, stdout or stderr if it is closed: else the next pipe would get its number."""
+    """Opens /dev/null in place of each standard stream that is closed. Otherwise the next pipe would get its number."""
     fd = 0
     while fd <= 2:
         fd = os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number.
@@ -238,6 +240,28 @@ def sweep(
     return statuses
 
 
+# Seconds after which `sweeping` gives up killing what is left.
+_SWEEP_LIMIT = 1.0
+
+
+@contextlib.contextmanager
+def sweeping() -> Iterator[None]:
+    """Inside `with`, this process adopts the orphans of a job. At the end it kills what is left, and ignores Ctrl-C.
+
+    Children that it had before, from before its exec, are spared.
+    """
+    started_at = time.time()
+    # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    spare = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
+    become_subreaper()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The job is over, and this process ends in a moment.
+        sweep(_SWEEP_LIMIT, spare, started_at)
+
+
 def send_signal(pid: int, number: int) -> bool:
     """Sends a signal. Returns: False if the process has ended, or runs as another user"""
     try:
@@ -280,7 +304,7 @@ _SEGMENTS = (
     "ucx_shm_posix_",
     "open_mpi.",  # Open MPI's locks
 )
-# Times of files may lag behind `time.time()` by some milliseconds (s).
+# How far a file's time of creation may lie before `time.time()` of that moment (s): it is some milliseconds.
 _LAG = 0.1
 
 
@@ -352,7 +376,7 @@ _OTHER_FILES = 32
 def many_files(ranks: int) -> Iterator[int]:
     """Inside `with`, this process and its children may open as many files as the hard limit allows.
 
-    Gives the soft limit that held before. Raises: UsageError if a job of `ranks` ranks needs more files.
+    Yields: the soft limit before. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity: then it is kept.

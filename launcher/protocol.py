@@ -94,7 +94,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much as the socket takes now. A closed connection is noticed by `receive`, not here."""
+        """Sends as much as the socket takes now. Does not report a closed connection: `receive` does."""
         while self._out:
             try:
                 sent = self.socket.send(self._out[:_CHUNK])
@@ -216,7 +216,7 @@ def _authenticate(address: str, secret: str, identity: Message, limit: float) ->
             batch = channel.receive()
             if batch is None:
                 raise ProtocolError("closed during the handshake")
-            messages = batch  # The last one has the answer, and may have commands behind it.
+            messages = batch  # Those of the last batch are returned: commands may follow the answer in it.
             for message in messages:
                 received |= message
                 if "challenge" in message:

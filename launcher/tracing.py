@@ -23,7 +23,7 @@ _LIMIT = 120.0
 def prepare(folder: str) -> str:
     """Creates the folder, removes an earlier trace from it, and returns its absolute path.
 
-    An earlier part must not be taken for that of a rank that dies before it writes its own.
+    Otherwise, if a rank dies before it writes its part, the one of an earlier run would be merged instead.
 
     Raises: UsageError if the folder cannot be created or written to.
     """

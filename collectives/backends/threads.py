@@ -82,7 +82,7 @@ class ThreadGroup:
             return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, src: int, dst: int, tag: int, x: Array) -> Test:
-        """Posts an array that src sends to dst with that tag."""
+        """Posts an array that rank src sends to rank dst."""
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
@@ -92,7 +92,7 @@ class ThreadGroup:
         return lambda: bool(received)
 
     def recv(self, src: int, dst: int, tag: int, out: Array) -> Test:
-        """Receives that array once it is there."""
+        """Receives into `out` the next array that rank src has sent to rank dst with this tag."""
         done = False
 
         def test() -> bool:
@@ -110,7 +110,7 @@ class ThreadGroup:
         return test
 
     def part(self, key: str, size: int) -> ThreadGroup:
-        """The group of `size` of these ranks for the communicator `key`; the first rank that asks for it creates it."""
+        """The shared state of the new communicator `key` of `size` of these ranks. The first caller makes it."""
         with self.lock:
             group, ranks = self._groups.pop(key, (ThreadGroup(size), 0))
             if ranks + 1 < size:  # Kept until every rank has got it.
@@ -205,7 +205,7 @@ class ThreadTransport(Transport):
 
 
 def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
-    """parts: for each rank, its part of the total"""
+    """Reduces all ranks' arrays, and copies to each rank its part of the total."""
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
         total = combine_in_tree(xs, COMBINE[op])  # A copy: if a rank reduces in place, its result must not feed others.
@@ -217,7 +217,7 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
 
 
 def _move(sources: Mapping[int, Sequence[slice]]) -> Execute:
-    """sources: for each rank that sends, the parts for each destination"""
+    """Joins for each rank the parts that it gets. sources: by sending rank, its part for each destination"""
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
         for dst, out in enumerate(outs):

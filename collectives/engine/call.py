@@ -76,11 +76,11 @@ class Plan:
     body: the steps that move the array after ranks have compared the call
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
     result: the shape of this rank's result, if it is known before the call
-    beside: its body is one operation, beside which that of the next call may run
-    depth: number of our stack frames at the creation of a call, at least those up to the public method
+    beside: its body is a single operation, and the operation of the next call may run at the same time
+    depth: number of stack frames from the public method to the creation of a call, or fewer
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
-    recorded: the number of the flight record's call text by call site, which is the id of a code object and an
-    instruction. The code object is kept with it, so that its id is not reused
+    recorded: by call site, which is the id of a code object and an instruction in it: the number of the call's text in
+    the flight record, and the code object, which is kept so that its id is not reused
     """
 
     name: str

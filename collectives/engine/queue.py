@@ -49,7 +49,8 @@ _UNRECORDED = (0, None)
 _MAX_SITES = 256
 # After this many rounds without work the helper thread sleeps until it is woken. That takes as long as a small call.
 _IDLE_ROUNDS = 10
-# For this long (s) calls are left to a thread that computes, after its last one. It may raise, and never wait for them.
+# A thread that has said that it will wait for its calls gets this long (s) after each of them. Then the helper thread
+# takes over: that thread may have raised, and never wait.
 _LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
@@ -75,7 +76,7 @@ class CallQueue:
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
         on_one_node = transport.shares_memory and transport.local_size == transport.size
-        # All ranks are on this node, which has no second core for each: helper threads compete with what computes.
+        # All ranks are on this node, and it has fewer than two cores for each: helper threads delay computing threads.
         self._shares_cores = on_one_node and (os.cpu_count() or 1) < 2 * transport.local_size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
@@ -90,7 +91,8 @@ class CallQueue:
         self.lock = threading.RLock()  # Reentrant: a signal handler may interrupt its holder.
         self._ordered: deque[CollectiveOp[Any]] = deque()  # The first call is in progress, others may run beside it.
         self._unordered: list[CollectiveOp[Any]] = []
-        # Steps run in this context, one thread at a time. Infinities and NaN are values in it, and raise on no rank.
+        # Steps run in this context, one thread at a time. NumPy neither warns nor raises in it: all ranks must behave
+        # alike, also where one of them has an infinity or NaN.
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         # Held by the thread that takes steps, whose id is `_stepper`.
@@ -145,7 +147,7 @@ class CallQueue:
         self._add(call, ordered)
         if not ordered:
             self._take(self._start_unordered)
-        elif not callable(call.scale):  # That function may be slow.
+        elif not callable(call.scale):  # A scale function may be slow.
             if call.plan.small:
                 self._take(self._start, call)
             elif call.source is call.target and self._transport.in_flight > 1:
@@ -286,7 +288,7 @@ class CallQueue:
     # Steps -----------------------------------------------------------------------------------------------------------
 
     def _take(self, steps: Callable[..., bool], *arguments: Any) -> bool:
-        """Calls `steps` as the only thread that takes steps. False if another thread, or this one, is already doing so.
+        """Calls `steps` unless a thread is already taking steps; then returns False.
 
         Never waits for the other thread: its done callbacks may need a lock that this thread holds. This thread itself
         may be interrupted in its steps by a signal handler that makes a call.
@@ -340,9 +342,9 @@ class CallQueue:
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
-            if call.done:  # It has failed before its turn, and leaves the queue in it.
+            if call.done:  # It has failed before its turn, and is removed when its turn comes.
                 break
-            # Ranks must start their operations in one order, and that function may depend on the results before it.
+            # All ranks must start their operations in the same order. A scale function may depend on earlier results.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break
             # An array may be reduced again before its first result is waited for.

@@ -25,9 +25,9 @@ from collectives.world import STOPPED
 
 # How long a failing rank lets others notice and print their errors before it ends them (s).
 _GRACE = 1.0
-# Engines kill on abort and drop output that they have not read, such as the traceback just printed. Time for that (s).
+# Time for the engine to read this rank's output (s). On an abort it drops what it has not read, such as a traceback.
 _READ = 0.1
-# The pause between two looks at exit notices (s).
+# The pause between two checks for exit notices (s).
 _PAUSE = 0.2e-3
 
 

@@ -27,16 +27,16 @@ _SHARED = 5e-6
 # A sched_yield that takes longer than this gave the core to a computing process for a whole time slice. A sleeping
 # process gets its core back at once, so waiting ranks then sleep instead (benchmarks/collectives.py --busy 1).
 _TAKEN = 200e-6
-# For how long the last two rules hold.
+# How long waiting ranks spin less, or sleep instead, after a sched_yield that took longer than _SHARED or _TAKEN.
 _CROWDED = 5e-3
 # The shortest sleep; the system makes it about 55 us.
 _NAP = 1e-6
 # The sleep between tests after _YIELD. A longer one would save little CPU time, and on a busy core it would cost much
 # of the network's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
-# The same for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us, and
-# the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that ranks of a node that test
-# in turn still meet.
+# As PAUSE, for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us,
+# and the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that ranks of a node that
+# test in turn still meet.
 LONG_PAUSE = 250e-6
 
 # A timeout describes the last call of at most this many late ranks.

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
-_PAIRS = ("send", "recv")  # They are numbered by themselves.
+# Calls that are numbered apart from the collectives of their communicator.
+_PAIRS = ("send", "recv")
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 
 

@@ -13,15 +13,11 @@ import resource
 import signal
 import time
 
-from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, become_subreaper, die_with_parent, fork, sweep
+from launcher.linux import FORWARDED_SIGNALS, become_subreaper, die_with_parent, fork, sweep
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
 if TYPE_CHECKING:
     from typing import NoReturn
-
-# Signals that are forwarded to the agent: the engine sends them to the process that it has started, which is this one.
-# The kernel sends SIGTERM when the engine has died.
-_FORWARDED = {*ENDING_SIGNALS, *USER_SIGNALS}
 
 
 def run_agent_supervisor() -> int:
@@ -30,7 +26,7 @@ def run_agent_supervisor() -> int:
     started_at = time.time()
     become_subreaper()
     # Blocked signals stay pending until `sigwait` takes them, so no handler is needed and none is lost.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED_SIGNALS})
     supervisor = os.getpid()
     agent = fork()
     if agent != 0:
@@ -44,7 +40,8 @@ def run_agent_supervisor() -> int:
 
 def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
     while True:
-        number = signal.sigwait({signal.SIGCHLD, *_FORWARDED})
+        # The engine signals the process that it has started, this one. The kernel sends SIGTERM when the engine dies.
+        number = signal.sigwait({signal.SIGCHLD, *FORWARDED_SIGNALS})
         if number != signal.SIGCHLD:
             os.kill(agent, number)  # It has not been reaped yet, so the pid is still the agent's.
             continue
@@ -54,9 +51,9 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
             # If the agent failed, its MPI may have left files in /dev/shm. The last supervisor on the host finds those
             # that no rank uses any more.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
-            for number in _FORWARDED:
+            for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
             exit_like(code)
 
 

@@ -16,7 +16,7 @@ from launcher.agent.agent_supervisor import SWEEP_LIMIT, exit_like, kill_and_exi
 from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.stacks import POLL_INTERVAL, Stacks
 from launcher.agent.suspend import DEBUGGING, SUSPENDED, Suspension
-from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, format_bytes, reap_all, signal_pipe, stat_of, sweep
+from launcher.linux import ENDING_SIGNALS, FORWARDED_SIGNALS, format_bytes, reap_all, signal_pipe, stat_of, sweep
 from launcher.protocol import Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost an agent a tenth of its memory.
@@ -83,7 +83,7 @@ class Agent:
 
     def run(self, address: str, secret: str, identity: Message) -> NoReturn:
         """Watches the rank to its end, and exits like it. identity: the first message to the launcher"""
-        self.wakeup = signal_pipe((signal.SIGCHLD, *ENDING_SIGNALS, *USER_SIGNALS))
+        self.wakeup = signal_pipe((signal.SIGCHLD, *FORWARDED_SIGNALS))
         try:
             self.channel, messages = connect(address, secret, identity)
         except errors.StartError as error:
@@ -143,7 +143,7 @@ class Agent:
         if self.channel.unacknowledged() >= self.heartbeat_timeout:
             kill_and_exit()  # The launcher's machine cannot be reached, and the launcher has given this one up.
         if self.status is not None:
-            self.channel.send({})  # There is nothing to say, but only what is sent can be acknowledged.
+            self.channel.send({})  # An empty message, so that the launcher's machine has something to acknowledge.
         elif self.channel.backlog < _BACKLOG:
             self.channel.send({"heartbeat": self.heartbeat.read()})
 
@@ -282,7 +282,7 @@ class Agent:
                 self.released = True
 
     def _receive_stdin(self, text: str) -> None:
-        """Takes standard input for the rank; "" is its end."""
+        """Queues standard input for the rank. text: "" at its end"""
         if "in" in self.pipes:
             self.stdin += to_bytes(text)
             if not text:

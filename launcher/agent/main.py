@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> NoReturn:
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
-    # Ranks on other hosts than the launcher's cannot reach its memory.
+    # On hosts other than the launcher's, where the launcher's own state memory cannot be reached.
     slots = _make_slots(world.rank) if ancestors[1:] else []
     agent_ends, rank_ends = _pipes()
     # Memory that the rank and its agent share.
@@ -82,16 +82,9 @@ def main(args: Sequence[str]) -> NoReturn:
         _leave_group(0)
         for fd in agent_ends.values():
             os.close(fd)
-        if world.rank != stdin_rank and args[0] != STDIN:
-            os.close(rank_ends["in"])
-            rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)
-        for fd, name in enumerate(("in", "out", "err")):
-            os.dup2(rank_ends[name], fd)
-            os.close(rank_ends[name])
+        _take_streams(rank_ends, reads_stdin=world.rank == stdin_rank or args[0] == STDIN)
         for fd in (rank_ends["report"], page):  # Kept open for a program that replaces the rank by exec.
             os.set_inheritable(fd, True)
-        # Flushes at `\r` too, so that progress bars show.
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
         os.environ.update(
             {
                 AGENT: str(agent),
@@ -164,6 +157,18 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
     for fd in agent_ends.values():
         os.set_blocking(fd, False)
     return agent_ends, rank_ends
+
+
+def _take_streams(rank_ends: dict[str, int], reads_stdin: bool) -> None:
+    """In the rank: makes its ends of the pipes its standard streams. reads_stdin: False: stdin is /dev/null"""
+    if not reads_stdin:
+        os.close(rank_ends["in"])
+        rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)
+    for fd, name in enumerate(("in", "out", "err")):
+        os.dup2(rank_ends[name], fd)
+        os.close(rank_ends[name])
+    # Flushes at `\r` too, so that progress bars show.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module again, or is one of a launcher's."""
+"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module; under a launcher, is such a rank."""
 
 from __future__ import annotations
 

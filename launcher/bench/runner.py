@@ -27,7 +27,8 @@ from launcher.bench.report import Outcome, Row
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
-# Enough rounds for a median, few enough that a batch of a fast call is long against the barrier's skew.
+# The most and the fewest rounds: enough for a median, and few enough that a batch of a fast call takes much longer than
+# ranks differ in leaving the barrier.
 _ROUNDS = 20
 _MIN_ROUNDS = 5
 # No entry makes more calls than this, however fast they are.
@@ -35,7 +36,7 @@ _MAX_CALLS = 100_000
 # The time limit of a whole run between threads, in seconds: a day.
 _DAY = 86_400.0
 
-# Takes an array of each rank, and gives the largest of them, element by element.
+# Takes this rank's array, and returns the element-wise maximum over all ranks.
 Slowest = Callable[[Array], Array]
 
 

@@ -17,11 +17,11 @@ from launcher.protocol import Message, to_bytes
 
 # Colours of prefixes, as numbers of ANSI escape sequences; rank R gets the one at R modulo their number.
 _COLOURS = (36, 33, 32, 35, 34, 31)
-# Seconds after which an unfinished line of a rank that a user may answer is printed: most likely it is a prompt.
+# After this long (s), an unfinished line of a rank that can read the terminal counts as a prompt, and is printed.
 _PROMPT = 0.05
-#: A line of more bytes (a binary dump) is cut into several, so that memory stays bounded.
+#: The most bytes of a line. A longer one (a binary dump) is cut into several, so that memory stays bounded.
 LINE_LIMIT = 1 << 20
-#: If so many bytes wait for a slow reader, nothing more is read from ranks.
+#: Once this many bytes wait for a slow reader, nothing more is read from ranks.
 BACKLOG = 1 << 20
 
 
@@ -119,7 +119,7 @@ class Console(Observer):
         self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
         self._prompt_times: dict[tuple[int, str], float] = {}
         self._reported = False  # It has said that the output cannot be written.
-        #: No bar or unfinished line of a rank stands below the last sentence of the launcher.
+        #: True if the launcher's last sentence is the lowest line: no bar or unfinished line of a rank is below it.
         self.has_last_word = True
         #: Called with every text that the launcher itself prints.
         self.reporter: Callable[[str], None] = lambda text: None
@@ -138,7 +138,7 @@ class Console(Observer):
     # -- events
 
     def attempt_started(self, number: int, n: int) -> None:
-        # Lines that had their rank in front keep it, also where one rank is left.
+        # Once lines have a prefix they keep it, even if one rank is left.
         self._prefixed |= self._prefix_wanted and n > 1
         self._alone = self._prefix_wanted and not self._prefixed
 

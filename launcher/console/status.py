@@ -28,9 +28,9 @@ _INTERVAL = 1.0
 _STEPS = 10
 # The counters in a heartbeat. They only grow; `ddp-top` shows their rates.
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
-# A rank is the slowest if the others wait for it during at least this fraction of the time,
+# The slowest rank is one for which the others wait during at least this fraction of the time.
 _MIN_WAITED = 0.01
-# and if it causes at least this fraction of all waiting: of two equal ranks each causes half.
+# The slowest rank causes at least this fraction of all waiting: of two equal ranks each causes half, and none is it.
 _MIN_FRACTION = 0.75
 
 

@@ -26,7 +26,7 @@ _RANK_PREFIX = re.compile(r"^rank \d+: ")
 
 _FULL_SHM = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
 
-# What it usually means that a rank was killed by a signal.
+# By signal: what it usually means if it killed a rank.
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
     signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL_SHM}",
@@ -94,7 +94,7 @@ class RankFailed(Failure):
 
     host: where it ran; "" if the sentence should not name it
     status: exit code, or minus the signal that killed it
-    asked: its agent had received a signal to end that was not the launcher's, most likely of an engine that shuts down
+    asked: its agent had received a signal to end, not from the launcher: most likely the engine shuts down
     memory: a clause about its memory, if the kernel may have killed it for that
     missed_by: ranks that wait for it in `collectives.init`, which it did not call
     """

@@ -158,7 +158,8 @@ def threads() -> Iterator[Finding]:
 
 # -- memory
 
-# /dev/shm should have room for at least so many ranks, however few cores there are: Docker's 64 MiB do not.
+# The number of ranks for which /dev/shm should have room, or the number of cores if that is larger. Docker's default of
+# 64 MiB is too small for it.
 _SHM_RANKS = 24
 # Less free memory than this is a warning: Python, NumPy and an MPI take about 100 MiB a rank, before any model.
 _MIN_MEMORY = 512 * _MIB

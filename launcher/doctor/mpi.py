@@ -121,5 +121,5 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
 
 
 def _abi(family: str) -> str:
-    """The family whose binary interface it has. Intel's MPI has that of MPICH: each can start ranks of the other."""
+    """The family with the same binary interface: MPICH for Intel's MPI, since each can start ranks of the other."""
     return MPICH if family == INTEL else family

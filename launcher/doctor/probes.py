@@ -130,7 +130,7 @@ def parse_answer(lines: Sequence[str], status: int | None, limit: float) -> Answ
 
 # -- the probes
 
-# `shared_memory` makes a segment of so many bytes, and the other process writes this value to its last one.
+# `shared_memory` makes a segment of _BYTES bytes. Another process writes _VALUE to the last byte.
 _BYTES = 1 << 20
 _VALUE = 77
 

@@ -2,7 +2,7 @@
 
 An engine gives the ranks their numbers and hosts, and starts the agents, nothing more: MPICH's or Intel's hydra, Open
 MPI's prterun, Slurm's srun. With an engine of another MPI each rank would form a world of its own. So the choice is: in
-an allocation srun, if it and the MPI speak a common language; else the mpiexec beside this Python; else that on PATH.
+an allocation srun, if it and the MPI speak the same protocol; else the mpiexec beside this Python; else that on PATH.
 """
 
 from __future__ import annotations

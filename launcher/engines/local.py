@@ -19,13 +19,11 @@ from collectives.backends.mpi.pmi_server import KeyValueSpace
 from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
-from launcher.linux import ENDING_SIGNALS, USER_SIGNALS, fork, reap_all, signal_pipe
+from launcher.linux import FORWARDED_SIGNALS, fork, reap_all, signal_pipe
 
 # Name of the engine and of its process, for which the kernel keeps only 15 characters.
 _NAME = "ddp_pmi_server"
 _CHUNK = 1 << 16
-# Signals that are forwarded to the agents.
-_FORWARDED = {*ENDING_SIGNALS, *USER_SIGNALS}
 
 
 @register("local")
@@ -65,7 +63,7 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Starts the agents, and serves their ranks until all agents have ended. Returns: 1 if an agent failed, else 0"""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # A sandbox may refuse it.
         comm.write(_NAME)
-    signals = signal_pipe((signal.SIGCHLD, *_FORWARDED))
+    signals = signal_pipe((signal.SIGCHLD, *FORWARDED_SIGNALS))
     # The mapping tells ranks that they share a node, so that MPICH uses shared memory.
     space = KeyValueSpace(n, {"PMI_process_mapping": f"(vector,(0,1,{n}))"})
     poll = select.poll()
@@ -85,7 +83,7 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     while agents:
         for fd, _ in poll.poll():
             if fd == signals:
-                for number in set(os.read(signals, _CHUNK)) & _FORWARDED:
+                for number in set(os.read(signals, _CHUNK)).intersection(FORWARDED_SIGNALS):
                     for pid in agents:  # They have not been reaped yet, so the pids are still theirs.
                         os.kill(pid, number)
                 statuses = reap_all()

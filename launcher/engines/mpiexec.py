@@ -110,7 +110,7 @@ def mpi_library(folders: Iterable[str], environ: Mapping[str, str]) -> tuple[str
 
 
 def check_library(mpiexec: str, family: str, environ: Mapping[str, str]) -> None:
-    """Raises: UsageError if the ranks would load an MPI of another family than that of `mpiexec`."""
+    """Checks that the ranks will load an MPI of the family of `mpiexec`. Raises: UsageError if they will not."""
     library = _library_of_this_python(environ)
     if library is not None and (library[1] == OPENMPI) != (family == OPENMPI):
         raise UsageError(mixed_mpis(mpiexec, family, *library))
@@ -148,7 +148,7 @@ def without_outer_mpi(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """As `without_outer_mpi`, for an engine that itself ignores the variables of an outer MPI."""
+    """The environment without torchrun's variables, for engines that ignore the variables of an outer MPI anyway."""
     return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 

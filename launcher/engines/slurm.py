@@ -1,6 +1,6 @@
 """Engine: Slurm's srun, which knows the nodes of an allocation, and starts ranks on them without ssh.
 
-srun and the MPI must speak a common language (PMI-2, PMIx), or each rank would form a world of its own.
+srun and the MPI must speak the same protocol (PMI-2 or PMIx), or each rank would form a world of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from launcher.errors import UsageError
 from launcher.network import Host, fill_hosts
 from launcher.placement import tasks_per_node
 
-# By MPI family: the languages that it speaks, as `srun --mpi=list` calls them, best first. Intel MPI has none: it would
-# need the path of a library of Slurm.
-_LANGUAGES = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
+# By MPI family: the process-management interfaces (PMI) that it speaks, as `srun --mpi=list` calls them, best first.
+# Intel MPI has none: it would need the path of a library of Slurm.
+_PMI = {MPICH: ("pmi2", "cray_shasta"), OPENMPI: ("pmix",)}
 # Time limit of a Slurm command (s).
 _LIMIT = 20.0
 
@@ -31,14 +31,14 @@ class SlurmEngine(Engine):
     """Starts `n` ranks by srun.
 
     srun: its path
-    language: what the MPI speaks, as `srun --mpi` takes it
+    pmi: the process-management interface that the MPI speaks, as `srun --mpi` takes it
     hosts: where to start ranks; none: on the nodes of the allocation
     remote_hosts: nodes other than this one
     cpus: cores per rank, if the allocation sets a number
     """
 
     srun: str
-    language: str
+    pmi: str
     n: int
     hosts: tuple[Host, ...] = ()
     remote_hosts: tuple[str, ...] = ()
@@ -56,11 +56,11 @@ class SlurmEngine(Engine):
             return None
         srun = find(request.environ)
         if srun is not None:
-            common_language = language(mpiexec.family_of_this_python(request.environ), srun)
-            if common_language is not None:
+            pmi = common_pmi(mpiexec.family_of_this_python(request.environ), srun)
+            if pmi is not None:
                 cpus = request.environ.get("SLURM_CPUS_PER_TASK")
                 job = request.job
-                return cls(srun, common_language, job.size, job.hosts, request.remote_hosts, cpus)
+                return cls(srun, pmi, job.size, job.hosts, request.remote_hosts, cpus)
         if asked:
             raise UsageError(
                 "--engine slurm: there is no srun on PATH, or it does not speak PMI-2 (MPICH) or PMIx (Open MPI) with "
@@ -71,7 +71,7 @@ class SlurmEngine(Engine):
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`. srun forwards its own environment."""
         options = [
-            f"--mpi={self.language}",
+            f"--mpi={self.pmi}",
             # The launcher, not srun, decides what happens to the other ranks after one has ended.
             "--kill-on-bad-exit=0",
             "--wait=0",
@@ -160,10 +160,10 @@ def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
     return shutil.which(name, path=environ.get("PATH", os.defpath))
 
 
-def language(family: str | None, srun: str) -> str | None:
-    """A language that both `srun` and an MPI of this family speak; None if there is none."""
-    wanted = _LANGUAGES.get(family or "", ())
-    # `srun --mpi=list` prints one language per line, and all their versions in a line after "specific".
+def common_pmi(family: str | None, srun: str) -> str | None:
+    """The process-management interface that both `srun` and an MPI of this family speak; None if there is none."""
+    wanted = _PMI.get(family or "", ())
+    # `srun --mpi=list` prints one of them per line, and all their versions in a line after "specific".
     text = "".join(_run(srun, "--mpi=list")) if wanted else ""
     offered = [line.strip().removeprefix("srun: ") for line in text.splitlines()]
     return next((name for name in wanted if name in offered), None)

@@ -32,7 +32,7 @@ _ANSWER_LIMIT = 60.0
 
 
 class ReturningHosts:
-    """Asks the hosts that a job could have.
+    """Asks the hosts that a job could use, but does without, whether they can be reached.
 
     requested: the job as the user asked for it; environ: of the engine
     max_ranks: the largest number of ranks; None: as many as hosts have slots
@@ -42,7 +42,7 @@ class ReturningHosts:
     def __init__(self, requested: Job, environ: Mapping[str, str]) -> None:
         self.max_ranks = requested.n
         self.interval = _INTERVAL
-        self._hosts = requested.hosts  # not those of an allocation, which are Slurm's
+        self._hosts = requested.hosts  # Without those of an allocation, which Slurm manages.
         # Found now: a name server may not answer later, when the job would have to wait for it.
         self._here = [host.name for host in self._hosts if network.is_here(host.name)]
         variables = [engine.shell_variable for engine in REGISTRY.values()]
@@ -53,7 +53,7 @@ class ReturningHosts:
         self._questions: dict[Host, tuple[Any, float]] = {}
 
     def ask(self, job: Job, limit: float) -> None:
-        """Asks each host that the job does without, unless it has still to answer, or the job can have no more ranks.
+        """Asks each host that the job does without, unless it is being asked, or the job can have no more ranks.
 
         job: as it is now; limit: the most ranks that it can have, 0 before its ranks are in their loop
         """
@@ -120,7 +120,7 @@ class ReturningHosts:
         question.wait()
 
     def _wanted(self) -> tuple[Host, ...]:
-        """The hosts that the job may have: those of its hostfile as it is now, else those of its start."""
+        """The hosts that the job may use: those in its hostfile now. Without a hostfile: those that it began with."""
         if self._hostfile is not None:
             with suppress(UsageError):  # it is being written
                 return network.read_hostfile(self._hostfile)

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from launcher.diagnosis.failures import signal_name
-from launcher.linux import ENDING_SIGNALS, USER_SIGNALS
+from launcher.linux import FORWARDED_SIGNALS
 
 #: Ctrl-Z, which suspends the ranks and the launcher.
 SUSPENDING = signal.SIGTSTP
@@ -42,7 +42,7 @@ class SignalPipe:
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (*ENDING_SIGNALS, *USER_SIGNALS, SUSPENDING, *_WAKING):
+            for number in (*FORWARDED_SIGNALS, SUSPENDING, *_WAKING):
                 # Signals that are ignored stay so (nohup, a shell's background job).
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, lambda number, frame: None)

@@ -1,4 +1,4 @@
-"""Forwards the launcher's standard input to one rank; or to every rank, if it is the program that they all run."""
+"""Forwards the launcher's standard input: to one rank, or, if it holds the program to run, to all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StdinForwarder:
 
     rank: the rank that gets it; fd: file descriptor to read from
     typed: called with what was typed in a terminal, which has shown it
-    program: the whole standard input, already read, which every rank gets; None: it has not been read
+    program: the standard input if it holds the program to run: it has been read as a whole, and every rank gets it
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StdinForwarder:
         self._acknowledged = True
 
     def rank_started(self, rank: int, ranks: RankTable) -> None:
-        """A rank has started: sends it the program, if there is one. If it is `rank`, nothing has been sent to it."""
+        """Sends the program to a rank that has started. Records that nothing has been sent to `rank` yet."""
         if self._program is not None:
             ranks[rank].channel.send({"stdin": to_text(self._program)})
         elif rank == self.rank:
@@ -54,7 +54,7 @@ class StdinForwarder:
         return self._fd if ready else None
 
     def read(self, ranks: RankTable) -> None:
-        """Reads from the file descriptor and sends it to the rank; "" means that the input has ended."""
+        """Reads from the file descriptor and sends the data to the rank, "" at the end of the input."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _CHUNK)
@@ -69,7 +69,7 @@ class StdinForwarder:
 
 
 def in_foreground(fd: int) -> bool:
-    """False for a terminal if this process is in the background: reading from it, or changing it, would stop us."""
+    """False for a terminal if this process is in the background: the kernel would stop it for reading from it."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:

@@ -288,7 +288,7 @@ def test_the_language_that_srun_and_the_mpi_have_in_common(
     srun = tmp_path / "srun"
     srun.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}END\n")
     srun.chmod(0o755)
-    assert slurm.language(family, str(srun)) == spoken
+    assert slurm.common_pmi(family, str(srun)) == spoken
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
 def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = engines.choose_engine(job(n=6), allocation)
     assert isinstance(chosen, SlurmEngine)
-    assert (chosen.language, chosen.n, chosen.remote_hosts) == ("pmi2", 6, ())
+    assert (chosen.pmi, chosen.n, chosen.remote_hosts) == ("pmi2", 6, ())
     assert isinstance(engines.choose_engine(job(n=6, engine="mpich"), allocation), MpichEngine)
     assert engines.choose_engine(job(n=2, hosts=(Host("localhost", 2),)), allocation) == LocalEngine(2)
     assert isinstance(engines.choose_engine(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), SlurmEngine)

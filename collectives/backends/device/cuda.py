@@ -103,7 +103,7 @@ class Cuda:
         return f"{self._runtime.deviceGetPCIBusId(self.index)} {uuid}".rstrip()
 
     def take_own_device(self, local_rank: int) -> None:
-        """If this is the first device, makes the one numbered by the local rank current, and becomes that device."""
+        """If this is device 0, makes the device numbered by the local rank current, and becomes that device."""
         count = self._runtime.getDeviceCount()
         if self.index == 0 and local_rank % count:
             self.index = local_rank % count
@@ -186,7 +186,7 @@ class Cuda:
                 before.use()
 
     def record_event(self, stream: Any) -> Any:
-        """An event at the present end of a stream."""
+        """Records an event after everything that is on a stream now."""
         with self.xp.cuda.Device(self.index):
             event = self.xp.cuda.Event(block=False, disable_timing=True)
             event.record(stream)

@@ -94,9 +94,10 @@ class DeviceReceiveWork(Work[Any]):
 
 
 class DeviceCommunicator:
-    """All collectives of one communicator on device arrays, and send and recv for arrays on a GPU.
+    """Runs one communicator's collectives, sends and receives on arrays in the memory of a GPU.
 
-    device: this rank's, None if it has none, for the reason `why_not`
+    device: this rank's GPU; None if it cannot use one
+    why_not: the reason why `device` is None
     """
 
     def __init__(self, comm: CommunicatorBase, transport: Transport, device: Cuda | None, why_not: str = "") -> None:
@@ -142,7 +143,10 @@ class DeviceCommunicator:
                 self._device_transport.close()
 
     def watch_stream(self, name: str, keep: Any) -> None:
-        """Requires the current stream to complete in time; keeps `keep` until then. Raises: an earlier failure."""
+        """Watches the current stream for its time limit, and keeps `keep` alive until it completes.
+
+        Raises: the failure of an earlier operation.
+        """
         if self._device_transport is None:
             return
         self.watchdog.check()
@@ -251,7 +255,7 @@ class DeviceArrays:
         with self._cuda.on(self._caller_stream):
             array = self._cuda.empty(shape, dtype)
         if self._ready is not None:
-            # Memory freed since `ready` may be reused here, and the caller's kernels may still use it.
+            # The pool may hand out memory that was freed after `ready`, and that the caller's kernels still use.
             self._stream.wait_event(self._cuda.record_event(self._caller_stream))
         self._buffers.append(array)
         return array
@@ -421,7 +425,7 @@ class DeviceArrays:
             on_device = isinstance(factor, self._cuda.xp.ndarray)
             op = ReduceOp.SUM if averages else reduction.op
             divide_and_scale(total, op, self._comm.size, None if on_device else factor)
-            if on_device:  # The host does not read it, since it would wait for it.
+            if on_device:  # Multiplied on the device: reading the factor on the host would wait for the device.
                 self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
         if total is not result:
             self.copy(result, total)

@@ -6,7 +6,7 @@ Collectives that NCCL lacks are composed of those it has:
     uneven parts       a group of broadcasts (all_gather), of reduces (reduce_scatter)
     gather and others  a group of sends and receives
 
-What it does not reduce as NumPy does (`reduces`), the caller combines, each rank a part.
+For dtypes and ops that NCCL does not reduce as NumPy does (`reduces`), the caller has each rank combine a part.
 
 If two communicators of a device start their operations in different order on two ranks, they can deadlock. So one
 thread of the device issues the operations of all, in an order that is the same on all ranks.

@@ -27,7 +27,7 @@ from collectives.transport import Steps, Transport, gather_records
 
 logger = logging.getLogger("collectives")
 
-# Bytes of a capability, and characters of each text in it.
+# The most bytes of a capability as JSON, and the most characters of each text in it.
 _BYTES = 8192
 _TEXT = 600
 # The first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
@@ -88,7 +88,7 @@ def negotiate(
 ) -> Steps[DeviceTransport]:
     """The transport of device arrays between the ranks of `transport`. Collective.
 
-    cuda: this rank's device, None if it has none, for the reason `why_not`
+    cuda: this rank's device; None if it cannot use one; why_not: the reason for that
     requested: "nccl" if NCCL was requested by name; config: options of NCCL's communicator
     Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it.
     """

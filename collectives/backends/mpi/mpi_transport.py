@@ -43,7 +43,8 @@ INT = 2**31 - 1
 # short step per test.
 _SCATTER_FROM = 8 << 20
 
-# A tag above those of `send` and `recv`, and above those that every MPI must have; an MPI that needs it has 2^31 tags.
+# The tag of the parts that ranks exchange, above those of `send` and `recv`. MPI guarantees only smaller tags, but
+# MPICH and Open MPI have far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"

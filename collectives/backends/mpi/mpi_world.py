@@ -249,7 +249,7 @@ def _load() -> Any:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends the process if the body takes longer: by the launcher, which knows who is missing, or by a timer."""
+    """Ends the process if the body takes longer. A launcher does that, and names the missing ranks; else a timer."""
     if not world.supervised():
         with _ended_by_a_timer(seconds):
             yield

@@ -124,7 +124,7 @@ class Server:
         self._over = threading.Event()
 
     def serve(self) -> None:
-        """Returns when the job is over."""
+        """Serves the ranks, and returns when the job is over."""
         threading.Thread(target=self._accept, daemon=True).start()
         while not self._over.wait(_POLL):
             if os.getppid() != self._parent:
@@ -150,7 +150,7 @@ class Server:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _drop(self, sock: socket.socket) -> None:
-        """Ends an unauthenticated connection: the thread that serves it then reads its end, and closes it."""
+        """Ends an unauthenticated connection. The thread that serves it notices that, and closes the socket."""
         del self._unauthenticated[sock]
         with contextlib.suppress(OSError):  # The other side has closed it.
             sock.shutdown(socket.SHUT_RDWR)
@@ -243,7 +243,7 @@ def _send(sock: socket.socket, line: str) -> None:
 
 
 def main() -> None:
-    """Arguments: the listening descriptor, the number of ranks, rank 0's pid; the secret comes on stdin."""
+    """Runs the server. Arguments: the listening descriptor, the number of ranks, rank 0's pid. stdin: the secret"""
     # The job's signals are meant for the ranks; this process ends with rank 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

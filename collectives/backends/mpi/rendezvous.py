@@ -39,7 +39,7 @@ _TAKEN = 3.0
 _WARN_AFTER = 10.0
 # How long rank 0 stays for the other ranks, which need the server until MPI is finalized (s).
 _LEAVE = 10.0
-# Variables of an outer engine that started the launcher, not this process.
+# How variables begin by which an outer engine describes the launcher, and not this process.
 _FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
 
 #: Host and port.
@@ -131,7 +131,7 @@ class Rendezvous:
         except BaseException:
             self._end()
             raise
-        # A forked child must not hold the connection: when it closes, the others learn that this rank has died.
+        # A forked child must not keep the connection open: the others learn by its end that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
     def environment(self) -> contextlib.AbstractContextManager[None]:

@@ -106,7 +106,7 @@ class Watchdog:
                 self._wake()
 
     def check(self) -> None:
-        """Cheap; for every call of ours, and for its waits. Raises: the failure, if there was one."""
+        """Called before every call and wait, so it is cheap. Raises: the failure, if there was one."""
         if self._failure is not None:
             self.received()
             failure = self._failure
@@ -194,12 +194,12 @@ class Watchdog:
         silent_until = time.monotonic() + self._silence
         try:
             self._on_failure(error, self.in_flight())
-        except Exception:  # The abort is needed all the more.
+        except Exception:  # The communicator is aborted in any case.
             traceback.print_exc()
         try:
             if self._communicator is not None and not self._communicator.abort(error, self._silence):
                 print(f"rank {self._rank}: NCCL's abort has not finished", file=sys.stderr, flush=True)
-        except Exception:  # The process is still ended if the program continues.
+        except Exception:  # The process is ended below in any case, unless the program has received the failure.
             traceback.print_exc()
         if not self._received.wait(max(0.0, silent_until - time.monotonic())):
             print(

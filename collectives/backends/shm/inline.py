@@ -165,7 +165,10 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
-        """Shows this call to the others. True if they call within microseconds, and it is done; else sets its steps."""
+        """Shows this call to the others. If all call within microseconds, completes it and returns True.
+
+        Otherwise sets its steps.
+        """
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
             call.steps = self._all_steps(call)  # The others read the array in place.
             return False

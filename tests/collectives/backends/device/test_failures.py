@@ -13,7 +13,7 @@ import pytest
 import collectives
 from collectives.backends.device import cuda
 from collectives.backends.device.nccl_transport import NcclTransport
-from collectives.flight.reader import FlightReader, read
+from collectives.flight.reader import FlightReader
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
 
@@ -32,7 +32,7 @@ def end_of(made: Rig, rank: int) -> FakeNccl:
 
 def state_of(work: Any) -> str:
     """What the flight record says of a call."""
-    calls = read(FlightReader(work._call.recorder.peek)).calls
+    calls = FlightReader(work._call.recorder.peek).record().calls
     return next(call.state for call in calls if call.order == work._call.record)
 
 
