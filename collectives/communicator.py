@@ -231,8 +231,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             return (yield from self._child(transport, members, limit))
 
         def exited(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-            left = {rank: notice for rank, notice in exit_notices.items() if rank in members}
-            return [rank for rank, notice in sorted(left.items()) if notice.failed or key not in notice.calls]
+            notices = {rank: notice for rank, notice in exit_notices.items() if rank in members}
+            return [rank for rank, notice in sorted(notices.items()) if notice.failed or key not in notice.calls]
 
         call = self._new_call(Plan("create_group", name_ranks(sorted(members))), steps)
         call.ended_by = exited

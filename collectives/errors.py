@@ -114,8 +114,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MAX_PARTS])
-    left = sum(last - first + 1 for first, last in runs[_MAX_PARTS:])
-    return f"{text} and {left} more" if left else text
+    hidden = sum(last - first + 1 for first, last in runs[_MAX_PARTS:])
+    return f"{text} and {hidden} more" if hidden else text
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

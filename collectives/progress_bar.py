@@ -86,10 +86,10 @@ def progress_bar(
                 bar.set_postfix(loss=train(x, y), refresh=False)
     """
     expected = world.world_from_env() if rank is None else None
-    shown = sys.stderr is not None and (expected.rank if expected is not None else rank or 0) == 0
+    visible = sys.stderr is not None and (expected.rank if expected is not None else rank or 0) == 0
     options = {"delay": delay, "miniters": 1, **options}  # miniters=1: later steps may be slower than the first.
-    if (width := columns()) or not shown or not log:
-        disable = not shown or not width
+    if (width := columns()) or not visible or not log:
+        disable = not visible or not width
         dynamic = not disable and sys.stderr.isatty()
         file = _Stream(sys.stderr, lines=False)
         return _bar_class()(steps, file=file, disable=disable, ncols=width - 1, dynamic_ncols=dynamic, **options)

@@ -158,10 +158,10 @@ def scale_bits(scale: float | None) -> int:
 
 
 def _factor(scale: object) -> float:
-    known = isinstance(scale, numbers.Real)
+    is_real = isinstance(scale, numbers.Real)
     if isinstance(scale, (np.ndarray, np.generic)):  # NumPy's scalars, and bfloat16's, which is not a numbers.Real
-        known = scale.ndim == 0 and _kind(scale.dtype) in "iuf"
-    if not known:
+        is_real = scale.ndim == 0 and _kind(scale.dtype) in "iuf"
+    if not is_real:
         raise ArgumentError(f"scale should be a real number, or a function that returns one, is {scale!r:.60}")
     return float(scale)  # type: ignore[arg-type]  # checked above
 

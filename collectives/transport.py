@@ -43,11 +43,11 @@ class ExitNotice:
     def encode(self) -> bytes:
         """This notice as JSON. Communicators whose keys differ only by a number, with equal counts, share an entry."""
         runs: list[list[Any]] = []  # [text before the number, text after it, first, last, calls]
-        for before, after, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
-            if runs and runs[-1] == [before, after, runs[-1][2], number - 1, count]:
+        for head, tail, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
+            if runs and runs[-1] == [head, tail, runs[-1][2], number - 1, count]:
                 runs[-1][3] = number
             else:
-                runs.append([before, after, number, number, count])
+                runs.append([head, tail, number, number, count])
         return json.dumps([self.status, runs]).encode()
 
     @staticmethod
@@ -55,9 +55,9 @@ class ExitNotice:
         """The notice that `encode` wrote as JSON."""
         status, runs = json.loads(message)
         calls = {}
-        for before, after, first, last, count in runs:
+        for head, tail, first, last, count in runs:
             for number in range(first, last + 1):
-                calls[before if number < 0 else f"{before}{number}{after}"] = count
+                calls[head if number < 0 else f"{head}{number}{tail}"] = count
         return ExitNotice(status=status, calls=calls)
 
 

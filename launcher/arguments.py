@@ -31,10 +31,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """The options and positional arguments on the command line, by name; they may be mixed. Raises: UsageError"""
-        known, unknown = self.parse_known_intermixed_args(list(argv))
+        options, unknown = self.parse_known_intermixed_args(list(argv))
         if unknown:
             raise self.unknown(unknown)
-        return vars(known)
+        return vars(options)
 
     @property
     def actions(self) -> list[argparse.Action]:

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.options import GPU, parser, split
 
-# Options that exclude each other. One on the command line replaces the other one of the job file.
+# By option: the one that excludes it. An option on the command line overrides the one that it excludes in the job file.
 _ALTERNATIVES = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
 
 
@@ -79,9 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _resize(options)
         job = job_of(options)
         _note_ranks_behind_script(job)
-        from launcher.engines import resolve_size  # Imported late, so that wrong use is reported sooner.
-
-        resolve_size(job, os.environ)
         return _run(job)
     except UsageError as error:
         from launcher.console.terminal import one_line

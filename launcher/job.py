@@ -107,9 +107,9 @@ class Job:
 
         Raises: UsageError if such a job is invalid.
         """
-        shown = None if self.ranks is None else tuple(rank for rank in self.ranks if rank < n) or None
+        shown_ranks = None if self.ranks is None else tuple(rank for rank in self.ranks if rank < n) or None
         debug_rank = self.debug_rank if self.debug_rank < n else 0
-        return replace(self, n=n, hosts=hosts, ranks=shown, debug_rank=debug_rank)
+        return replace(self, n=n, hosts=hosts, ranks=shown_ranks, debug_rank=debug_rank)
 
     @property
     def target(self) -> tuple[str, ...]:

@@ -378,13 +378,13 @@ def many_files(ranks: int) -> Iterator[int]:
 
     Yields: the soft limit before. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
-    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft_before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity: then it is kept.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if soft != resource.RLIM_INFINITY and ranks + _OTHER_FILES + len(os.listdir("/proc/self/fd")) > soft:
             raise UsageError(f"{ranks} ranks need more open files than this process may have: {soft} (ulimit -n)")
-        yield before
+        yield soft_before
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_before, hard))

@@ -137,9 +137,9 @@ def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
     """
     if parts > len(cores):
         return [cores[index % len(cores)]]
-    size, more = divmod(len(cores), parts)
-    first = index * size + min(index, more)
-    return list(cores[first : first + size + (index < more)])
+    size, remainder = divmod(len(cores), parts)
+    first = index * size + min(index, remainder)
+    return list(cores[first : first + size + (index < remainder)])
 
 
 def by_topology(cores: set[int]) -> list[int]:

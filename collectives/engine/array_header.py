@@ -49,9 +49,9 @@ def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
 
 def exchange_numbers(transport: Transport, numbers: Sequence[int]) -> Steps[list[list[int]]]:
     """Every rank's numbers, in rank order; each rank has equally many. Collective."""
-    own = np.array(numbers, np.int64)
-    table = np.empty((transport.size, len(own)), np.int64)
-    yield transport.all_gather(as_bytes(own), as_bytes(table), [own.nbytes] * transport.size)
+    own_row = np.array(numbers, np.int64)
+    table = np.empty((transport.size, len(own_row)), np.int64)
+    yield transport.all_gather(as_bytes(own_row), as_bytes(table), [own_row.nbytes] * transport.size)
     return table.tolist()
 
 
@@ -73,19 +73,19 @@ def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> St
 
 
 def exchange_lengths(
-    transport: Transport, part: Any, known: list[int] | None, signatures: Signatures | None
+    transport: Transport, part: Any, known_lengths: list[int] | None, signatures: Signatures | None
 ) -> Steps[list[int]]:
     """Every rank's number of rows: from the signatures, as the caller gave them, or by an exchange. Collective.
 
     Raises: MismatchError as `exchange_rows`, and if the given lengths are not those of the arrays.
     """
     if signatures is not None:
-        shown = [signature[ROWS] for signature in signatures]
-        if known is not None and known != shown:
-            raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
-        return shown
-    if known is not None:
-        return known
+        lengths = [signature[ROWS] for signature in signatures]
+        if known_lengths is not None and known_lengths != lengths:
+            raise MismatchError(f"lengths are given as {known_lengths}, but the ranks bring {lengths} rows")
+        return lengths
+    if known_lengths is not None:
+        return known_lengths
     return [row[0] for row in (yield from exchange_rows(transport, part, [len(part)]))]
 
 

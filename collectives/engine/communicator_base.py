@@ -150,8 +150,8 @@ class CommunicatorBase:
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
-            shown = transport.signatures()
-            if shown is not None and differ(shown):
+            group_signatures = transport.signatures()
+            if group_signatures is not None and differ(group_signatures):
                 error = yield from self._mismatch(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
                     self.queue.abort(error, lambda: None)  # Other nodes do not know about it, and continue.

@@ -59,7 +59,7 @@ class HostArrays:
         return out
 
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Array | None, target: Array | None) -> None:
-        """Does nothing: host memory is allocated when it is needed, GPU memory in the caller's thread."""
+        """Does nothing. Only arrays on a GPU must be allocated in the caller's thread, before the call."""
         return
 
     def reduction_target(self, plan: Plan, source: Array, out: Any, in_place: bool) -> Array | None:

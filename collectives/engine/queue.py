@@ -300,7 +300,7 @@ class CallQueue:
             if not self._stepping.acquire(False):
                 return False
             self._stepper = thread
-            taken = self._context.run(steps, *arguments)
+            progressed = self._context.run(steps, *arguments)
             self._stepper = 0
             self._stepping.release()
         except BaseException:  # Ctrl-C, which may have come right after the lock was acquired.
@@ -313,32 +313,32 @@ class CallQueue:
             raise
         if self._closed:
             self._release_if_idle()
-        return taken
+        return progressed
 
     def _advance_all(self, check_waits: bool = False) -> bool:
         """Takes all steps that can be taken now. Returns: whether there was any. check_waits: see `_check_waits`"""
-        taken = False
+        progressed = False
         ordered = self._ordered
         while ordered:
             call = ordered[0]
-            taken = self._advance(call) or taken
+            progressed = self._advance(call) or progressed
             if not call.done:
                 break
             ordered.popleft()
         if len(ordered) > 1:
-            taken = self._start_ahead() or taken
+            progressed = self._start_ahead() or progressed
         if self._unordered:
             for call in tuple(self._unordered):
-                taken = self._advance(call) or taken
+                progressed = self._advance(call) or progressed
                 if call.done:
                     self._unordered.remove(call)
         if check_waits:
             self._check_waits()
-        return taken
+        return progressed
 
     def _start_ahead(self) -> bool:
         """Starts as many collectives as the transport can have in flight."""
-        taken = False
+        progressed = False
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
@@ -348,11 +348,11 @@ class CallQueue:
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break
             # An array may be reduced again before its first result is waited for.
-            if any(_overlap(call, self._ordered[before]) for before in range(index)):
+            if any(_overlap(call, self._ordered[earlier]) for earlier in range(index)):
                 break
             if not call.posted:
-                taken = self._advance(call, ahead=True) or taken
-        return taken
+                progressed = self._advance(call, ahead=True) or progressed
+        return progressed
 
     def _start(self, call: CollectiveOp[Any]) -> bool:
         """Takes the first step of a collective if it is first in order."""
@@ -376,21 +376,21 @@ class CallQueue:
 
         first: at most one step; ahead: up to the start of its operation, perhaps before its turn
         """
-        before = call.test
+        test_before = call.test
         try:
             try:
                 if call.done:
                     return True
-                if self._error is not None and (before is None or call.state == QUEUED):
-                    if before is not None:
+                if self._error is not None and (test_before is None or call.state == QUEUED):
+                    if test_before is not None:
                         self._keep(call)
                     call.set_outcome(None, copy_error(self._error))
                     return True
-                if before is None and call.state == QUEUED:
+                if test_before is None and call.state == QUEUED:
                     self.recorder.start(call.record)
                 if not (ahead and call is not self._ordered[0]):
                     call.state = STARTED
-                if before is None and call.steps is None and call.plan.inline.complete_now(call):
+                if test_before is None and call.steps is None and call.plan.inline.complete_now(call):
                     return True
                 assert call.steps is not None
                 while call.test is None or (not first and not (ahead and call.posted) and call.test()):
@@ -406,7 +406,7 @@ class CallQueue:
             if not call.done:
                 self._break(call, error)
             raise
-        return call.done or call.test is not before
+        return call.done or call.test is not test_before
 
     def _check_waits(self) -> None:
         """At intervals, fails calls whose time limit has passed, whose peers have left, or that were aborted."""

@@ -92,13 +92,13 @@ def exit_code(status: object) -> int:
     return status & 0xFF if isinstance(status, int) else 1
 
 
-def job_status(own: int, before: Sequence[int], after: Sequence[int]) -> int:
+def job_status(own_status: int, before: Sequence[int], after: Sequence[int]) -> int:
     """The job's status: the first known failure; otherwise STOPPED if any rank stopped on request, else 0.
 
-    own: this rank's status; before: statuses that had arrived when this rank left, in order; after: later ones
+    own_status: of this rank; before: statuses that had arrived when this rank left, in order; after: later ones
     """
-    known = [*before, own, *after]
-    first = next((status for status in known if not is_clean(status)), STOPPED if STOPPED in known else 0)
+    statuses = [*before, own_status, *after]
+    first = next((status for status in statuses if not is_clean(status)), STOPPED if STOPPED in statuses else 0)
     return 1 if first == LOST else first
 
 
@@ -149,9 +149,9 @@ def _wait_for_notices(membership: Membership, status: int, deadline: Deadline) -
         now = time.monotonic()
         if failed_at is None and (not is_clean(status) or any(notice.failed for notice in exit_notices.values())):
             failed_at = now
-        everyone = len(exit_notices) == membership.size - 1 and membership.notices_sent()
-        enough = failed_at is not None and now > failed_at + _GRACE
-        if everyone or enough or deadline.passed():
+        all_left = len(exit_notices) == membership.size - 1 and membership.notices_sent()
+        grace_over = failed_at is not None and now > failed_at + _GRACE
+        if all_left or grace_over or deadline.passed():
             return failed_at is not None
         time.sleep(_PAUSE)
 

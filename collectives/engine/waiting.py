@@ -58,10 +58,10 @@ def spin(test: Test) -> bool:
             time.sleep(_NAP)
         else:
             os.sched_yield()
-            taken = time.monotonic() - now
-            if taken > _SHARED:
+            yield_time = time.monotonic() - now
+            if yield_time > _SHARED:
                 _shared_until = now + _CROWDED
-            if taken > _TAKEN:
+            if yield_time > _TAKEN:
                 _crowded_until = now + _CROWDED
         if test():
             return True

@@ -141,11 +141,11 @@ class FlightReader:
     def of_fd(cls, pid: int, fd: int) -> Self:
         """Opens the record that process `pid` has open as `fd`. Raises: RecordError."""
         try:
-            own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _explain(pid, error) from None
         # Read by pread and never mapped: if another process truncated the file, accessing a mapping would kill us.
-        reader = cls(lambda offset, length: os.pread(own, length, offset), own)
+        reader = cls(lambda offset, length: os.pread(own_fd, length, offset), own_fd)
         try:
             reader.record(with_calls=False)
         except RecordError as error:
@@ -217,13 +217,13 @@ class FlightReader:
     def _calls(self) -> list[RecordedCall]:
         for _ in range(_ATTEMPTS):
             first = self._ring()
-            known = self._texts
-            unknown = any(not known.get(words[1]) for words in first)
+            known_texts = self._texts
+            unknown = any(not known_texts.get(words[1]) for words in first)
             # In one piece: a process that makes a new text for each call reuses a slot after a few milliseconds.
             slots = self._peek(TEXTS_AT, layout.SIZE - TEXTS_AT) if unknown else b""
             agreed = [words for words, again in zip(first, self._ring(), strict=True) if words == again and any(words)]
             numbers = {words[1] for words in agreed}
-            self._texts = {number: known.get(number) or _text(slots, number) for number in numbers}
+            self._texts = {number: known_texts.get(number) or _text(slots, number) for number in numbers}
             calls = sorted(call for call in map(self._call, agreed) if call is not None)
             if calls or not any(map(any, first)):
                 break

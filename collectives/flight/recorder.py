@@ -52,8 +52,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._texts: dict[tuple[Hashable, ...], int] = {}
         self._newest = self.oldest = 0
-        known = (layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size)
-        layout.HEADER.pack_into(memory, 0, *known, -1, -1, 0, 0, 0, 0, layout.NOT_KNOWN, layout.NOT_KNOWN)
+        fields = (layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size)
+        layout.HEADER.pack_into(memory, 0, *fields, -1, -1, 0, 0, 0, 0, layout.NOT_KNOWN, layout.NOT_KNOWN)
         _recorders.add(self)
 
     def identify(self, rank: int, size: int) -> None:

@@ -107,12 +107,12 @@ class DataMovement(CommunicatorBase):
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
     ) -> Plan:
-        known = joined_rows(shape[0], lengths, self.rank, self.size)
+        known_counts = joined_rows(shape[0], lengths, self.rank, self.size)
         receives = root is None or self.rank == root
         row = shape[1:]
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
-            counts = yield from header.exchange_lengths(self.transport, sent, known, call.signatures)
+            counts = yield from header.exchange_lengths(self.transport, sent, known_counts, call.signatures)
             joined = call.preallocated
             if receives and joined is None:
                 joined = call.arrays.result((sum(counts), *row), dtype, call.source, call.target)
@@ -127,14 +127,14 @@ class DataMovement(CommunicatorBase):
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
             counts = [signature[ROWS] for signature in signatures]
-            if known is not None and counts != known:
+            if known_counts is not None and counts != known_counts:
                 return None
             if not receives:
                 return Layout(dtype, [], no_result)
             pieces = [Piece(rank, (count, *row)) for rank, count in enumerate(counts)]
             return Layout(dtype, pieces, make_join(dtype), result=(sum(counts), *row))
 
-        more = ("" if root is None else f"root {root}") + describe_lengths(lengths, known)
+        more = ("" if root is None else f"root {root}") + describe_lengths(lengths, known_counts)
         return Plan(
             name,
             more.strip(),
@@ -144,7 +144,7 @@ class DataMovement(CommunicatorBase):
             checksum=shape[0],
             body=body,
             layout=layout,
-            result=(sum(known), *row) if receives and known is not None else None,
+            result=(sum(known_counts), *row) if receives and known_counts is not None else None,
             depth=3,
         )
 
@@ -257,19 +257,19 @@ class DataMovement(CommunicatorBase):
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
     ) -> Plan:
-        sends, known = exchanged_rows(shape[0], lengths, self.rank, self.size)
+        sends, known_table = exchanged_rows(shape[0], lengths, self.rank, self.size)
         prefix = as_bytes(np.array(sends, np.int64))
         row = shape[1:]
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
-            table = known  # [source][destination]
+            table = known_table  # [source][destination]
             if table is None and call.signatures is None:
                 table = yield from header.exchange_rows(self.transport, sent, sends)
             elif table is None:
                 exchanged = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, exchanged.view(np.uint8))
                 table = exchanged.tolist()
-            if known is not None and call.signatures is not None:
+            if known_table is not None and call.signatures is not None:
                 check_sends(table, call.signatures)
             received = [sends[self.rank] for sends in table]
             buffer = call.arrays.result((sum(received), *row), dtype, call.source, call.target)
@@ -286,7 +286,9 @@ class DataMovement(CommunicatorBase):
             # The prefix in each rank's inline buffer is the number of rows that it sends to each rank. Then comes x.
             table = [prefix_of(rank).view(np.int64).tolist() for rank in range(self.size)]
             received = [sends[self.rank] for sends in table]
-            if (known is not None and table != known) or (out_lengths is not None and received != list(out_lengths)):
+            if (known_table is not None and table != known_table) or (
+                out_lengths is not None and received != list(out_lengths)
+            ):
                 return None
             pieces = []
             for rank, sends in enumerate(table):
@@ -294,7 +296,7 @@ class DataMovement(CommunicatorBase):
                 pieces.append(Piece(rank, (sum(sends), *row), first, first + sends[self.rank], len(prefix)))
             return Layout(dtype, pieces, make_join(dtype), result=(sum(received), *row))
 
-        more = "" if known is None else describe_lengths(lengths, known).strip()
+        more = "" if known_table is None else describe_lengths(lengths, known_table).strip()
         return Plan(
             name,
             more,

@@ -51,9 +51,10 @@ class P2PQueue:
         self._transport = transport
         self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
-        # Counts by rank: eager messages sent to it, and arrived from it; large arrays received from it, and by it.
+        # By the other rank: the number of eager messages sent to it, and of those that have arrived from it.
         self.sent = [0] * transport.size
         self._arrived = [0] * transport.size
+        # By the other rank: the number of large arrays received from it, and of those that it has received.
         self._received = [0] * transport.size
         self.fetched = [0] * transport.size
 
@@ -74,7 +75,7 @@ class P2PQueue:
         return receive.message is not None
 
     def all_matched(self, receives: Mapping[int, Receive], missing: list[int]) -> bool:
-        """True if all of these, by rank, have got their messages. missing: set to the ranks of the others"""
+        """True if all receives have got their messages. receives: by rank; missing: set to the ranks of the others"""
         missing[:] = [rank for rank, receive in receives.items() if not self.matched(receive)]
         return not missing
 
@@ -96,24 +97,28 @@ class P2PQueue:
         return True
 
     def never_sent(self, src: int | None, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-        """The ranks whose exit ends an unmatched receive: all they sent has arrived, and no other rank can send."""
+        """The ranks whose exit ends an unmatched receive from `src`; none while a message may still come.
+
+        A rank counts once it has left and all its messages have arrived. A receive from any source ends when all other
+        ranks count, or one of them has failed.
+        """
         me = self._transport.rank
         exited = [
             rank
-            for rank, left in exit_notices.items()
-            if src in (None, rank) and left_before({rank: left}, self._key(rank, me, "sent"), self._arrived[rank])
+            for rank, notice in exit_notices.items()
+            if src in (None, rank) and left_before({rank: notice}, self._key(rank, me, "sent"), self._arrived[rank])
         ]
         if src is not None or len(exited) == self._transport.size - 1:
             return exited
         return [rank for rank in exited if exit_notices[rank].failed]
 
     def never_received(self, dst: int, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-        """That rank, if it has left without receiving the large array that a send offers to it."""
-        left = {dst: exit_notices[dst]} if dst in exit_notices else {}
-        return left_before(left, self._key(self._transport.rank, dst, "received"), self.fetched[dst])
+        """[dst] if rank dst has left without receiving the large array of a send to it, else []."""
+        notices = {dst: exit_notices[dst]} if dst in exit_notices else {}
+        return left_before(notices, self._key(self._transport.rank, dst, "received"), self.fetched[dst])
 
     def counts(self) -> dict[str, int]:
-        """How many eager messages this rank sent and large arrays it received, for its exit notice."""
+        """The numbers of eager messages that this rank has sent, and of large arrays received, for its exit notice."""
         me = self._transport.rank
         sent = {self._key(me, dst, "sent"): n for dst, n in enumerate(self.sent) if n}
         return sent | {self._key(src, me, "received"): n for src, n in enumerate(self._received) if n}

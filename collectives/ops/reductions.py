@@ -154,7 +154,7 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # `reduce` may take two, and device arrays are copied first.
+            # `reduce` may take two operations, and arrays on a GPU are copied before theirs.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )

@@ -29,8 +29,8 @@ _NO_RECORD = {
 _IDLE = 0.05
 
 
-class Heartbeat:
-    """Reads the state of one rank."""
+class RankReader:
+    """Reads the state of one rank from outside."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -48,8 +48,8 @@ class Heartbeat:
         except RecordError:
             self._reader = None  # The rank has closed it already, or the system hides its files.
 
-    def read(self) -> Message:
-        """The heartbeat of this moment.
+    def heartbeat(self) -> Message:
+        """The rank's heartbeat of this moment.
 
         Keys: state; cpu: of the rank since its start (s); below: CPU time of its descendants (s); rss (bytes); those of
         `FlightReader.newest`

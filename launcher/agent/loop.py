@@ -13,7 +13,7 @@ import time
 from collectives.world import PEER_FAILED_AT, RESIZE_AT
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, exit_like, kill_and_exit
-from launcher.agent.heartbeat import Heartbeat
+from launcher.agent.heartbeat import RankReader
 from launcher.agent.stacks import POLL_INTERVAL, Stacks
 from launcher.agent.suspend import DEBUGGING, SUSPENDED, Suspension
 from launcher.linux import ENDING_SIGNALS, FORWARDED_SIGNALS, format_bytes, reap_all, signal_pipe, stat_of, sweep
@@ -63,8 +63,8 @@ class Agent:
         self.pid = pid
         self.pipes = pipes
         self.ancestors = ancestors
-        self.heartbeat = Heartbeat(pid)
-        self.stacks = Stacks(pid, stacks, self.heartbeat)
+        self.rank_reader = RankReader(pid)
+        self.stacks = Stacks(pid, stacks, self.rank_reader)
         self.page = page
         self.suspension = Suspension(page)
         self.unparsed = b""  # The beginning of a report of the rank.
@@ -145,7 +145,7 @@ class Agent:
         if self.status is not None:
             self.channel.send({})  # An empty message, so that the launcher's machine has something to acknowledge.
         elif self.channel.backlog < _BACKLOG:
-            self.channel.send({"heartbeat": self.heartbeat.read()})
+            self.channel.send({"heartbeat": self.rank_reader.heartbeat()})
 
     # -- the rank
 
@@ -173,7 +173,7 @@ class Agent:
         if kind in ("joined", "left"):
             self.joined = kind == "joined"
         elif kind == "flight":
-            self.heartbeat.open_record(value)
+            self.rank_reader.open_record(value)
         else:
             self.channel.send(message)
 
@@ -255,7 +255,7 @@ class Agent:
 
     def _handle_command(self, command: str, value: Any) -> None:
         match command:
-            case "heartbeat":
+            case "heartbeat_timeout":
                 self.heartbeat_timeout = float(value)
             case "signal":
                 self._signal_rank(value)

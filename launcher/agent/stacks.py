@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from launcher.agent.heartbeat import Heartbeat
+from launcher.agent.heartbeat import RankReader
 from launcher.agent.rank import STACKS, STACKS_NAME
 from launcher.linux import read_text, stat_of
 
@@ -29,10 +29,10 @@ class Stacks:
     fd: of the shared memory, in the agent and in the rank
     """
 
-    def __init__(self, pid: int, fd: int, heartbeat: Heartbeat) -> None:
+    def __init__(self, pid: int, fd: int, rank_reader: RankReader) -> None:
         self._pid = pid
         self._fd = fd
-        self._heartbeat = heartbeat
+        self._rank_reader = rank_reader
         self._deadline: float | None = None
         self._size = 0
         self._grown_at = 0.0
@@ -48,7 +48,7 @@ class Stacks:
             return None  # One answer serves both requests.
         reason = self._why_impossible()
         if reason is not None:
-            return f"{reason}; {self._heartbeat.last_position()}\n"
+            return f"{reason}; {self._rank_reader.last_position()}\n"
         os.ftruncate(self._fd, 0)
         self._deadline = now + _TIME_LIMIT
         self._size = 0
@@ -71,7 +71,7 @@ class Stacks:
             return data.decode(errors="replace")
         state = stat_of(self._pid).state
         why = f" (its state is {state})" if state else ", it has ended"
-        return f"it did not write its stacks within {_TIME_LIMIT:g} s{why}; {self._heartbeat.last_position()}\n"
+        return f"it did not write its stacks within {_TIME_LIMIT:g} s{why}; {self._rank_reader.last_position()}\n"
 
     def _why_impossible(self) -> str | None:
         """Why the rank cannot write its stacks; None if it can."""

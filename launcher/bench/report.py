@@ -75,7 +75,7 @@ def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> lis
     """The lines above a collective's table: what its columns mean."""
     ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if collective.trips == 2 else ""
     bandwidth = "" if collective.empty else f"algbw = size/time, busbw = algbw * {collective.factor(ranks):.4g}; "
-    titles = ["#" + "".join(f"{column[which]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for which in (0, 1)]
+    titles = ["#" + "".join(f"{column[line]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for line in (0, 1)]
     return [
         f"# {collective.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, backend {backend}",
         f"# time: median over rounds of the slowest rank's time of one call{ping}",
@@ -87,10 +87,10 @@ def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> lis
 def line(row: Row) -> str:
     """One row of the table. What was not checked is "N/A"."""
     bandwidths = [_number(row.algbw), _number(row.busbw)] if row.size else ["-", "-"]
-    left = [row.size, row.count, row.dtype, row.op, row.place, row.by]
+    cells = [row.size, row.count, row.dtype, row.op, row.place, row.by]
     wrong = "N/A" if row.wrong is None else row.wrong
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    values = [*left, _number(row.seconds * 1e6), *bandwidths, wrong, ratio]
+    values = [*cells, _number(row.seconds * 1e6), *bandwidths, wrong, ratio]
     return "".join(f"{value:>{width}}" for value, (*_, width) in zip(values, _COLUMNS, strict=True)).rstrip()
 
 
@@ -128,9 +128,9 @@ def check_plot(path: str) -> None:
     """Raises: UsageError if matplotlib cannot write files with this suffix."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = FigureCanvasBase.get_supported_filetypes()
-    if os.path.splitext(path)[1][1:].lower() not in known:
-        raise UsageError(f"--plot {path} should end as matplotlib's files do: .{', .'.join(sorted(known))}")
+    suffixes = FigureCanvasBase.get_supported_filetypes()
+    if os.path.splitext(path)[1][1:].lower() not in suffixes:
+        raise UsageError(f"--plot {path} should end as matplotlib's files do: .{', .'.join(sorted(suffixes))}")
 
 
 def save_plot(path: str, outcome: Outcome) -> None:

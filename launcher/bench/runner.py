@@ -27,9 +27,9 @@ from launcher.bench.report import Outcome, Row
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
-# The most and the fewest rounds: enough for a median, and few enough that a batch of a fast call takes much longer than
-# ranks differ in leaving the barrier.
+# The most rounds. With more, a batch of a fast call would hardly take longer than ranks differ in leaving the barrier.
 _ROUNDS = 20
+# The fewest rounds, enough for a median.
 _MIN_ROUNDS = 5
 # No entry makes more calls than this, however fast they are.
 _MAX_CALLS = 100_000
@@ -105,9 +105,9 @@ def measure(
     try:
         for turn in range(rounds):
             for position in range(len(entries)):
-                which = (turn + position) % len(entries)  # so that no entry always follows the same other
+                index = (turn + position) % len(entries)  # so that no entry always follows the same other
                 barrier()
-                seconds[turn, which] = _batch(entries[which], calls[which]) / entries[which].trips
+                seconds[turn, index] = _batch(entries[index], calls[index]) / entries[index].trips
     finally:
         if collecting:
             gc.enable()

@@ -87,8 +87,8 @@ def parse(argv: Sequence[str]) -> Settings:
     fields = parser().parse(argv)
     if "maxbytes" not in fields and "minbytes" in fields:
         fields["maxbytes"] = max(fields["minbytes"], Settings.maxbytes)
-    asked = [name for choice in fields.pop("collectives", ()) for name in choice]
-    settings = Settings(**fields, collectives=tuple(dict.fromkeys(asked)))
+    requested = [name for choice in fields.pop("collectives", ()) for name in choice]
+    settings = Settings(**fields, collectives=tuple(dict.fromkeys(requested)))
     for baseline in settings.vs:
         _require(f"baseline {baseline}", BASELINES[baseline])
     if settings.plot is not None:

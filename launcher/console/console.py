@@ -195,11 +195,11 @@ class Console(Observer):
         text: may be "" if something is quoted: a traceback, a table. Escape sequences in both are made harmless.
         """
         sentence = f"ddp-launch: {one_line(text)}\n" if text else ""
-        shown = (sentence + quote(quoted)).rstrip("\n")
+        block = (sentence + quote(quoted)).rstrip("\n")
         self._speaker = None
         self.has_last_word = True
-        self.terminal.lines(self._fds["err"], to_bytes(shown) + b"\n")
-        self.reporter(shown)
+        self.terminal.lines(self._fds["err"], to_bytes(block) + b"\n")
+        self.reporter(block)
 
     def tick(self, now: float) -> float:
         """Prints the prompts whose time has come. Returns: the time of the next one"""

@@ -95,9 +95,9 @@ class Logs(Observer):
         try:
             # Opened for each write: a thousand ranks would need as many open files.
             with open(path, "ab", buffering=0) as file:
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
+                remaining = memoryview(data)
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
         except OSError as error:
             self._fail(error)
 

@@ -71,7 +71,7 @@ class Terminal:
         return self.is_terminal[fd] and self._can_repaint
 
     def size(self) -> tuple[int, int] | None:
-        """Width and height of the terminal; None if neither is a terminal, or it has been closed."""
+        """Width and height of the terminal; None if neither file is a terminal, or the terminal has been closed."""
         try:
             width, height = os.get_terminal_size(next(fd for fd in self.is_terminal if self.is_terminal[fd]))
         except (OSError, StopIteration):

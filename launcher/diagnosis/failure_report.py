@@ -109,5 +109,5 @@ class Tail(Observer):
 
 def _visible(line: bytes) -> bytes:
     r"""The part of a line that a terminal would show, after its last `\r`; of a long one only the end."""
-    shown = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
-    return shown if len(shown) <= _MAX_LINE else b"[...] " + shown[-_MAX_LINE:]
+    visible = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
+    return visible if len(visible) <= _MAX_LINE else b"[...] " + visible[-_MAX_LINE:]

@@ -176,11 +176,11 @@ class EngineEnded(Failure):
     name: str = "mpiexec"
 
     def __str__(self) -> str:
-        how = f"exited with code {self.status}"
+        end = f"exited with code {self.status}"
         if self.status < 0:
-            how = f"was killed by {signal_name(-self.status, hint=False)}"
+            end = f"was killed by {signal_name(-self.status, hint=False)}"
         when = f"before {name_ranks(self.missing)} had started" if self.missing else "while ranks were running"
-        return f"{self.name} (pid {self.pid}) {how} {when}"
+        return f"{self.name} (pid {self.pid}) {end} {when}"
 
     @property
     def code(self) -> int:
@@ -367,9 +367,9 @@ def duration(seconds: float) -> str:
 
 
 class Stop(NamedTuple):
-    """How a job stopped that was asked to.
+    """How a job has stopped that was asked to stop.
 
-    step: the last one that all ranks have finished; None if they reported none, or different ones
+    step: the last step of all ranks; None if they reported none, or different ones
     late: ranks that were killed or crashed before they had stopped, in order
     """
 

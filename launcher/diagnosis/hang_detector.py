@@ -160,7 +160,7 @@ class HangDetector(Observer):
             self._console.say(f"nothing has moved for {duration(quiet)}")
             self._attempt().ask_stacks()
             return 0.0
-        left = self._hang_timeout - quiet
+        until_end = self._hang_timeout - quiet
         until_warning = self._hang_timeout / 2 - quiet
         if until_warning > 0:
             if self._warned_at is not None:
@@ -172,10 +172,9 @@ class HangDetector(Observer):
 
             self._warned_at = now - quiet
             text = diagnose_hang(self._liveness.ranks(now), self._attempt().stopped_engine()).text
-            self._console.say(
-                f"nothing has moved for {duration(quiet)}: {text}; ending the job in {duration(left)} (--hang-timeout)"
-            )
-        return min(left, _CHECK_INTERVAL)
+            ending = f"ending the job in {duration(until_end)} (--hang-timeout)"
+            self._console.say(f"nothing has moved for {duration(quiet)}: {text}; {ending}")
+        return min(until_end, _CHECK_INTERVAL)
 
     def _report_lost(self, timeout: float) -> None:
         """Ends the job if agents have been silent for `timeout` seconds."""

@@ -48,21 +48,21 @@ def verdict(findings: Sequence[Finding], who: str = "this machine") -> str:
 
 def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
     """The lines of a check's findings; the check's name is only in front of the first."""
-    shown = []
-    before = ""
+    report = []
+    previous_check = ""
     for finding in findings:
-        name = finding.check if finding.check != before else ""
-        before = finding.check
+        name = finding.check if finding.check != previous_check else ""
+        previous_check = finding.check
         level = finding.level.ljust(_WIDTH)
         if colour:
             level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
         indent = " " * (2 * _WIDTH + 2)
-        first, *more = finding.text.split("\n")
-        shown.append(f"{name:{_WIDTH}} {level} {first}")
-        shown += [f"{indent}  {line}" for line in more]
+        first, *continuation = finding.text.split("\n")
+        report.append(f"{name:{_WIDTH}} {level} {first}")
+        report += [f"{indent}  {line}" for line in continuation]
         if finding.fix:
-            shown.append(f"{indent}fix: {finding.fix}")
-    return shown
+            report.append(f"{indent}fix: {finding.fix}")
+    return report
 
 
 def document(findings: Sequence[Finding], sentence: str, seconds: float) -> dict[str, Any]:

@@ -66,13 +66,13 @@ def check() -> Iterator[Finding]:
 
 def evaluate(facts: Gpus) -> Iterator[Finding]:
     """The findings that follow from the facts."""
-    works = facts.cupy is not None and facts.cupy.value is not None
+    cupy_answers = facts.cupy is not None and facts.cupy.value is not None
     if facts.failure:
         fix = "sudo reboot  # after an update of the driver; without one: sudo apt install nvidia-driver"
         yield warning(f"nvidia-smi fails: {facts.failure}: {_ON_CPU}", fix)
     for index, (name, memory, capability, driver) in enumerate(facts.cards):
         yield ok(f"GPU {index}: {name}, {memory}, compute capability {capability}, driver {driver}")
-    if works:
+    if cupy_answers:
         yield from _libraries(facts)
     elif not facts.cards:
         if not facts.failure:

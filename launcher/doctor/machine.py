@@ -169,8 +169,8 @@ def memory_limit(**places: str) -> int | None:
     """Bytes that control groups let this process still take; None: no limit. places: as `control_group` takes"""
     limits = control_group("memory.max", **places)
     used = control_group("memory.current", **places)
-    left = [int(limit) - int(now) for limit, now in zip(limits, used, strict=False) if limit.strip() != "max"]
-    return max(0, min(left)) if left else None
+    free = [int(limit) - int(now) for limit, now in zip(limits, used, strict=False) if limit.strip() != "max"]
+    return max(0, min(free)) if free else None
 
 
 def evaluate_memory(
@@ -186,13 +186,13 @@ def evaluate_memory(
     missing: why MPICH cannot have as much of /dev/shm as it needs, and a fix; None if it can
     stale: the number of files of killed MPI jobs in /dev/shm, and their bytes
     """
-    left = available
+    free_memory = available
     source = f"of {format_bytes(total)}"
     if limit is not None and limit < available:
-        left = limit
+        free_memory = limit
         source = "that the control group leaves"
-    text = f"{format_bytes(left)} of memory free, {source}"
-    if left < _MIN_MEMORY:
+    text = f"{format_bytes(free_memory)} of memory free, {source}"
+    if free_memory < _MIN_MEMORY:
         yield warning(
             f"{text}: two ranks need about 300 MiB before any model", "ps -eo rss,pid,args --sort -rss | head"
         )
@@ -201,8 +201,8 @@ def evaluate_memory(
     if missing is not None:
         yield warning(*missing)
     else:
-        enough = plural(shm_free // SHM_PER_RANK, "rank")
-        yield ok(f"{SHM} has {format_bytes(shm_free)} free, enough for MPICH with {enough}")
+        ranks = plural(shm_free // SHM_PER_RANK, "rank")
+        yield ok(f"{SHM} has {format_bytes(shm_free)} free, enough for MPICH with {ranks}")
     files, nbytes = stale
     if files:
         text = f"{plural(files, 'file')} ({format_bytes(nbytes)}) of killed MPI jobs in {SHM}, which no process uses"
@@ -237,9 +237,10 @@ def memory() -> Iterator[Finding]:
 def sweep(folder: str = SHM) -> int:
     """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are left, else 0."""
     files, nbytes = remove_stale_segments(0.0, folder)
-    left, _ = remove_stale_segments(0.0, folder, dry_run=True)
-    print(f"{plural(files, 'file')} of killed MPI jobs removed from {folder} ({format_bytes(nbytes)}), {left} are left")
-    return 1 if left else 0
+    remaining, _ = remove_stale_segments(0.0, folder, dry_run=True)
+    removed = f"{plural(files, 'file')} of killed MPI jobs removed from {folder} ({format_bytes(nbytes)})"
+    print(f"{removed}, {remaining} are left")
+    return 1 if remaining else 0
 
 
 # -- limits of the system

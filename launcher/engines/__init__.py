@@ -34,9 +34,9 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
     Raises: UsageError if there is no such engine, if there are more ranks than slots, or if `min_ranks` is given and no
         hosts are known.
     """
-    known = ("auto", *sorted(REGISTRY))
-    if job.engine not in known:
-        raise UsageError(f"the engine should be one of {', '.join(known)}, not {job.engine!r}")
+    engine_names = ("auto", *sorted(REGISTRY))
+    if job.engine not in engine_names:
+        raise UsageError(f"the engine should be one of {', '.join(engine_names)}, not {job.engine!r}")
     hosts = job.hosts
     slots = None
     if hosts:

@@ -49,7 +49,7 @@ def find_mpiexec_for(
     Raises: UsageError if there is none.
     """
     families, names = _CANDIDATES[asked]
-    wanted = families[0]
+    preferred = families[0]
     others = []
     for path in _programs(names, environ, executable):
         family = mpi_family(path)
@@ -57,8 +57,8 @@ def find_mpiexec_for(
             return path, family
         others.append(f"{path} is {_NAMES[family]}'s")
     if others:
-        raise UsageError(f"--engine {asked}: no {_NAMES[wanted]} found ({others[0]}): pip install {wanted}")
-    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {wanted}")
+        raise UsageError(f"--engine {asked}: no {_NAMES[preferred]} found ({others[0]}): pip install {preferred}")
+    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {preferred}")
 
 
 def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str:

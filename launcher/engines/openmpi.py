@@ -57,7 +57,7 @@ class OpenMpiEngine(MpiexecEngine):
         # It does not start without HOME. The launcher decides what happens to the other ranks after one has ended.
         settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
-            # A rank of a job on one host has started this launcher, and these settings are that job's.
+            # The settings come from another job, on one host, of which a rank has started this launcher.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
             # On other hosts the folder would not be removed, and networks may be faster than TCP.

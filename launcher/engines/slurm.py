@@ -51,8 +51,8 @@ class SlurmEngine(Engine):
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
         """As `Engine.select`. Unless asked for, it starts a job only in an allocation, if srun and MPI fit together."""
-        asked = request.job.engine == "slurm"
-        if not asked and not request.allocated:
+        requested = request.job.engine == "slurm"
+        if not requested and not request.allocated:
             return None
         srun = find(request.environ)
         if srun is not None:
@@ -61,7 +61,7 @@ class SlurmEngine(Engine):
                 cpus = request.environ.get("SLURM_CPUS_PER_TASK")
                 job = request.job
                 return cls(srun, pmi, job.size, job.hosts, request.remote_hosts, cpus)
-        if asked:
+        if requested:
             raise UsageError(
                 "--engine slurm: there is no srun on PATH, or it does not speak PMI-2 (MPICH) or PMIx (Open MPI) with "
                 "this MPI (see srun --mpi=list)"
@@ -162,11 +162,11 @@ def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
 
 def common_pmi(family: str | None, srun: str) -> str | None:
     """The process-management interface that both `srun` and an MPI of this family speak; None if there is none."""
-    wanted = _PMI.get(family or "", ())
+    supported = _PMI.get(family or "", ())
     # `srun --mpi=list` prints one of them per line, and all their versions in a line after "specific".
-    text = "".join(_run(srun, "--mpi=list")) if wanted else ""
+    text = "".join(_run(srun, "--mpi=list")) if supported else ""
     offered = [line.strip().removeprefix("srun: ") for line in text.splitlines()]
-    return next((name for name in wanted if name in offered), None)
+    return next((name for name in supported if name in offered), None)
 
 
 def _run(*command: str) -> tuple[str, str]:

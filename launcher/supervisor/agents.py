@@ -40,7 +40,7 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
     attempt.stdin.rank_started(rank, attempt.ranks)
     attempt.observers.rank_started(rank, hello)
     if attempt.job.heartbeat_timeout is not None:
-        channel.send({"heartbeat": max(attempt.job.heartbeat_timeout, SILENCE)})
+        channel.send({"heartbeat_timeout": max(attempt.job.heartbeat_timeout, SILENCE)})
     if attempt.ranks.debugging():
         channel.send({"pause": True})
     if attempt.end_command is not None:

@@ -369,7 +369,7 @@ class Attempt:
             self.deadlines["hosts"] = self.job_time(hosts.interval)
         if "hosts" in self.deadlines and hosts.has_answer():
             self.resizing.take_hosts(self.job, self.ranks)
-        if "hosts" in due and self.resizing.target is None:  # To ask them again forgets their answers.
+        if "hosts" in due and self.resizing.target is None:  # Asking again discards the answers.
             hosts.ask(self.job, self.ranks.max_ranks or 0)
         if "copy" in due:
             self.resizing.memory.release()

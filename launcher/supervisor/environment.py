@@ -133,8 +133,9 @@ def master_address(environ: Mapping[str, str], host: str, port: object) -> dict[
     {'MASTER_ADDR': '127.0.0.1'}
     """
     # A launcher inside a rank of another job finds that job's variables, at whose port that job's rank 0 listens.
-    kept = () if AGENT in environ else environ
-    return {name: str(value) for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if name not in kept}
+    user_variables = () if AGENT in environ else environ
+    variables = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return {name: value for name, value in variables.items() if name not in user_variables}
 
 
 def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:

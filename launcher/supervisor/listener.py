@@ -19,9 +19,10 @@ _BACKLOG = 1024
 # Number of unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
 # number gives agents on a busy host more time to answer if strangers open many connections.
 _STRANGERS = 64
-# Errors of `accept` if no file descriptor or memory is free. The connection stays in the queue, so `poll` returns at
-# once: the launcher sleeps for this long (s), so that it does not use a whole core meanwhile.
+# Errors of `accept` if no file descriptor or memory is free.
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# The pause after such an error (s). The connection stays in the queue, so `poll` returns at once: without a pause the
+# launcher would use a whole core.
 _PAUSE = 0.01
 
 

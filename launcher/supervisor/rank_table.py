@@ -84,9 +84,9 @@ class RankTable(dict[int, RankProcess]):
         return self.complete and all(process.held for process in self.values())
 
     def slots(self) -> list[str]:
-        """The memory with the ranks' state that is left when agents on other hosts stay; none if they need not.
+        """The slots with ranks' state that a next start can read if the agents on other hosts stay; [] if it cannot.
 
-        They cannot stay if a rank on this machine has not ended: whatever still runs here must be ended.
+        Agents cannot stay while a rank on this machine runs, since everything that runs here must be ended first.
         """
         if not self.held or any(not process.over and not process.slots for process in self.values()):
             return []

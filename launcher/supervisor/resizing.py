@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from launcher import engines
 from launcher.diagnosis.failures import duration
-from launcher.errors import UsageError
+from launcher.errors import UsageError, plural
 from launcher.job import Job
 from launcher.network import Host
 from launcher.resize import address, peer
@@ -94,9 +94,9 @@ class Resizing:
             return
         try:
             if self.target is not None:
-                raise UsageError(f"the job is about to go on with {self.target.size} ranks: ask when it does")
+                raise UsageError(f"the job is about to go on with {plural(self.target.size, 'rank')}: ask when it does")
             if n == job.size:
-                raise UsageError(f"the job has {_ranks(job)} already")
+                raise UsageError(f"the job has {plural(n, 'rank')} already")
             self._begin(job, n, job.hosts, ranks)
             self._client = client
             self.hosts.max_ranks = n
@@ -148,8 +148,9 @@ class Resizing:
         assert self.target is not None
         assert self.before is not None
         self.hosts.failed()
+        target = plural(self.target.size, "rank")
         self.failure = (
-            f"the job did not start with {_ranks(self.target)}, and goes on with {_ranks(self.before)}: {why}"
+            f"the job did not start with {target}, and goes on with {plural(self.before.size, 'rank')}: {why}"
         )
         return self.before
 
@@ -165,7 +166,8 @@ class Resizing:
         text = self.failure
         if not text:
             pause = f"training stood still for {duration(now - self.since)}"
-            text = f"resized from {self.before.size} to {_ranks(self.target)} after step {self.step}; {pause}"
+            ranks = plural(self.target.size, "rank")
+            text = f"resized from {self.before.size} to {ranks} after step {self.step}; {pause}"
             self.hosts.succeeded()
         self.answer(text, done=not self.failure)
         self._say(text)
@@ -184,10 +186,6 @@ class Resizing:
         self.hosts.close()
         if self.listener is not None:
             self.listener.close()
-
-
-def _ranks(job: Job) -> str:
-    return f"{job.size} rank{'s' * (job.size != 1)}"
 
 
 def _answer(client: socket.socket, done: bool, text: str) -> None:

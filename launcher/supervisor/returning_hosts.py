@@ -24,8 +24,9 @@ from launcher.job import Job
 from launcher.linux import die_with_parent
 from launcher.network import Host
 
-# Seconds from one question to the next, at first and at most.
+# Seconds from one question to the next, while no resize has failed.
 _INTERVAL = 1.0
+# The most seconds from one question to the next, after many have failed.
 _LONGEST = 300.0
 # Seconds after which a host that has not answered is asked anew.
 _ANSWER_LIMIT = 60.0
@@ -88,12 +89,12 @@ class ReturningHosts:
         """Whether a host has answered since it was asked."""
         return any(question.poll() == 0 for question, _ in self._questions.values())
 
-    def answered(self, before: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
+    def answered(self, current_hosts: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
         """The hosts that the job can have now, and its number of ranks there.
 
-        before: those that it has; limit: the most ranks that it can have
+        current_hosts: those that it has; limit: the most ranks that it can have
         """
-        reachable = [*before, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
+        reachable = [*current_hosts, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
         hosts = tuple(host for host in self._wanted() if host in reachable)
         return hosts, self._ranks_on(hosts, limit)
 

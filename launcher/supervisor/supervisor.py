@@ -20,7 +20,7 @@ from launcher.diagnosis import failure_report
 from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
-from launcher.errors import UsageError
+from launcher.errors import UsageError, plural
 from launcher.job import STDIN, Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
@@ -341,7 +341,7 @@ def describe_hosts(lost: Sequence[Host], smaller_job: Job | None) -> str:
     names = ", ".join(host.name for host in lost)
     if smaller_job is None:
         return f", on all hosts: without {names} too few ranks are left"
-    return f", without {names}: {smaller_job.size} rank{'s' * (smaller_job.size != 1)}"
+    return f", without {names}: {plural(smaller_job.size, 'rank')}"
 
 
 def without_hosts(job: Job, lost: Collection[Host]) -> Job | None:

@@ -177,13 +177,13 @@ class Cuda:
     def on(self, stream: Any) -> Iterator[None]:
         """Makes kernels and allocations of the body use this stream of this device."""
         with self.xp.cuda.Device(self.index):
-            before = self.current_stream()
+            outer_stream = self.current_stream()
             try:
                 with stream:
                     yield
             finally:
                 # CuPy's context would restore the stream of the enclosing context, not one that `use` made current.
-                before.use()
+                outer_stream.use()
 
     def record_event(self, stream: Any) -> Any:
         """Records an event after everything that is on a stream now."""

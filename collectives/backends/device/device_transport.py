@@ -131,7 +131,7 @@ class HostStagedTransport(DeviceTransport):
     def all_to_all(self, x: Any, out: Any, table: Sequence[Sequence[int]]) -> Steps[None]:
         return self._move(self._host.all_to_all, x, out, table)
 
-    def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *how: Any) -> Steps[None]:
+    def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *arguments: Any) -> Steps[None]:
         """Copies `source` to the host, transfers it there, and copies the result to `target`. Either may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
@@ -139,7 +139,7 @@ class HostStagedTransport(DeviceTransport):
         if sent is not None:
             self._cuda.copy_d2h(sent, source, self.stream)
             yield functools.partial(self._cuda.is_complete, self._cuda.record_event(self.stream))
-        yield transfer(sent, received, *how)
+        yield transfer(sent, received, *arguments)
         if received is not None:
             self._cuda.copy_h2d(target, received, self.stream)
 

@@ -95,14 +95,14 @@ def negotiate(
     if cuda is not None and transport.size == 1 and requested != "nccl":
         return SingleDeviceTransport(cuda)
     settings = [f"{name}={value}" for name, value in asdict(config or NcclConfig()).items() if value is not None]
-    nccl, own = capability(cuda, transport.node, why_not, ", ".join(settings))
-    use_nccl, reason = decide((yield from _exchange(transport, own)))
+    nccl, own_capability = capability(cuda, transport.node, why_not, ", ".join(settings))
+    use_nccl, reason = decide((yield from _exchange(transport, own_capability)))
     communicator: NcclCommunicator | None = None
     if use_nccl:
         assert cuda is not None
         assert nccl is not None
         communicator, trouble = yield from _connect(cuda, nccl, transport, timeout, config)
-        use_nccl, reason = decide((yield from _exchange(transport, replace(own, reason=trouble, config=""))))
+        use_nccl, reason = decide((yield from _exchange(transport, replace(own_capability, reason=trouble, config=""))))
         if not use_nccl and communicator is not None:
             communicator.close()
     if requested == "nccl" and not use_nccl:
@@ -123,17 +123,17 @@ def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple
     if cuda is None:
         return None, Capability(reason=why_not, node=node)
     allows_shared_gpu = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    own = Capability(node=node, gpu=cuda.identity(), allows_shared_gpu=allows_shared_gpu, config=config)
+    own_capability = Capability(node=node, gpu=cuda.identity(), allows_shared_gpu=allows_shared_gpu, config=config)
     try:
         nccl = library.load()
     except CollectivesError as error:
-        return None, replace(own, reason=str(error))
-    return nccl, replace(own, nccl=nccl.version)
+        return None, replace(own_capability, reason=str(error))
+    return nccl, replace(own_capability, nccl=nccl.version)
 
 
-def _exchange(transport: Transport, own: Capability) -> Steps[list[Capability]]:
+def _exchange(transport: Transport, own_capability: Capability) -> Steps[list[Capability]]:
     """All ranks' capabilities, in rank order; long texts are truncated. Collective."""
-    truncated = replace(own, reason=own.reason[:_TEXT], config=own.config[:_TEXT])
+    truncated = replace(own_capability, reason=own_capability.reason[:_TEXT], config=own_capability.config[:_TEXT])
     records = yield from gather_records(transport, asdict(truncated), _BYTES)
     return [Capability(**{**record, "nccl": tuple(record["nccl"])}) for record in records]
 

@@ -194,14 +194,14 @@ def _signal_dispositions_kept() -> Iterator[None]:
     of crashes.
     """
     sigaction = ctypes.CDLL(None).sigaction
-    before = {}
+    actions = {}
     for number in signal.valid_signals():
-        before[number] = ctypes.create_string_buffer(_SIGACTION)
-        sigaction(number, None, before[number])
+        actions[number] = ctypes.create_string_buffer(_SIGACTION)
+        sigaction(number, None, actions[number])
     try:
         yield
     finally:
-        for number, action in before.items():
+        for number, action in actions.items():
             sigaction(number, action, None)  # Fails for SIGKILL and SIGSTOP, whose handlers cannot change.
 
 
@@ -249,7 +249,7 @@ def _load() -> Any:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends the process if the body takes longer. A launcher does that, and names the missing ranks; else a timer."""
+    """Ends the process if the body takes longer. Under a launcher, the launcher ends it; otherwise a timer does."""
     if not world.supervised():
         with _ended_by_a_timer(seconds):
             yield
@@ -349,16 +349,16 @@ def count_own_cores(node: Sequence[Cores], local_rank: int) -> int:
     >>> count_own_cores([frozenset(range(8))] * 2, 0), count_own_cores([frozenset({0, 1}), frozenset({2})], 0)
     (4, 2)
     """
-    own = sum(1 / sum(core in other for other in node) for core in node[local_rank])
-    return max(1, int(own + 1e-6))  # The sum of three thirds may be below 1.
+    cores = sum(1 / sum(core in other for other in node) for core in node[local_rank])
+    return max(1, int(cores + 1e-6))  # The sum of three thirds may be below 1.
 
 
 def blas_threads(node: Sequence[Cores], local_rank: int, environ: Mapping[str, str]) -> int | None:
     """The number of BLAS threads for this rank; None if no limit is needed, or the user has set one."""
-    own = count_own_cores(node, local_rank)
-    if own == len(node[local_rank]) or any(environ.get(name) for name in BLAS_VARIABLES):
+    cores = count_own_cores(node, local_rank)
+    if cores == len(node[local_rank]) or any(environ.get(name) for name in BLAS_VARIABLES):
         return None
-    return own
+    return cores
 
 
 def limit_threads(node: Sequence[Cores], local_rank: int) -> None:

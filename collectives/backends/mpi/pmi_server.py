@@ -34,8 +34,9 @@ _HANDSHAKE = 10.0
 # Largest number of unauthenticated connections. A further one drops the oldest: ranks answer within milliseconds, so
 # they get in even if strangers hold all of them, and a rank that was dropped in a flood connects again.
 _UNAUTHENTICATED = 64
-# Bytes of the longest message, and of the longest one before the proof.
+# Bytes of the longest message.
 _LINE = 1 << 16
+# Bytes of the longest message of a peer that has not authenticated itself.
 _HELLO = 512
 # How long the process outlives rank 0, for ranks that end with an error (s).
 _LINGER = 2.0

@@ -91,10 +91,10 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
 
 
 @contextlib.contextmanager
-def settings(wanted: Mapping[str, str]) -> Iterator[None]:
+def settings(variables: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables while MPI starts, and removes them afterwards. Variables set by the user are kept."""
-    added = [name for name in wanted if name not in os.environ]
-    os.environ.update((name, wanted[name]) for name in added)
+    added = [name for name in variables if name not in os.environ]
+    os.environ.update((name, variables[name]) for name in added)
     try:
         yield
     finally:

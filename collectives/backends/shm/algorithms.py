@@ -152,12 +152,12 @@ def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:
 def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[int]) -> Waits:
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 on ranks that get the result, None elsewhere."""
     receives = []
-    own = None
+    own_copy = None
     if out is not None:
         parts = parts_of(out, counts)
         receives = [(rank, 0, parts[rank]) for rank in control.others]
-        own = x, parts[control.me]
-    return _exchange(control, [(0, x)], receives, own, STAGING_BYTES, max(counts))
+        own_copy = x, parts[control.me]
+    return _exchange(control, [(0, x)], receives, own_copy, STAGING_BYTES, max(counts))
 
 
 def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Waits:
@@ -186,14 +186,14 @@ def _exchange(
     control: ControlBlock,
     sends: Sequence[tuple[int, Array]],
     receives: Sequence[tuple[int, int, Array]],
-    own: tuple[Array, Array] | None,
+    own_copy: tuple[Array, Array] | None,
     step: int,
     longest: int,
 ) -> Waits:
     """Moves arrays of bytes through the staging buffers, `step` bytes of each array per round.
 
     sends: offset in this rank's staging buffer, and array; receives: source rank, offset in its buffer, and array
-    own: source and target of what this rank copies for itself; longest: bytes of the longest array on any rank
+    own_copy: source and target of what this rank copies for itself; longest: bytes of the longest array on any rank
     """
     for start, stop in chunks(longest, step):
         staging = control.next_staging()
@@ -202,8 +202,8 @@ def _exchange(
             part = source[start:stop]
             own_staging[offset : offset + len(part)] = part
         control.advance()
-        if own is not None:  # It needs no other rank, so it is done while waiting for them.
-            own[1][start:stop] = own[0][start:stop]
+        if own_copy is not None:  # It needs no other rank, so it is done while waiting for them.
+            own_copy[1][start:stop] = own_copy[0][start:stop]
         yield control.advanced
         for rank, offset, target in receives:
             part = target[start:stop]

@@ -147,17 +147,17 @@ class InlineCalls:
         control = transport.control
         self._control = control
         self._prefix = plan.prefix
-        before = 0 if plan.prefix is None else len(plan.prefix)
+        prefix_bytes = 0 if plan.prefix is None else len(plan.prefix)
         nbytes = -1
         dtype = plan.wire
         if plan.shown and plan.shape is not None:
             nbytes = math.prod(plan.shape) * dtype.itemsize
-        self.fits = before + nbytes <= control.inline_bytes
+        self.fits = prefix_bytes + nbytes <= control.inline_bytes
         self._large = nbytes > IN_PLACE_BYTES
         self._own_views: list[Array] | None = None
         if plan.shown and plan.shape is not None and self.fits:
-            self._own_views = Piece(control.me, plan.shape, start=before).views(control, dtype)
-        self._words = (plan.checksum, nbytes, before, *NOWHERE, *NOWHERE)
+            self._own_views = Piece(control.me, plan.shape, start=prefix_bytes).views(control, dtype)
+        self._words = (plan.checksum, nbytes, prefix_bytes, *NOWHERE, *NOWHERE)
         self._signature = pack_signature(plan.digest, *self._words)
         # Rows, bytes and prefix in the others' signatures, and the layout that was made for them.
         self._shown: list[list[int]] | None = None
@@ -207,12 +207,12 @@ class InlineCalls:
         control = self._control
         parity = control.sequence & 1
         words = control.words
-        shown = []
+        descriptions = []
         for start in control.other_signatures[parity]:
             if words[start + DIGEST] != digest or words[start + IN]:
                 return False
-            shown.append(words[start + ROWS : start + IN].tolist())
-        if call.failure is not None or (shown != self._shown and not self._lay_out(shown)):
+            descriptions.append(words[start + ROWS : start + IN].tolist())
+        if call.failure is not None or (descriptions != self._shown and not self._lay_out(descriptions)):
             return False
         layout = self._layout
         target = call.target
@@ -222,7 +222,7 @@ class InlineCalls:
         call.set_outcome(result if call.out is None else call.out, None)
         return True
 
-    def _lay_out(self, shown: list[list[int]]) -> bool:
+    def _lay_out(self, descriptions: list[list[int]]) -> bool:
         """Makes the layout for the arrays that ranks show now. Returns: False if one is not in its inline buffer"""
         control = self._control
         signatures = control.signatures()
@@ -234,6 +234,6 @@ class InlineCalls:
             return False
         views = [piece.views(control, layout.dtype) for piece in layout.pieces]
         self._parts = [[by_parity[parity] for by_parity in views] for parity in (0, 1)]
-        self._shown = shown
+        self._shown = descriptions
         self._layout = layout
         return True

@@ -114,23 +114,23 @@ class ShmTransport(LayeredTransport):
         self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         nbytes = -1
-        before = 0
+        prefix_bytes = 0
         x_location = NOWHERE
         out_location = NOWHERE
         self._announced = False
         inline_buffer = self.control.inline_buffer()
         if prefix is not None:
-            before = len(prefix)
-            inline_buffer[:before] = prefix
+            prefix_bytes = len(prefix)
+            inline_buffer[:prefix_bytes] = prefix
         if payload is not None:
             nbytes = payload.nbytes
-            if nbytes > IN_PLACE_BYTES or before + nbytes > len(inline_buffer):
+            if nbytes > IN_PLACE_BYTES or prefix_bytes + nbytes > len(inline_buffer):
                 x_location = self.shared_arrays.find(payload)
                 if out is not None and x_location is not NOWHERE:
                     out_location = x_location if out is payload else self.shared_arrays.find(out)
-            if x_location is NOWHERE and before + nbytes <= len(inline_buffer):
-                inline_buffer[before : before + nbytes] = payload.view(np.uint8)
-        words = pack_signature(signature.digest, signature.rows, nbytes, before, *x_location, *out_location)
+            if x_location is NOWHERE and prefix_bytes + nbytes <= len(inline_buffer):
+                inline_buffer[prefix_bytes : prefix_bytes + nbytes] = payload.view(np.uint8)
+        words = pack_signature(signature.digest, signature.rows, nbytes, prefix_bytes, *x_location, *out_location)
         self.control.publish(words)
         return self.all_arrived
 
@@ -272,14 +272,14 @@ class ShmTransport(LayeredTransport):
         for rank in ranks:
             signature = signatures[rank]
             nbytes = signature[NBYTES]
-            before = signature[PREFIX]
+            prefix_bytes = signature[PREFIX]
             if nbytes < 0:
                 return signatures, None
             if signature[IN]:
                 sources.append(self._array_at(rank, signature, IN, nbytes))
                 self._direct = True
-            elif before + nbytes <= self.control.inline_bytes:
-                sources.append(self.control.inline[parity][rank][before : before + nbytes])
+            elif prefix_bytes + nbytes <= self.control.inline_bytes:
+                sources.append(self.control.inline[parity][rank][prefix_bytes : prefix_bytes + nbytes])
             else:
                 return signatures, None
         return signatures, sources

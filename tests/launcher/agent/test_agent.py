@@ -128,7 +128,7 @@ while news is None:
     for fileno in select.select(list(listener.filenos()), [], [], 20)[0]:
         news = listener.serve(fileno)
 channel, hello = news
-channel.send({"heartbeat": 1.0})
+channel.send({"heartbeat_timeout": 1.0})
 select.select([channel], [], [], 20)
 channel.receive()
 subprocess.run([ip, "link", "set", "lo", "down"], check=True)

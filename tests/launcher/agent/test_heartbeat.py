@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launcher.agent.heartbeat import Heartbeat, descendants_cpu
+from launcher.agent.heartbeat import RankReader, descendants_cpu
 from launcher.linux import parse_stat
 
 REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 18446744073709551615"
@@ -30,13 +30,13 @@ def test_stat(stat: bytes, expected: tuple[str, float, int]) -> None:
 
 
 def test_this_process() -> None:
-    beat = Heartbeat(os.getpid()).read()
+    beat = RankReader(os.getpid()).heartbeat()
     assert beat["state"] == "R"
     assert beat["cpu"] > 0
     assert beat["rss"] > 1 << 20
     gone = {"state": "", "cpu": 0.0, "below": 0.0, "rss": 0}
-    assert Heartbeat(1 << 22).read() == {**beat, **gone}  # there is no such process
-    assert Heartbeat(1 << 22).last_position() == "where its Python stood was never noted"
+    assert RankReader(1 << 22).heartbeat() == {**beat, **gone}  # there is no such process
+    assert RankReader(1 << 22).last_position() == "where its Python stood was never noted"
 
 
 SPIN = "import sys, time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"
