@@ -158,7 +158,7 @@ def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def writable(array: Array, name: str) -> Array:
-    """Returns `array`. Raises: ArgumentError if it is read-only, as scalars are, and what was read through a copy."""
+    """Returns `array`. Raises: ArgumentError if it is read-only, like a NumPy scalar or a copy that `as_array` made."""
     if not array.flags.writeable:
         raise ArgumentError(
             f"{name} is read-only, or could only be read by a copy, and this rank's result would be written into it: "

@@ -232,7 +232,8 @@ class Reduction(NamedTuple):
         parts = arrays.scratch((comm.size, counts[comm.rank]), sent.dtype)
         yield from arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(parts), [nbytes] * comm.size))
         combine(parts)
-        part, whole = as_bytes(parts[0]), None if total is None else as_bytes(total)
+        part = as_bytes(parts[0])
+        whole = None if total is None else as_bytes(total)
         if self.parts:
             arrays.copy(total, parts[0])
         elif self.name == "reduce":

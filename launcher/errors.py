@@ -22,7 +22,7 @@ class UsageError(Exception):
 class RankError(RuntimeError):
     """A call on several ranks failed, but not by an exception that could be raised again here.
 
-    It is also the `__cause__` of an exception that could, and then holds the rank's traceback.
+    If the rank's exception could be raised again, its `__cause__` is a RankError with the rank's traceback.
     """
 
 

@@ -368,7 +368,7 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         os.close(fd)
 
 
-# Files that a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
+# Number of files that a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
 _OTHER_FILES = 32
 
 
@@ -379,7 +379,7 @@ def many_files(ranks: int) -> Iterator[int]:
     Yields: the soft limit before. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
     soft_before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity: then it is kept.
+    with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity. Then nothing changes.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -21,8 +21,22 @@ Shows a running ddp-launch, a line a rank: steps and samples a second, loss, exp
 others wait, gradients reduced, memory. On a terminal it goes on until the job ends, or Ctrl-C; else it prints once."""
 # The figures of `Status.ranks` that are shown, in this order.
 _COLUMNS = (
-    *("rank", "step", "step/s", "samples/s", "loss", "exposed/s", "waited/s", "reduced_bytes/s", "rss", "device_bytes"),
-    *("restarts", "pid", "host", "call", "call_state", "where"),
+    "rank",
+    "step",
+    "step/s",
+    "samples/s",
+    "loss",
+    "exposed/s",
+    "waited/s",
+    "reduced_bytes/s",
+    "rss",
+    "device_bytes",
+    "restarts",
+    "pid",
+    "host",
+    "call",
+    "call_state",
+    "where",
 )
 
 

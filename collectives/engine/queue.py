@@ -49,8 +49,8 @@ _UNRECORDED = (0, None)
 _MAX_SITES = 256
 # After this many rounds without work the helper thread sleeps until it is woken. That takes as long as a small call.
 _IDLE_ROUNDS = 10
-# A thread that has said that it will wait for its calls gets this long (s) after each of them. Then the helper thread
-# takes over: that thread may have raised, and never wait.
+# After `expect_wait` the helper thread leaves the calls to the waiting thread for this long (s). Then it takes over, as
+# that thread may have raised an exception, and never wait.
 _LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
@@ -220,7 +220,7 @@ class CallQueue:
         return True
 
     def drain(self, limit: Deadline) -> bool:
-        """Waits until no call is in progress and a closed queue is released. Returns: whether so within the limit."""
+        """Waits until no call is in progress, and a closed queue is released. Returns: False if the limit has passed"""
         while self._ordered or self._unordered or (self._closed and not self._released):
             if limit.passed():
                 return False

@@ -250,7 +250,7 @@ def _format(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _truncate(text: str, limit: int) -> str:
-    """The text; of one with more characters than `limit` the beginning and the end."""
+    """The text. If it has more characters than `limit`: its beginning and its end, and how many are left out."""
     half = limit // 2
     if len(text) <= limit:
         return text

@@ -59,8 +59,9 @@ def wrong(actual: Array, expected: Array, op: str) -> int:
     """How many elements are wrong. A mean may differ by the rounding of its division."""
     if op == "mean" and expected.dtype.kind not in "iub":
         dtype = np.complex128 if expected.dtype.kind == "c" else np.float64
-        a, b = actual.astype(dtype), expected.astype(dtype)
-        return int(np.count_nonzero(~(np.abs(a - b) <= 4 * _eps(expected.dtype) * np.abs(b))))
+        wide = expected.astype(dtype)
+        tolerance = 4 * _eps(expected.dtype) * np.abs(wide)
+        return int(np.count_nonzero(~(np.abs(actual.astype(dtype) - wide) <= tolerance)))
     return int(np.count_nonzero(~(actual == expected)))  # counts NaN, too
 
 

@@ -146,7 +146,8 @@ class RawMPI(Implementation):
         self._comm: Any = MPI.COMM_WORLD
 
     def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
-        MPI, comm = self._MPI, self._comm
+        MPI = self._MPI
+        comm = self._comm
         if collective.reduces and op == "mean":
             raise NotImplementedError("MPI has no mean")
         in_place = x is not None and out is not None and np.shares_memory(x, out)
@@ -188,7 +189,8 @@ class Gloo(Implementation):
         self._torch: Any = torch
         self._dist: Any = torch.distributed
         dist = self._dist
-        self._rank, self._size = rank, size
+        self._rank = rank
+        self._size = size
         if one_node:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or socket.gethostname()

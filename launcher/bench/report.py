@@ -65,8 +65,16 @@ class Outcome:
 
 # The title, unit and width of each column.
 _COLUMNS = (
-    *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 6), ("place", "", 6)),
-    *(("by", "", 18), ("time", "(us)", 10), ("algbw", "(GB/s)", 9), ("busbw", "(GB/s)", 9), ("#wrong", "", 8)),
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 10),
+    ("redop", "", 6),
+    ("place", "", 6),
+    ("by", "", 18),
+    ("time", "(us)", 10),
+    ("algbw", "(GB/s)", 9),
+    ("busbw", "(GB/s)", 9),
+    ("#wrong", "", 8),
     ("ratio", "", 8),
 )
 

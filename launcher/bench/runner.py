@@ -263,7 +263,8 @@ class _Job:
         count: int,
     ) -> tuple[Callable[[], Any], int | None] | None:
         """Makes a call once; returns it with the number of wrong elements, or None if an implementation refuses it."""
-        rank, size = self.comm.rank, self.comm.size
+        rank = self.comm.rank
+        size = self.comm.size
         op = self.settings.op
         dtype = dtype_of(dtype_name)
         x, out = carve(collective, place, buffers[0], buffers[1], rank, size, count)

@@ -17,8 +17,21 @@ BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
 ALONE = ("threads", "single")
 OPS = ("sum", "mean", "max", "min", "prod")
 DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "bool", "int8", "uint8", "int16", "uint16"),
-    *("int32", "uint32", "int64", "uint64", "complex64", "complex128"),
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "complex64",
+    "complex128",
 )
 # Baseline -> the module that it needs, which pip knows under the same name.
 BASELINES = {"mpi4py": "mpi4py", "torch-gloo": "torch"}
@@ -123,7 +136,8 @@ def parser() -> ArgumentParser:
     result = ArgumentParser(
         "ddp-bench", usage="ddp-bench COLLECTIVE... [OPTIONS]", description=description, epilog=epilog
     )
-    count, size = value("a positive whole number", positive), value("bytes, as 512, 64K, 128M or 1G", parse_size)
+    count = value("a positive whole number", positive)
+    size = value("bytes, as 512, 64K, 128M or 1G", parse_size)
     add = result.add_argument
     collectives = names("collective", COLLECTIVES)
     add(

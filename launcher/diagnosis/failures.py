@@ -37,7 +37,7 @@ _HINTS = {
     signal.SIGILL: "an instruction that this CPU does not have",
 }
 
-# Advice that is added to exceptions with these words: which limit is reached, what to type instead.
+# By words in an exception's message: the advice that is added to it.
 _ADVICE = {
     "attempted relative import with no known parent package": "a module of a package is started by -m: "
     "ddp-launch -m PACKAGE.MODULE",

@@ -31,6 +31,6 @@ class JobClock:
             self._held_at = None
 
     def skip(self, seconds: float) -> None:
-        """Does not count the last `seconds`. Does nothing while the clock is stopped: they do not count then anyway."""
+        """Does not count the last `seconds`. Does nothing while the clock is stopped, when they are not counted anyway."""
         if not self.held:
             self._stopped_for += seconds

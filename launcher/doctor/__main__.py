@@ -66,7 +66,8 @@ def calls(pids: Sequence[int], last: int) -> int:
     from collectives.errors import RecordError
     from collectives.flight.reader import calls_table, read
 
-    records, errors = [], []
+    records = []
+    errors = []
     for pid in dict.fromkeys(pids):
         try:
             records.append(read(pid))

@@ -106,8 +106,8 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
         fix = install("--force-reinstall", _WHEELS.get(facts.family, "mpich"))
         yield error(f"mpi4py cannot load an MPI: {answer.reason}", fix)
         return
-    vendor, path = answer.value["vendor"], answer.value["path"]
-    title = f"{vendor} {answer.value['version']} ({path})"
+    vendor = answer.value["vendor"]
+    title = f"{vendor} {answer.value['version']} ({answer.value['path']})"
     family = OPENMPI if vendor == "Open MPI" else MPICH  # Intel's, Cray's and MVAPICH derive from it
     if facts.family and vendor != "unknown" and family != _abi(facts.family):
         text = f"mpi4py loads {title}, but mpiexec is {_NAMES[facts.family]}'s ({facts.mpiexec}): "

@@ -23,8 +23,22 @@ _GRACE = 3.0
 
 # Launchers and schedulers set variables that begin with these.
 _JOB_PREFIXES = (
-    *("PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "ORTE_", "SLURM_", "HYDRA_", "HYDI_", "MPI_LOCAL"),
-    *("PALS_", "FLUX_", "MPIEXEC_", "MV2_COMM_", "LSB_", "PBS_"),
+    "PMI_",
+    "PMIX_",
+    "PMI2_",
+    "OMPI_",
+    "PRTE_",
+    "ORTE_",
+    "SLURM_",
+    "HYDRA_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "PALS_",
+    "FLUX_",
+    "MPIEXEC_",
+    "MV2_COMM_",
+    "LSB_",
+    "PBS_",
 )
 # Variables among them that configure the library, and do not describe a job.
 _LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))

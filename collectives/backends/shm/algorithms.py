@@ -41,7 +41,7 @@ def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue:
 
 
 def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
-    """The same for 16-bit floats, which are combined and finished in float32, and rounded once."""
+    """As `combine_all`, for 16-bit floats: computes in float32, epilogue included, and rounds once."""
     step = _WIDENED // len(sources)
     buffers = np.empty((len(sources), min(len(out), step)), FLOAT32)
     for start, stop in chunks(len(out), step):
