@@ -61,12 +61,12 @@ class device:
         return getattr(self, name)
 
     def __enter__(self) -> device:
-        default.before.append(default.where)
-        default.where = self
+        default.before.append(default.device)
+        default.device = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        default.where = default.before.pop()
+        default.device = default.before.pop()
 
     def __repr__(self) -> str:
         index = "" if self.index is None else f", index={self.index}"
@@ -161,7 +161,7 @@ CPU = device("cpu")
 class _Default(threading.local):
     """This thread's default device."""
 
-    where = CPU
+    device = CPU
 
     def __init__(self) -> None:
         self.before: list[device] = []

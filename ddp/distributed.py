@@ -31,11 +31,11 @@ __all__ += ["group", "init_process_group", "irecv", "is_available", "is_initiali
 __all__ += ["reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send"]
 
 P = ParamSpec("P")
-#: A communicator; None: of all ranks; GroupMember.NON_GROUP_MEMBER: of others.
+#: A communicator; None: that of all ranks; GroupMember.NON_GROUP_MEMBER: a group without this rank.
 Group = Communicator | int | None
-#: None where it is not given.
+#: A rank; None: the argument was not given.
 Rank = int | None
-#: In seconds or as a timedelta; None: the communicator's.
+#: A time limit in seconds or as a timedelta; None: that of the communicator.
 Timeout = timedelta | float | None
 
 _initialized = False
@@ -354,7 +354,10 @@ def reduce(
 
 @_collective
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False) -> Any:
-    """Writes every rank's tensor into the list's, in the order of ranks; all are of one dtype and shape."""
+    """Writes the tensors of all ranks into those of the list, in the order of ranks.
+
+    All have one dtype and shape.
+    """
     comm = _comm(group)
     outputs = _check_tensors("all_gather: tensor_list", tensor_list, comm.size, tensor)
     return _copied(comm.all_gather(_row(tensor), lengths="equal", async_op=async_op), outputs)
@@ -382,9 +385,9 @@ def gather(
     async_op: bool = False,
     group_dst: Rank = None,
 ) -> Any:
-    """Writes every rank's tensor into the list's of rank `dst`; all are of one dtype and shape.
+    """Writes the tensors of all ranks into those of `gather_list` on rank `dst`, in the order of ranks.
 
-    gather_list: one tensor a rank, read on rank `dst` only
+    gather_list: a tensor for each rank, read on rank `dst` only; all have one dtype and shape
     """
     comm, root = _comm_and_rank(group, dst, group_dst, 0)
     # Only the root reads the list, as in PyTorch.
@@ -401,9 +404,9 @@ def scatter(
     async_op: bool = False,
     group_src: Rank = None,
 ) -> Any:
-    """Writes tensor r of the list of rank `src` into the tensor of rank r; all are of one dtype and shape.
+    """Writes tensor r of `scatter_list` on rank `src` into the tensor of rank r.
 
-    scatter_list: one tensor a rank, read on rank `src` only
+    scatter_list: a tensor for each rank, read on rank `src` only; all have one dtype and shape
     """
     comm, root = _comm_and_rank(group, src, group_src, 0)
     rows = None
@@ -504,14 +507,14 @@ def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, gr
 
 
 def _fill(name: str, object_list: Any, received: list[Any]) -> None:
-    """Writes what was received into the list. Raises: ArgumentError unless it is as long."""
+    """Writes the received objects into the list. Raises: ArgumentError for another number of them."""
     _check_length(name, object_list, len(received))
     object_list[:] = received
 
 
 @_collective
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """Writes every rank's object into the list, in the order of ranks. It is pickled between them."""
+    """Writes the objects of all ranks into the list, in the order of ranks. Objects travel pickled."""
     _fill("all_gather_object: object_list", object_list, _comm(group).all_gather_object(obj))
 
 
@@ -519,7 +522,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 def broadcast_object_list(
     object_list: list[Any], src: Rank = None, group: Group = None, device: Any = None, group_src: Rank = None
 ) -> None:
-    """Writes the objects of rank `src` into the lists of the others, which are as long. They are pickled between them.
+    """Writes the objects of rank `src` into the lists of the others, of the same length. Objects travel pickled.
 
     device: changes nothing
     """

@@ -144,18 +144,18 @@ class TensorBase:
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
-    def replace_storage(self, array: Array, where: Device) -> None:
+    def replace_storage(self, array: Array, device: Device) -> None:
         """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.
 
         Raises: GraphError if the leaf has a gradient-ready hook.
         """
         self.check_replaceable()
         leaf = self.accumulate_grad
-        self.array, self._device, self.version, self._epoch = array, where, Version(), 0
+        self.array, self._device, self.version, self._epoch = array, device, Version(), 0
         self.accumulate_grad = self.grad_view = None
         if leaf is not None:
             if leaf.grad_buffer.full:
-                self.leaf.grad_buffer.set(to_device(leaf.grad_buffer.array, where))
+                self.leaf.grad_buffer.set(to_device(leaf.grad_buffer.array, device))
             if self.edge is not None:
                 self.edge = self.leaf
 
@@ -168,12 +168,12 @@ def share_storage(self: Self, data: TensorBase) -> Self:
     return self
 
 
-def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
+def wrap(array: Array, device: Device, like: TensorBase | None = None) -> Tensor:
     """A tensor around `array`, outside the graph; with `like`, one more view of that tensor's memory."""
     cls = _plain[0]
     self = cls.__new__(cls)
     self.array = array
-    self._device = where
+    self._device = device
     self.edge = self.accumulate_grad = self.grad_view = None
     if like is None:
         self.version = Version()
@@ -233,16 +233,16 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         inputs = state.autocast(op, inputs)
     enabled = state.enabled
     arrays: list[Array] = []
-    where: Device | None = None
+    device: Device | None = None
     recorded = wide = False
     for x in inputs:
         if isinstance(x, TensorBase):
             array = x.array
             arrays.append(array)
-            if where is not x._device:
-                if where is not None:
+            if device is not x._device:
+                if device is not None:
                     return apply(op, to_common_device(op.name, inputs), **parameters)
-                where = x._device
+                device = x._device
             if enabled:
                 if x.edge is not None:
                     recorded = True
@@ -252,24 +252,24 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
                 wide = True
         else:
             if isinstance(x, np.ndarray):
-                where = None  # it has no version, so backward would not notice a write
+                device = None  # it has no version, so backward would not notice a write
                 break
             arrays.append(x)
-    if where is None:
+    if device is None:
         raise DtypeError(f"{op.name}: expected tensors, got {', '.join(type(x).__name__ for x in inputs)}")
-    xp = where.xp
-    if where is not CPU:
-        if where.watched and needs_guard(where):
+    xp = device.xp
+    if device is not CPU:
+        if device.watched and needs_guard(device):
             # No lambda: names that one closes over are slower in every call.
-            return guarded_run(op.name, where, arrays, partial(apply, op, inputs, **parameters))
+            return guarded_run(op.name, device, arrays, partial(apply, op, inputs, **parameters))
         op = op.device_form
     run: Any = op.upcast if wide and not op.supports_bfloat16 else op
-    if op.view or where is not CPU:  # views, and GPUs, never warn
+    if op.view or device is not CPU:  # views, and GPUs, never warn
         out, residual = run.forward(xp, *arrays, **parameters)
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)
     if type(out) is tuple:
-        results = tuple([wrap(y if isinstance(y, xp.ndarray) else xp.asarray(y), where) for y in out])
+        results = tuple([wrap(y if isinstance(y, xp.ndarray) else xp.asarray(y), device) for y in out])
         if recorded:
             node = make_node(MultiOutputNode, op, run, xp, inputs, None, residual)
             if op.derived:
@@ -278,7 +278,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         return results
     if not isinstance(out, xp.ndarray):
         out = xp.asarray(out)  # a 0-d result of NumPy is a scalar
-    result = wrap(out, where)
+    result = wrap(out, device)
     if op.view and xp.may_share_memory(out, arrays[0]):
         alias(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
@@ -304,8 +304,8 @@ def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
         if x._device is not big[0]._device:
             shapes = ", ".join(f"{tuple(x.array.shape)} on {x._device}" for x in tensors)
             raise DeviceError(f"{name}: one tensor is on {big[0]._device}, another on {x._device} ({shapes})")
-    where = big[0]._device
-    return [x.to(where) if isinstance(x, TensorBase) and x._device is not where else x for x in inputs]  # type: ignore[attr-defined]
+    common = big[0]._device
+    return [x.to(common) if isinstance(x, TensorBase) and x._device is not common else x for x in inputs]  # type: ignore[attr-defined]
 
 
 FLOATS = "fV"  # the kinds of floating dtypes: "V" is bfloat16
@@ -387,7 +387,7 @@ def stale_view(name: str, x: TensorBase) -> InplaceError:
 
 
 def clear_grad(x: TensorBase, set_to_none: bool) -> None:
-    """Empties the gradient of `x`, or with `set_to_none` off fills it with zeros if there is one."""
+    """Drops the gradient of `x`; without `set_to_none`, sets an existing one to zero instead."""
     if x.accumulate_grad is None:
         return
     buffer = x.accumulate_grad.grad_buffer
@@ -434,9 +434,9 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
-        where = x._device
-        with on(where):
-            return where.xp.ones(x.array.shape, x.array.dtype)
+        device = x._device
+        with on(device):
+            return device.xp.ones(x.array.shape, x.array.dtype)
     if not isinstance(gradient, TensorBase) or gradient._device is not x._device:
         got = getattr(gradient, "device", type(gradient).__name__)
         raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {got}")
@@ -449,14 +449,14 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
 # every op waits, and an error names its op.
 
 
-def needs_guard(where: Device) -> bool:
+def needs_guard(device: Device) -> bool:
     """Whether an op on a device that is watched has to be guarded, and is not yet."""
     if modes.state.guarded:
         return False
-    if where.watched == 2:
+    if device.watched == 2:
         return True
     stream_sync.switch.several_gpus = True
-    return bool(where.xp.cuda.runtime.getDevice() != where.index)
+    return bool(device.xp.cuda.runtime.getDevice() != device.index)
 
 
 def guarded_function(function: F) -> F:
@@ -485,7 +485,7 @@ def guard_methods(tensor_class: type, names: str) -> None:
             setattr(owner, name, guarded_function(method))
 
 
-def guarded_run(name: str, where: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
+def guarded_run(name: str, device: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
     """What `run` returns, which launches op `name` on `arrays`. Raises: CudaError, where every op waits."""
     from ddp._cuda import cuda_errors, device_checks, stream_order
 
@@ -493,9 +493,9 @@ def guarded_run(name: str, where: Device, arrays: Sequence[Any], run: Callable[[
     stream_sync.enable(blocking)
     before, modes.state.guarded = modes.state.guarded, True
     try:
-        with on(where):
+        with on(device):
             result = run()
-            stream = stream_order.current(where.xp)
+            stream = stream_order.current(device.xp)
             if blocking and not stream.capturing:
                 stream.cupy_stream.synchronize()
                 device_checks.raise_pending()

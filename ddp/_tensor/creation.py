@@ -36,12 +36,12 @@ Where = _device.device | str | int | None
 Size = int | Sequence[int]
 
 
-def from_array(array: Any, where: _device.device, requires_grad: bool = False) -> Tensor:
-    """`array` (NumPy or CuPy) on `where` as a tensor."""
-    if where is not CPU or not isinstance(array, np.ndarray):
-        array = to_device(array, where)
-        where = device_of(array)
-    x = wrap(array, where)
+def from_array(array: Any, device: _device.device, requires_grad: bool = False) -> Tensor:
+    """`array` (NumPy or CuPy) on `device` as a tensor."""
+    if device is not CPU or not isinstance(array, np.ndarray):
+        array = to_device(array, device)
+        device = device_of(array)
+    x = wrap(array, device)
     return x.requires_grad_() if requires_grad else x
 
 
@@ -51,21 +51,21 @@ def resolve_device(device: Where) -> _device.device:
     Raises: DeviceError for a GPU that does not exist.
     """
     if device is None:
-        return _device.default.where
-    where = _device.device(device)
-    if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
-        raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
-    return where
+        return _device.default.device
+    result = _device.device(device)
+    if result.index is not None and result.index >= (count := result.xp.cuda.runtime.getDeviceCount()):
+        raise DeviceError(f"device {result}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+    return result
 
 
 def set_default_device(device: Where) -> None:
     """Sets the device on which this thread creates tensors by default; None: the CPU. See also `with ddp.device`."""
-    _device.default.where = CPU if device is None else resolve_device(device)
+    _device.default.device = CPU if device is None else resolve_device(device)
 
 
 def get_default_device() -> _device.device:
     """The device on which this thread creates tensors if none is given."""
-    return _device.default.where
+    return _device.default.device
 
 
 def as_number(value: Any, name: str) -> Any:
@@ -116,10 +116,10 @@ def new(
     usual: the dtype where none was asked for; None is the default one
     """
     dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
-    where = resolve_device(device)
-    with on(where):
-        array = make(np if pin_memory else where.xp, dtype)
-    x = from_array(array, where, requires_grad)
+    target = resolve_device(device)
+    with on(target):
+        array = make(np if pin_memory else target.xp, dtype)
+    x = from_array(array, target, requires_grad)
     return pin(x) if pin_memory else x
 
 
@@ -304,8 +304,8 @@ class TypedTensor(type):
     device_type: str
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
-        where = cls.device_type if device is None and cls.device_type != "cpu" else device
-        return construct(cls.__name__, cls.dtype, given, where)
+        target = cls.device_type if device is None and cls.device_type != "cpu" else device
+        return construct(cls.__name__, cls.dtype, given, target)
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, TensorBase) and x.array.dtype == cls.dtype and x._device.type == cls.device_type
@@ -411,10 +411,10 @@ def tensor(
     ArgumentError for a number that does not fit the dtype.
     """
     array, new = array_of(data, dtype, "tensor")
-    where = _where_to(data, array, device)
-    if not new and (where is CPU or device_of(array) is where or where.index is None):
+    target = _target_device(data, array, device)
+    if not new and (target is CPU or device_of(array) is target or target.index is None):
         array = array.copy()
-    x = from_array(array, where, requires_grad)
+    x = from_array(array, target, requires_grad)
     return pin(x) if pin_memory else x
 
 
@@ -424,10 +424,10 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
         x: Any = data
         return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
     array, _ = array_of(data, dtype, "as_tensor")
-    return from_array(array, _where_to(data, array, device))
+    return from_array(array, _target_device(data, array, device))
 
 
-def _where_to(data: Any, array: Any, device: Where) -> _device.device:
+def _target_device(data: Any, array: Any, device: Where) -> _device.device:
     """The device for a tensor of `data`: the one asked for, else that of an array, else the default device."""
     named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
     return resolve_device(device) if named else device_of(array)
@@ -444,8 +444,8 @@ def asarray(
         array, new = array_of(obj, dtype, "asarray")
     else:
         array, new = from_dlpack(obj).array, False
-    where = _where_to(obj, array, device)
-    moved = to_device(array, where)
+    target = _target_device(obj, array, device)
+    moved = to_device(array, target)
     new = new or moved is not array
     if copy is False and new:
         raise ArgumentError(f"asarray: a {type(obj).__name__} cannot become this tensor without a copy")
@@ -453,7 +453,7 @@ def asarray(
         moved = moved.copy()
     if isinstance(obj, TensorBase) and moved is obj.array:
         return wrap(moved, obj._device, obj).requires_grad_(requires_grad)
-    return from_array(moved, where, requires_grad)
+    return from_array(moved, target, requires_grad)
 
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
@@ -490,11 +490,11 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
     and `device` is another one.
     """
-    where = dlpack_device(ext_tensor)
-    target = where if device is None else resolve_device(device)
-    if copy is False and target is not where:
-        raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
-    array = take_dlpack(ext_tensor, where)
+    source = dlpack_device(ext_tensor)
+    target = source if device is None else resolve_device(device)
+    if copy is False and target is not source:
+        raise ArgumentError(f"from_dlpack: an array on {source} cannot become a tensor on {device} without a copy")
+    array = take_dlpack(ext_tensor, source)
     return from_array(array.copy() if copy else array, target)
 
 

@@ -49,7 +49,7 @@ def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
 
 
 def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary, Binary]:
-    """An operator and its reflected form, by `run`: `binary` or `division`."""
+    """Makes an operator and its reflected form, which apply `op` by `run`, which is `binary` or `division`."""
     reflected = {**options, "swap": True}
     return lambda self, y: run(op, self, y, **options), lambda self, y: run(op, self, y, **reflected)
 
@@ -269,7 +269,7 @@ class Elementwise(TensorBase):
     fix = trunc
 
     def round(self, *, decimals: int = 0) -> Tensor:
-        """The nearest number of so many decimals, of two the even one; integers stay."""
+        """Rounds to `decimals` decimal places, halves to even. Integers stay."""
         return rounding(ops.round, self, decimals=decimals)
 
     def frac(self) -> Tensor:

@@ -299,10 +299,10 @@ def repeat_interleave(
 
 def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-        where = Device("cpu" if device is None else device)
+        target = Device("cpu" if device is None else device)
         # On the CPU: the host needs their number, and would wait for a GPU.
         indices = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
-        return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+        return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), target), target)
 
     doc = f"Where a (row, col) matrix is on or {side} a diagonal: int64 (2, n), row by row."
     return rename(form, f"{which}_indices", doc)

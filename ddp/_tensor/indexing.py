@@ -26,7 +26,7 @@ _PLAIN = (int, slice, type(None), type(...))
 _OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 
 
-def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
+def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
     """An index in two: what gives a view of `x`, None if that is `x` itself; and what is applied to this view.
 
     The second is a basic index too if no array is in it, else an array or a full slice for each dimension. So integers
@@ -35,7 +35,7 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
 
     Raises: RangeError for what is no index, and for masks of another shape; ArgumentError for a step below 1.
     """
-    parts = where if type(where) is tuple else _as_parts(where)
+    parts = index if type(index) is tuple else _as_parts(index)
     for part in parts:
         cls = type(part)
         if cls not in _PLAIN:
@@ -45,13 +45,13 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
     return None, _with_one_ellipsis(parts)
 
 
-def _as_parts(where: Any) -> Step:
+def _as_parts(index: Any) -> Step:
     """A list that holds more than numbers is the same index as a tuple."""
-    if isinstance(where, Sequence) and not isinstance(where, str) and len(where) < 32:
+    if isinstance(index, Sequence) and not isinstance(index, str) and len(index) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
-        if any(isinstance(part, kinds) for part in where):
-            return tuple(where)
-    return (where,)
+        if any(isinstance(part, kinds) for part in index):
+            return tuple(index)
+    return (index,)
 
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
@@ -157,7 +157,11 @@ def read_index(x: TensorBase, step: Step) -> Tensor:
     if any(hasattr(part, "dtype") for part in step):
         if x._device is not CPU:  # the host waits for the number of selected elements once, not again in backward
             step = tuple(
-                [where for part in step for where in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))]
+                [
+                    positions
+                    for part in step
+                    for positions in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))
+                ]
             )
         return apply(ops.index, (x,), places=copy_index(step, x))
     return apply(ops.getitem, (x,), index=step)
@@ -172,9 +176,9 @@ def drop_leading_ones(value: TensorBase) -> Any:
     return apply(shape_ops.reshape, (value,), shape=shape[lead:])
 
 
-def index_along(x: TensorBase, dim: int, where: Any) -> Step:
-    """`where` along dimension `dim`, everything along the others."""
-    return tuple([where if i == dim else FULL for i in range(x.array.ndim)])
+def index_along(x: TensorBase, dim: int, index: Any) -> Step:
+    """`index` along dimension `dim`, everything along the others."""
+    return tuple([index if i == dim else FULL for i in range(x.array.ndim)])
 
 
 def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
@@ -224,7 +228,7 @@ def broadcast_shape(name: str, *shapes: Ints) -> Ints:
         raise ShapeError(f"{name}: shapes {', '.join(map(str, shapes))} do not broadcast") from error
 
 
-# Where to write (`x`, or `x` expanded), an op of that and of a value, the value, and the op's parameters.
+# A prepared write: the target (`x`, or `x` expanded), the op of target and value, the value, the op's parameters.
 Call = tuple[TensorBase, "Op", Any, Parameters]
 
 
@@ -301,24 +305,26 @@ def _scatter(
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
     if (src is None) == (value is None):
         raise ArgumentError(f"{name}: expected src or value, one of them")
-    where, axis = check_gather(x, dim, index, name)
+    positions, axis = check_gather(x, dim, index, name)
     v = src if value is None else value
-    if isinstance(src, TensorBase) and src.array.size == where.size == 1 and src.array.ndim + where.ndim == 1:
-        v = v.reshape(where.shape)
+    if isinstance(src, TensorBase) and src.array.size == positions.size == 1 and src.array.ndim + positions.ndim == 1:
+        v = v.reshape(positions.shape)
     if isinstance(v, TensorBase) and (v.array.ndim or not x.array.ndim):
         v = _check_source(x, name, v)
         shape = v.array.shape
-        if where.size and (len(shape) != where.ndim or any(m > n for m, n in zip(where.shape, shape, strict=False))):
-            raise ShapeError(f"{name}: index of shape {where.shape} is larger than the source of {shape}")
+        if positions.size and (
+            len(shape) != positions.ndim or any(m > n for m, n in zip(positions.shape, shape, strict=False))
+        ):
+            raise ShapeError(f"{name}: index of shape {positions.shape} is larger than the source of {shape}")
     else:
         v = _fill_value(x, name, v)
-    if not where.size:  # an empty index names no place, so its shape does not matter
-        where, v = where.reshape((0,) * x.array.ndim), 0
+    if not positions.size:  # an empty index names no place, so its shape does not matter
+        positions, v = positions.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
-        return x, ops.scatter, v, {"index": where, "dim": axis}
+        return x, ops.scatter, v, {"index": positions, "dim": axis}
     if not isinstance(v, TensorBase):
-        v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
-    return x, ops.scatter_add, v, {"index": where, "dim": axis}
+        v = wrap(x._device.xp.full(positions.shape, v, x.array.dtype), x._device)
+    return x, ops.scatter_add, v, {"index": positions, "dim": axis}
 
 
 def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: TensorBase) -> Call:
@@ -332,17 +338,17 @@ def _check_vector(
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
     axis = resolve_axis(x, dim, name)
     n = x.array.shape[axis] if x.array.ndim else 1
-    where = check_indices(x, index, n, name, low=-n if negative else 0)
-    if where.ndim > 1 or not x.array.ndim:
-        raise ShapeError(f"{name}: a vector is the index of a tensor of shape {x.array.shape}, not {where.shape}")
-    where = where.reshape(-1)
-    return where, index_along(x, axis, where), axis
+    positions = check_indices(x, index, n, name, low=-n if negative else 0)
+    if positions.ndim > 1 or not x.array.ndim:
+        raise ShapeError(f"{name}: a vector is the index of a tensor of shape {x.array.shape}, not {positions.shape}")
+    positions = positions.reshape(-1)
+    return positions, index_along(x, axis, positions), axis
 
 
-def _check_slices(x: TensorBase, name: str, where: Any, axis: int, source: Any) -> Any:
+def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
     """`source`, if it is what a vector of places along `axis` asks for. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
-    shape, n = x.array.shape, where.size
+    shape, n = x.array.shape, positions.size
     number = source.array.ndim == 0 and n == 1 and len(shape) == 1
     if not number and source.array.shape != (*shape[:axis], n, *shape[axis + 1 :]):
         raise ShapeError(f"{name}: {n} places along dimension {axis} of {shape}, but a source of {source.array.shape}")
@@ -351,16 +357,16 @@ def _check_slices(x: TensorBase, name: str, where: Any, axis: int, source: Any) 
 
 def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, *, alpha: float = 1) -> Call:
     """self with alpha * source added at `index`, a vector, along `dim`."""
-    where, places, axis = _check_vector(x, name, dim, index)
-    source = _check_slices(x, name, where, axis, source)
+    positions, places, axis = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, positions, axis, source)
     value = source if alpha == 1 else source * alpha
     return x, ops.index_add, value, {"places": copy_index(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
     """self with the slices of source at `index`, a vector, along `dim`."""
-    where, places, axis = _check_vector(x, name, dim, index)
-    source = _check_slices(x, name, where, axis, source)
+    positions, places, axis = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, positions, axis, source)
     return x, ops.setitem, source, {"steps": (copy_index(places, x, source),)}
 
 
@@ -397,30 +403,30 @@ def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     """self with `value`, a number or a 0-d tensor, where `mask` (bool) holds; self and mask broadcast."""
     value = _fill_value(x, name, value)
-    target, where = _masked(x, name, mask)
-    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+    target, selected = _masked(x, name, mask)
+    return target, ops.masked_fill, value, {"mask": copy_if_needed(selected, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
     """self with the elements of source, in order, where `mask` (bool) holds; self and mask broadcast."""
-    target, where = _masked(x, name, mask)
+    target, selected = _masked(x, name, mask)
     shape, xp = target.array.shape, x._device.xp
-    where = xp.broadcast_to(where, shape)
+    selected = xp.broadcast_to(selected, shape)
     value = _check_source(x, name, source).reshape(-1)
     n = value.array.size
     if x._device is CPU:
-        if n < (count := int(where.sum())):
+        if n < (count := int(selected.sum())):
             raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
-        where, value = copy_if_needed(where, x, value), value[:count]
-        return target, ops.setitem, value, {"steps": ((where,),)}
+        selected, value = copy_if_needed(selected, x, value), value[:count]
+        return target, ops.setitem, value, {"steps": ((selected,),)}
     # Without waiting for the number of places: each place counts those before it, and takes the element of that number.
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
-    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
+    which = xp.cumsum(selected.reshape(-1), dtype="int64") - 1
     message = f"{name}: more places than the {{limit}} elements of the source"
-    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
+    which = ops.check_index(xp, xp.where(selected.reshape(-1), which, 0), 0, n, ShapeError, message)
     value = apply(ops.index, (value,), places=(which,)).reshape(shape)
-    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+    return target, ops.masked_fill, value, {"mask": copy_if_needed(selected, x, value)}
 
 
 class Indexing(TensorBase):
@@ -428,17 +434,17 @@ class Indexing(TensorBase):
 
     __slots__ = ()
 
-    def __getitem__(self, where: Any) -> Tensor:
+    def __getitem__(self, index: Any) -> Tensor:
         try:
-            view, step = index_parts(self, where)
+            view, step = index_parts(self, index)
             return read_index(self if view is None else read_index(self, view), step)
         except (RangeError, IndexError) as error:
             raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
 
-    def __setitem__(self, where: Any, value: Other) -> None:
+    def __setitem__(self, index: Any, value: Other) -> None:
         name = "x[index] = value"
         try:
-            selects, rest = index_parts(self, where)
+            selects, rest = index_parts(self, index)
             if must_record(self, name, value):
                 if isinstance(value, TensorBase):
                     value = drop_leading_ones(convert(value, self.array.dtype))
@@ -472,10 +478,10 @@ class Indexing(TensorBase):
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
         x = at_least_1d(self)
-        where, axis = check_gather(x, dim, index, "gather")
-        if not where.size:
-            return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
-        result = apply(ops.gather, (x,), index=where, dim=axis)
+        positions, axis = check_gather(x, dim, index, "gather")
+        if not positions.size:
+            return wrap(self._device.xp.zeros(positions.shape, self.array.dtype), self._device)
+        result = apply(ops.gather, (x,), index=positions, dim=axis)
         return result if index.array.ndim else result.reshape(())
 
     def take_along_dim(self: Any, indices: Any, dim: int | None = None) -> Tensor:
@@ -506,8 +512,8 @@ class Indexing(TensorBase):
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
-        x, where = _masked(self, "masked_select", mask)
-        return x.reshape(-1)[self._device.xp.broadcast_to(where, x.array.shape).reshape(-1)]
+        x, selected = _masked(self, "masked_select", mask)
+        return x.reshape(-1)[self._device.xp.broadcast_to(selected, x.array.shape).reshape(-1)]
 
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""

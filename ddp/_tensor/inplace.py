@@ -48,19 +48,19 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     ):
         _copy_saved_result(x)
         return False
-    where = f"{name} on a tensor of shape {x.array.shape}"
+    subject = f"{name} on a tensor of shape {x.array.shape}"
     if x.edge is not None and not isinstance(x.edge, Node):
-        raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
+        raise InplaceError(f"{subject} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
     check_current(name, x)
     base = None if x.version.base is None else x.version.base()
     if base is not None and base is not x:
         raise InplaceError(
-            f"{where} that is a view of a tensor of shape {base.array.shape}, inside the graph: use the out-of-place "
+            f"{subject} that is a view of a tensor of shape {base.array.shape}, inside the graph: use the out-of-place "
             "form, such as x = x + y, or assign to the tensor itself by x[index] = value"
         )
     array = x.array
     if array.size and any(step == 0 and n > 1 for step, n in zip(array.strides, array.shape, strict=True)):
-        raise InplaceError(f"{where} that shows elements of its memory several times, as expand() does: clone() it")
+        raise InplaceError(f"{subject} that shows elements of its memory several times, as expand() does: clone() it")
     _copy_saved_result(x)
     return True
 
@@ -143,9 +143,9 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
         raise DeviceError(f"{name}: one tensor is on {x._device}, another on {y._device}")
-    where = x._device
-    if where.watched and needs_guard(where):
-        return guarded_run(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
+    device = x._device
+    if device.watched and needs_guard(device):
+        return guarded_run(name, device, (x.array,), partial(update, x, name, function, ufunc, y))
     value = operand_array(x, y, name)
     if x.array.dtype.kind == "V":  # bfloat16 computes in float32
         return assign(x, name, function(x, y))

@@ -55,11 +55,12 @@ def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
 class _CapsuleHolder:
     """Stands for a bfloat16 array towards NumPy and CuPy: its capsule says that it has integers."""
 
-    def __init__(self, capsule: Any, where: DLDevice) -> None:
-        self._capsule, self._where = capsule, where
+    def __init__(self, capsule: Any, device: DLDevice) -> None:
+        self._capsule = capsule
+        self._device = device
 
     def __dlpack_device__(self) -> DLDevice:
-        return self._where
+        return self._device
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._capsule
@@ -80,29 +81,29 @@ def dlpack_device(exporter: Any) -> device:
     raise DeviceError(f"from_dlpack: memory of DLPack's kind {int(kind)} is neither the CPU's nor CUDA's")
 
 
-def take_dlpack(exporter: Any, where: device) -> Any:
+def take_dlpack(exporter: Any, source: device) -> Any:
     """An array over another library's memory, whose work is complete. Raises: DtypeError for one of another dtype."""
     try:
-        with on(where):
-            array = _take_bfloat16(exporter, where) if is_bfloat16(exporter) else where.xp.from_dlpack(exporter)
+        with on(source):
+            array = _take_bfloat16(exporter, source) if is_bfloat16(exporter) else source.xp.from_dlpack(exporter)
         parse(array.dtype)
     except (BufferError, RuntimeError) as error:
         if isinstance(error, DdpError):
             raise
         dtype = getattr(exporter, "dtype", "unknown dtype")
-        raise DtypeError(f"from_dlpack: {where.xp.__name__} does not take an array of {dtype}: {error}") from error
+        raise DtypeError(f"from_dlpack: {source.xp.__name__} does not take an array of {dtype}: {error}") from error
     return array
 
 
-def _take_bfloat16(exporter: Any, where: device) -> Any:
+def _take_bfloat16(exporter: Any, source: device) -> Any:
     """The bfloat16 array of another library's, over the same memory, on the current device and stream.
 
     Raises: BufferError if it is none.
     """
-    xp = where.xp
+    xp = source.xp
     if isinstance(exporter, xp.ndarray):
         return exporter
-    options = {} if where is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
+    options = {} if source is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
     try:
         capsule = exporter.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # an older library, which knows no versions

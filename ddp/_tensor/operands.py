@@ -101,10 +101,10 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     a, b = pair
     if isinstance(b, TensorBase) and b._device is not a._device:
         a, b = to_common_device(name, pair)
-    where = a._device
-    if where.watched and needs_guard(where):
-        return guarded_run(name, where, (a.array,), partial(compare, name, a, b, swap))
-    xp = where.xp
+    device = a._device
+    if device.watched and needs_guard(device):
+        return guarded_run(name, device, (a.array,), partial(compare, name, a, b, swap))
+    xp = device.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
         if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to it
@@ -114,7 +114,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
             out = getattr(xp, name)(one, other)
     except REJECTED as error:
         raise as_ddp_error(name, error) from error
-    return wrap(xp.asarray(out), where)
+    return wrap(xp.asarray(out), device)
 
 
 def check_operand(result: Any, name: str, y: Other) -> Tensor:

@@ -400,19 +400,21 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorBase | None = None,
 ) -> Tensor:
-    """Where each element of `input` (a tensor or a number) would go into `sorted_sequence`: before its equals.
+    """The index in `sorted_sequence` before which each element of `input` (a tensor or a number) would be inserted.
 
-    sorted_sequence: (n,), or (..., n) beside an input of (..., m). right, or side="right": after its equals. sorter:
-    the indices that sort the sequence, where it is not. Result: int64, or int32 with out_int32, of the input's shape.
+    sorted_sequence: (n,), or (..., n) beside an input of (..., m); right, or side="right": insert after equal elements
+    instead of before them; sorter: the indices that sort the sequence, if it is not sorted. Result: int64, or int32
+    with out_int32, of the input's shape.
 
     Raises: ShapeError, ArgumentError.
     """
-    where, xp = sorted_sequence._device, sorted_sequence._device.xp
+    device = sorted_sequence._device
+    xp = device.xp
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ArgumentError(f"searchsorted: side={side!r} with right={right}: expected 'left' or 'right'")
     rows = sorted_sequence.array
     if isinstance(input, TensorBase):
-        values = to_device(input.array, where)
+        values = to_device(input.array, device)
     else:
         values = xp.asarray(input, rows.dtype if rows.dtype.kind not in "biu" else None)
     if rows.ndim != 1 and (not rows.ndim or not values.ndim or rows.shape[:-1] != values.shape[:-1]):
@@ -420,9 +422,9 @@ def searchsorted(
     if sorter is not None:
         if sorter.array.shape != rows.shape:
             raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")
-        rows = xp.take_along_axis(rows, to_device(sorter.array, where), axis=-1)
+        rows = xp.take_along_axis(rows, to_device(sorter.array, device), axis=-1)
     indices = reduction.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
-    return wrap(indices.astype("int32" if out_int32 else "int64", copy=False), where)
+    return wrap(indices.astype("int32" if out_int32 else "int64", copy=False), device)
 
 
 @guarded_function

@@ -118,13 +118,13 @@ def _sampled(
     **options: Any,
 ) -> Tensor:
     """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
-    where = resolve_device(device) if generator is None or device is not None else generator.device
+    target = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # numbers too large for the dtype become infinite
     def make(xp: Any, dtype: Dtype) -> Any:
-        return where.xp.asarray(sample(_device.generator(where, generator), dtype)).astype(dtype, copy=False)
+        return target.xp.asarray(sample(_device.generator(target, generator), dtype)).astype(dtype, copy=False)
 
-    return new(make, usual, device=where, **options)
+    return new(make, usual, device=target, **options)
 
 
 def _floats(name: str, method: str, doc: str) -> TensorFunction:

@@ -177,7 +177,7 @@ class Shapes(TensorBase):
         return self.expand(size)
 
     def squeeze(self, dim: Dims | None = None) -> Tensor:
-        """Without dimensions of size 1: all of them, or those of `dim` that are."""
+        """Removes all dimensions of size 1, or those of `dim` that have size 1."""
         old = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else resolve_axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
@@ -217,7 +217,7 @@ class Shapes(TensorBase):
         return self.split(-(-n // chunks), axis)
 
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
-        """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
+        """Splits into this many sections, whose sizes differ by at most one, or before each of these indices."""
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
@@ -230,7 +230,7 @@ class Shapes(TensorBase):
         return tuple([_slice_view(self, axis, slice(*pair)) for pair in pairwise(cuts)])
 
     def unbind(self, dim: int = 0) -> Tensors:
-        """The slices along `dim`, which vanishes."""
+        """The slices along `dim`, without that dimension."""
         axis, _ = _axis_and_size(self, dim, "unbind")
         return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
@@ -243,7 +243,7 @@ class Shapes(TensorBase):
         return _slice_view(self, axis, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
-        """The slice at `index` along `dim`, which vanishes. Raises: RangeError."""
+        """The slice at `index` along `dim`, without that dimension. Raises: RangeError."""
         axis, n = _axis_and_size(self, dim, "select")
         if not -n <= index < n:
             raise RangeError(f"select: index {index} in dimension {axis} of shape {self.array.shape}")
@@ -299,7 +299,10 @@ class Shapes(TensorBase):
         return iter(self.unbind(0))
 
     def repeat(self: Any, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
-        """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
+        """Repeats the tensor along each dimension; more numbers than dimensions add leading ones.
+
+        Raises: ShapeError for fewer numbers than dimensions.
+        """
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
         if len(times) < ndim or any(n < 0 for n in times):
@@ -310,14 +313,15 @@ class Shapes(TensorBase):
         return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """As repeat, but fewer numbers count from the last dimension."""
+        """Like repeat; fewer numbers than dimensions are those of the last dimensions."""
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
-        """Each element, or slice along `dim`, repeated next to itself. repeats: a number, or a tensor of one for each.
+        """Repeats each element, or each slice along `dim`, next to itself.
 
-        output_size: how many there are at the end; on a GPU the host need not wait to learn it from `repeats`.
+        repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result, with which
+        the host need not wait for `repeats` on a GPU.
         Raises: ShapeError, ArgumentError, DtypeError.
         """
         x: Any = self
@@ -335,8 +339,8 @@ class Shapes(TensorBase):
             # By search: CuPy's repeat takes no array.
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
             total = output_size if output_size is not None else int(ends[-1]) if n else 0
-            where = xp.searchsorted(ends, xp.arange(total), side="right")
-            return apply(indexing.index, (x,), places=index_along(x, axis, where))
+            positions = xp.searchsorted(ends, xp.arange(total), side="right")
+            return apply(indexing.index, (x,), places=index_along(x, axis, positions))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
         shape = x.array.shape

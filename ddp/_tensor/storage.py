@@ -46,9 +46,12 @@ class Storage(TensorBase):
     def data(self) -> Tensor:
         """The same memory outside the graph, with a version of its own: backward does not notice writes through it.
 
-        Assigning a tensor makes this one share that one's memory from now on; a leaf may change shape, dtype and device
-        by it. Raises: GraphError if a wrapped parameter would; ShapeError for a tensor unlike the result of an op that
-        it replaces, or of another shape than the gradient that is there; DtypeError for integers where requires_grad.
+        Assigning a tensor makes this one share that tensor's memory. It may change the shape, dtype and device of a
+        leaf.
+
+        Raises: GraphError if it would change those of a parameter of a wrapped model; ShapeError if it would change
+        those of the result of an op, or if the leaf has a gradient of another shape; DtypeError for integers where
+        requires_grad.
         """
         return wrap(self.array, self._device)
 
@@ -181,8 +184,8 @@ def as_subclass(cls: type[T], plain: Any) -> T:
     return self
 
 
-def _rebuild(cls: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    return as_subclass(cls, wrap(to_device(array, where), where)).requires_grad_(requires_grad)
+def _rebuild(cls: type[T], array: Any, target: device, requires_grad: bool) -> T:
+    return as_subclass(cls, wrap(to_device(array, target), target)).requires_grad_(requires_grad)
 
 
 _class_hooks: list[Callable[[type], Any]] = []
@@ -313,9 +316,9 @@ class Conversion(TensorBase):
         if dtype is not None:
             x = convert(x, parse(dtype))
         if device is not None:
-            where = _Device(device)
-            if where is not x._device and not (where.index is None and where.type == x._device.type):
-                x = transfer(x, where, non_blocking or flags[:1] == [True])
+            wanted = _Device(device)
+            if wanted is not x._device and not (wanted.index is None and wanted.type == x._device.type):
+                x = transfer(x, wanted, non_blocking or flags[:1] == [True])
         if memory_format is not preserve_format:
             x = x._formatted(memory_format)
         return apply(elementwise.clone, (x,)) if x is self and (copy or flags[1:] == [True]) else x
@@ -335,12 +338,12 @@ class Conversion(TensorBase):
 
     def cuda(self, device: Any = None, non_blocking: Flag = False) -> Tensor:
         """On a CUDA device, by its number or name; the current one. Raises: DeviceError if there is none."""
-        where = _Device("cuda") if device is None else _Device(device)
-        if where.type != "cuda":
-            raise DeviceError(f"cuda: expected a CUDA device, got {where}")
-        if where.index is None:
-            where = _Device("cuda", where.xp.cuda.runtime.getDevice())
-        return self.to(device=where, non_blocking=non_blocking)
+        target = _Device("cuda") if device is None else _Device(device)
+        if target.type != "cuda":
+            raise DeviceError(f"cuda: expected a CUDA device, got {target}")
+        if target.index is None:
+            target = _Device("cuda", target.xp.cuda.runtime.getDevice())
+        return self.to(device=target, non_blocking=non_blocking)
 
     def pin_memory(self, device: Any = None) -> Tensor:
         """This tensor's numbers in page-locked memory, from which a copy to a GPU does not wait; itself if they are.
@@ -405,12 +408,12 @@ class Conversion(TensorBase):
     bool = _as(dtypes.bool_)
 
 
-def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor:
-    """`x` on `where`; its gradient travels back."""
-    result = wrap(to_device(x.array, where, non_blocking), where)
+def transfer(x: TensorBase, target: device, non_blocking: Flag = False) -> Tensor:
+    """`x` on `target`; its gradient travels back."""
+    result = wrap(to_device(x.array, target, non_blocking), target)
     result._device = device_of(result.array)
-    if where.type == x._device.type == "cuda":  # between two GPUs
+    if target.type == x._device.type == "cuda":  # between two GPUs
         _engine.stream_sync.enable()
     if x.edge is not None and _engine.is_grad_enabled():
-        record(Node(elementwise.transfer, where.xp, (x.edge,), (True,), (), (), x._device), [result])
+        record(Node(elementwise.transfer, target.xp, (x.edge,), (True,), (), (), x._device), [result])
     return result

@@ -48,7 +48,7 @@ MANIFEST_FILE = "manifest.json"
 MOST_MANIFEST_BYTES = 1 << 30
 _FORMAT = {"format": "ddp.checkpoint", "version": 4}
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
-# After so many bytes the system is asked to begin writing to the disk.
+# Number of bytes after which the system is asked to begin writing to the disk.
 _SYNCED = 1 << 24
 # Bytes of a system call. They are still in the CPU's cache when their checksum is computed.
 _CHUNK = 1 << 21

@@ -28,7 +28,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
-# From so many bytes on, reading shows a progress bar.
+# Size in bytes from which on reading shows a progress bar.
 _LARGE = 1 << 28
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")

@@ -62,7 +62,7 @@ _COPIED = np.dtype(np.uint32)
 # Where the first array starts, in bytes; and the alignment of each.
 _BEGIN = mmap.PAGESIZE
 _ALIGNED = 64
-# The text may grow by so many bytes before its slot has to grow.
+# Bytes by which the text may grow before its slot has to grow.
 _SPARE = 1 << 16
 # At most this fraction of the time is spent on writing.
 _TIME_FRACTION = 0.01
@@ -384,15 +384,17 @@ class Choice(NamedTuple):
     moves: Sequence[tuple[Stamp, int, int, int]]
 
 
-def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
-    """Chooses the newest complete state; None if there is none. found: for each rank, the slots that it can read
+def choose_state(slots_by_rank: Sequence[Collection[Stamp]]) -> Choice | None:
+    """Chooses the newest complete state; None if there is none.
 
-    A rank of whose slots none is found was lost with its host, or with the agent that held them. A state is complete
+    slots_by_rank: the stamps of the slots that each rank can read
+
+    A rank of whose slots none can be read was lost with its host, or with the agent that held them. A state is complete
     without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
 
     As many ranks as before, each with the slot that it wrote, need no arrays of other hosts: only the texts are moved.
     """
-    everything = set().union(*found)
+    everything = set().union(*slots_by_rank)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
         of_start = [stamp for stamp in everything if (stamp.start, stamp.size) == (start, size)]
         stamps = sorted((stamp for stamp in of_start if stamp.step == step), key=lambda stamp: stamp.rank)
@@ -405,21 +407,21 @@ def choose_state(found: Sequence[Collection[Stamp]]) -> Choice | None:
         for stamp in stamps:
             nodes.setdefault(stamp.node, []).append(stamp)
         complete = [copy for copy in nodes.values() if len(copy) == copy[0].node_size]
-        copies = [next((copy for copy in complete if set(copy) <= set(slots)), []) for slots in found]
+        copies = [next((copy for copy in complete if set(copy) <= set(slots)), []) for slots in slots_by_rank]
         first = next(filter(None, copies), None)
         if first is None:
             continue
         # For each slot that some rank cannot read, the first rank that can.
         readers = {
-            stamp: next(rank for rank, slots in enumerate(found) if stamp in slots)
+            stamp: next(rank for rank, slots in enumerate(slots_by_rank) if stamp in slots)
             for stamp in stamps
-            if any(stamp not in slots for slots in found)
+            if any(stamp not in slots for slots in slots_by_rank)
         }
         own = [[stamp for stamp in stamps if stamp in slots] for slots in found]
         stayed = len(found) == size and all(rank in {s.rank for s in slots} for rank, slots in enumerate(own))
         moves = [(stamp, rank, stamp.text_at if stayed else stamp.own_at, stamp.end) for stamp, rank in readers.items()]
         if [] in copies:
-            copies = [first] * len(found)
+            copies = [first] * len(slots_by_rank)
             moves += [(stamp, readers[stamp], _BEGIN, stamp.own_at) for stamp in first if stamp in readers]
         return Choice(stamps, copies, own if stayed else [stamps] * len(found), moves)
     return None

@@ -146,9 +146,9 @@ class DistributedSampler(IndexSampler):
         )
 
     def lists(self, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
-        """The indices of this rank's micro-batches, of so many samples each, one step after the other.
+        """The indices of this rank's micro-batches of `batch_size` samples, step after step.
 
-        drop_last: leave out a step in which none has as many samples, and have shorter ones empty
+        drop_last: leave out a step without a full micro-batch; in other steps shorter micro-batches become empty
         """
         assert self.micro_batches_of_rank is not None
         return self._lists(self._begin(), self.micro_batches_of_rank, batch_size, drop_last)

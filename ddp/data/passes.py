@@ -159,7 +159,7 @@ class StreamBatches(Batches):
 
 
 def check_streams(position: Any, workers: int) -> None:
-    """Raises: StateDictError if it is no position in so many workers' streams."""
+    """Raises: StateDictError unless `position` is one in the streams of this number of workers."""
     try:
         count = len(position["states"])
     except (KeyError, TypeError):

@@ -69,8 +69,8 @@ class IndexSampler(Sampler[int]):
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the last pass began
-        self._cursor: int | None = None  # of the pass under way, after `_chunk`; None between passes
-        self._chunk: Iterator[int] = iter(())  # indices before that, of which some have been yielded
+        self._cursor: int | None = None  # the position after `_chunk` in the current pass; None between passes
+        self._chunk: Iterator[int] = iter(())  # indices before `_cursor`; what is left of it is yielded next
 
     def __iter__(self) -> Iterator[int]:
         self._begin()
@@ -186,7 +186,7 @@ class _Drawn(IndexSampler):
             before = max(0, before - len(part))
 
     def state_dict(self) -> State:
-        """The position: the seed of the pass, what of it has been yielded, and where a `generator` of its own is."""
+        """The position: the seed of the pass, how much of it was yielded, and the state of a `generator` of its own."""
         state = super().state_dict()
         return state if self.generator is None else {**state, "generator": self.generator.snapshot().hex()}
 
@@ -280,15 +280,15 @@ class SubsetRandomSampler(_Drawn):
 
 
 class WeightedRandomSampler(_Drawn):
-    """Indices drawn with the probabilities that the weights have among each other.
+    """Indices drawn with probabilities in proportion to the weights.
 
     weights: (N) numbers of at least 0, not all of them 0
-    num_samples: of a pass
-    replacement: every index is drawn from all; False: from those that have not been drawn
+    num_samples: the length of a pass
+    replacement: an index may be drawn again; False: each at most once
     generator: where the seed of a pass is drawn; None: this thread's stream
 
-    Raises: ArgumentError if num_samples is no count or the weights are no such numbers, or if fewer of them are above
-    0 than samples are to be drawn without replacement.
+    Raises: ArgumentError for an invalid num_samples or invalid weights, and without replacement if fewer weights than
+    num_samples are above 0.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class WorkerPool:
         return len(self._processes)
 
     def start_pass(self, starts: Sequence[StartPass]) -> None:
-        """Begins a pass of each worker; what is left of the one before is discarded."""
+        """Begins a pass in each worker, and discards what is left of the previous pass."""
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
                 self._take(worker)  # a batch that is dropped gives its block back

@@ -109,7 +109,7 @@ class Distribution:
 
 
 def sum_last(x: Tensor, dims: int) -> Tensor:
-    """The sum over so many of the last dimensions."""
+    """Sums over the last `dims` dimensions."""
     return x.sum(tuple(range(-dims, 0))) if dims else x
 
 

@@ -30,7 +30,7 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 _HEADER = struct.Struct("!IQ")
 # The most descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
 _MAX_FDS = 253
-# The bytes of ancillary data that so many descriptors take.
+# Bytes of ancillary data for this many descriptors.
 _ANCILLARY = socket.CMSG_LEN(4 * _MAX_FDS)
 # Seconds to wait before descriptors are sent again that the kernel refused.
 _RETRY_INTERVAL = 1e-3

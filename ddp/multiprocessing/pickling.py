@@ -25,7 +25,7 @@ from ddp._device import CPU, device_of
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.storage import as_subclass, check_leaf, for_each_class, move_to_shared_memory
 
-# Tensors of up to so many bytes share a block.
+# Size in bytes up to which tensors share a block.
 _SMALL = 1 << 16
 
 # This process's blocks by token: one that is received twice is mapped once, and one that comes back is found.

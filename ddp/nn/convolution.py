@@ -198,7 +198,7 @@ def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilatio
 
 
 def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
-    """The numbers of both dimensions of an image; those of lines after `fill`."""
+    """`value` as two numbers, one for each dimension of an image; for one dimension, `fill` is the first."""
     values = numbers(value, dims, name)
     return (fill, *values)[-2:]  # type: ignore[return-value]  # two numbers
 
@@ -206,7 +206,7 @@ def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
 def _named_padding(
     name: str, input: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: str, dilation: tuple[int, ...]
 ) -> tuple[Tensor, Any]:
-    """The input and the numbers that such a padding stands for, one a dimension of `kernel`."""
+    """The input and the padding that "valid" or "same" stands for, a number for each dimension of `kernel`."""
     if padding == "valid":
         return input, (0,) * len(kernel)
     if padding != "same":

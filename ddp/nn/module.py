@@ -282,7 +282,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Empties the gradients of all parameters; not `set_to_none`: those that exist become zeros."""
+        """Drops the gradients of all parameters; set_to_none=False: sets existing gradients to zero instead."""
         for param in self.parameters():
             clear_grad(param, set_to_none)
 

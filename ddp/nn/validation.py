@@ -59,7 +59,7 @@ def positions(
     dilation: tuple[int, ...],
     ceil: bool = False,
 ) -> list[int]:
-    """How many positions a window of any number of dimensions has in each. Raises: ArgumentError, ShapeError."""
+    """Counts the positions of a window along each of its dimensions. Raises: ArgumentError, ShapeError."""
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")
     sizes = [output_size(*along, ceil) for along in zip(image, kernel, stride, padding, dilation, strict=True)]

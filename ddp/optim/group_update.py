@@ -51,7 +51,7 @@ class GroupUpdate:
         # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over them. Kept
         # also for optimizers without a "step" in the state: SGD's dampening begins with the second update.
         self._steps: Array = np.zeros((0, 2), np.float32)
-        # By the numbers of parameters: a prepared update of these together.
+        # Prepared updates of several parameters at once, by the numbers of these parameters.
         self._plans: dict[Any, Any] = {}
 
     def step(self, params: Sequence[Tensor]) -> None:

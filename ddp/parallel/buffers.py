@@ -17,7 +17,7 @@ from ddp._tensor.core import Tensor
 from ddp.nn import Module
 
 Array = Any
-# Each buffer begins at a multiple of so many bytes.
+# Alignment of each buffer in bytes.
 _STEP = 16
 
 

@@ -187,7 +187,7 @@ class FiniteCheck:
             )
 
 
-# Checksums have so many bits: a float64 holds them exactly.
+# Bits of a checksum: few enough for a float64 to hold it exactly.
 _BITS = 52
 
 

@@ -2,8 +2,8 @@
 
 It is a message of its own, and no part of a gradient, because hooks may round, drop or shard gradients. It is float64,
 and summed over the ranks. It is launched before the first bucket, so the total weight is known when the first sum
-arrives. For what each rank says of itself there is a table with a row for each rank: a rank writes its own row, and
-zeros into the others.
+arrives. Values of single ranks are in a table with a row for each rank: a rank fills its own row and leaves zeros in
+the others, so that the sum holds all rows.
 
 It also carries requests: to stop, to save, to hold the state in memory, to leave for another number of ranks. A signal
 may reach one rank only, at any moment, and ranks that act on it after different steps would wait for each other for

@@ -342,7 +342,7 @@ class MicroBatches:
         self.used |= used
 
     def complete(self) -> None:
-        """Called after that backward. After the last micro-batch it ends the step, and is collective."""
+        """Called after the backward that completes a micro-batch. The last one ends the step, collectively."""
         if self.last:
             self._update_statistics()
             self.step += 1

@@ -24,7 +24,7 @@ from ddp.parallel.bucket_plan import Link, Plan, choose_cap, plan_buckets
 Array = np.ndarray[Any, Any]
 # The cap of buckets (bytes) before anything was measured.
 _FIRST_CAP = 4 << 20
-#: The plan is made after so many backwards, from the times of all but the first.
+#: Number of backwards after which the plan is made, from the times of all but the first.
 WARM = 3
 # All-reduces are assumed to take this many times as long as they did when measured: during training they share the core
 # with backward, and a plan that leaves the wire idle at first cannot catch up.
@@ -84,7 +84,7 @@ class Planner:
         return {"plan": self.plan.state(), "backwards": self._steps}
 
     def restore(self, state: Mapping[str, Any]) -> Plan:
-        """Continues from the `state` of a planner of the same parameters: the plan changes when that one's would have.
+        """Continues from the `state` of a planner of the same parameters, at the same place of its measurements.
 
         Raises: ParallelError if the plan does not fit; nothing has changed then.
         """
@@ -233,12 +233,12 @@ class ArrivalTimer:
             self._begun = self._now()
 
     def ready(self, index: int) -> None:
-        """A gradient is complete."""
+        """Called when gradient number `index` is complete."""
         if self._begun is not None:
             self._moments[index] = self._now()
 
     def end(self) -> None:
-        """Backward has been computed; on a GPU, launched."""
+        """Called when backward has been computed, on a GPU launched."""
         if self._begun is not None:
             self._ended = self._now()
 

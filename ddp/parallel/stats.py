@@ -28,10 +28,10 @@ from ddp.parallel.step_trace import Step
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
 _WIDTH = 4
-# How many of the latest steps are kept, and how many of all ranks' timestamps in them (8 MiB).
+# Limits of what is kept: the latest steps, and the timestamps of all ranks in them (8 MiB).
 _KEPT = 1000
 _FLOATS = 1 << 20
-# Clocks are compared by so many of the latest control messages.
+# Clock offsets are estimated from this many of the latest control messages.
 _MESSAGES = 64
 # A rank that is late by less than this fraction of a step was not waited for.
 _NOTICED = 0.01

@@ -36,7 +36,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 _TOP = 15
 # The largest exponent of a block's power of two, positive or negative: its inverse fits float32, too.
 _MAX_EXPONENT = 120
-# A block begins with so many 16-bit words, which hold the inverse of its power of two.
+# 16-bit words at the beginning of a block, which hold the inverse of its power of two.
 _HEAD = 2
 
 
