@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import two_hosts
+from benchmarks import harness, two_hosts
 from benchmarks.chaos_jobs import PAUSE
 from benchmarks.chaos_worker import BATCH
 from benchmarks.jobs import Note, Notes, job_of, repeated, results_of, starts_of, that_count, wait_until
@@ -103,11 +103,11 @@ def plan(count: int, chance: random.Random) -> list[Event]:
 
 def pauses(events: Sequence[Event]) -> list[float]:
     """The pause that ddp-launch makes at each event: a resize ends a row of failures."""
-    found, in_a_row = [], 0
+    seconds, in_a_row = [], 0
     for event in events:
         in_a_row = 0 if event.rank is None else in_a_row + 1
-        found.append(restart_delay(in_a_row) if in_a_row else 0.0)
-    return found
+        seconds.append(restart_delay(in_a_row) if in_a_row else 0.0)
+    return seconds
 
 
 def host_events(chance: random.Random) -> list[Event]:
@@ -188,7 +188,7 @@ def judged(work: Path) -> tuple[dict[int, list[int]], str]:
 
 def samples_of(notes: Sequence[Note]) -> dict[int, list[int]]:
     """By step, the samples that its last start had."""
-    return {step: sorted(each for note in own for each in note["ids"]) for step, own in that_count(notes).items()}
+    return {step: sorted(sample for note in own for sample in note["ids"]) for step, own in that_count(notes).items()}
 
 
 def on_this_machine(work: Path, digits: Path, events: Sequence[Event], said: Callable[[Recovery], None]) -> None:
@@ -255,11 +255,14 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
 
     Raises: SystemExit if a job does not come to its end.
     """
-    found: list[Recovery] = []
+    recoveries: list[Recovery] = []
 
     def said(recovery: Recovery) -> None:
-        found.append(recovery)
-        print(f"{len(found)} {recovery.event}: {recovery.seconds:.2f} s, {recovery.pause:g} of them pause", flush=True)
+        recoveries.append(recovery)
+        print(
+            f"{len(recoveries)} {recovery.event}: {recovery.seconds:.2f} s, {recovery.pause:g} of them pause",
+            flush=True,
+        )
 
     wrong = ""
     again = {"one machine": 0, "two hosts": 0}
@@ -282,44 +285,48 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
             elif digest != expected[1]:
                 wrong = f"{place}: other weights: {digest}, expected {expected[1]}"
             again[place] += repeated(Notes(work).all())
-    return found, wrong, again
+    return recoveries, wrong, again
 
 
 def torchruns(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[list[Recovery], int]:
     """What came of so many kills of PyTorch's ranks, and how many jobs did not come back; of none without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         return [], 0
-    found: list[Recovery] = []
+    recoveries: list[Recovery] = []
     failed = 0
     for number in range(TRIES * count):
         event = Event("torchrun", BETWEEN + number, 2, chance.randrange(2))
         try:
-            found.append(by_torchrun(folder / f"torchrun-{number}", digits, event))
+            recoveries.append(by_torchrun(folder / f"torchrun-{number}", digits, event))
         except SystemExit as failure:
             print(f"torchrun: {str(failure).splitlines()[0]}", flush=True)
             failed += 1
-        if len(found) == count:
+        if len(recoveries) == count:
             break
-    return found, failed
+    return recoveries, failed
 
 
-def one_of_two(found: Sequence[Recovery]) -> float | None:
+def one_of_two(recoveries: Sequence[Recovery]) -> float | None:
     """The median of the seconds after the kill of one of two ranks, without pauses; None: there was none."""
-    seconds = [each.seconds - each.pause for each in found if (each.event.kind, each.event.ranks) == ("kill", 2)]
+    seconds = [
+        recovery.seconds - recovery.pause
+        for recovery in recoveries
+        if (recovery.event.kind, recovery.event.ranks) == ("kill", 2)
+    ]
     return statistics.median(seconds) if seconds else None
 
 
-def seconds_of(found: Sequence[Recovery]) -> dict[str, list[float]]:
+def seconds_of(recoveries: Sequence[Recovery]) -> dict[str, list[float]]:
     """By kind, the seconds of each recovery without its pause."""
-    kinds = {kind: [each for each in found if each.event.kind == kind] for kind in KINDS}
-    return {kind: [each.seconds - each.pause for each in own] for kind, own in kinds.items() if own}
+    kinds = {kind: [recovery for recovery in recoveries if recovery.event.kind == kind] for kind in KINDS}
+    return {kind: [recovery.seconds - recovery.pause for recovery in own] for kind, own in kinds.items() if own}
 
 
-def table(found: Sequence[Recovery]) -> str:
+def table(recoveries: Sequence[Recovery]) -> str:
     """A line for each kind."""
-    lines = [f"{'recovery, s':<12}{'times':>8}{'median':>10}{'longest':>10}{'longest with its pause':>26}"]
-    for kind, seconds in seconds_of(found).items():
-        whole = max(each.seconds for each in found if each.event.kind == kind)
-        figures = f"{len(seconds):>8}{statistics.median(seconds):>10.2f}{max(seconds):>10.2f}{whole:>26.2f}"
-        lines.append(f"{kind:<12}{figures}")
+    lines = [harness.row("recovery, s", ("times", "median", "longest", "with its pause"), 12, 16)]
+    for kind, seconds in seconds_of(recoveries).items():
+        whole = max(recovery.seconds for recovery in recoveries if recovery.event.kind == kind)
+        figures = [f"{figure:.2f}" for figure in (statistics.median(seconds), max(seconds), whole)]
+        lines.append(harness.row(kind, (len(seconds), *figures), 12, 16))
     return "\n".join(lines)

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks import models
 
 BATCH = 16  # images a step, over all ranks
 
@@ -37,16 +39,7 @@ def main() -> None:
     with np.load(args.digits) as read:
         images, labels = torch.from_numpy(read["images"]), torch.from_numpy(read["labels"])
     torch.manual_seed(1)
-    net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
-    model = nn.parallel.DistributedDataParallel(net.double())
+    model = DistributedDataParallel(models.digits_cnn(torch))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.8)
     objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

@@ -94,12 +94,12 @@ def _case(kind: str, undisturbed: Undisturbed, chance: random.Random) -> Case:
 
 def move(chance: random.Random) -> Case:
     """A job on two ranks, then on one, then on four: strikes end the first two."""
-    found = []
+    strikes = []
     for number, ranks in enumerate((2, 1)):
         during = chance.choice(("step", "save", "asked"))
         event = chance.randrange(4, 25) if during == "save" else chance.randrange(1, 7)
-        found.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
-    return Case(MOVE, (2, 1, 4), strikes=tuple(found))
+        strikes.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
+    return Case(MOVE, (2, 1, 4), strikes=tuple(strikes))
 
 
 # -- what must come of it
@@ -127,7 +127,9 @@ def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, lis
     for step, notes in sorted(steps.items()):
         if len(notes) != notes[0]["size"]:
             return f"step {step} was noted by {len(notes)} of {notes[0]['size']} ranks"
-        ids, expected = (sorted(each for note in some for each in note["ids"]) for some in (notes, undisturbed[step]))
+        ids, expected = (
+            sorted(sample for note in some for sample in note["ids"]) for some in (notes, undisturbed[step])
+        )
         if ids != expected:
             return f"step {step} had samples {ids}, expected {expected}"
         epochs.setdefault(notes[0]["epoch"], Counter()).update(ids)
@@ -191,29 +193,18 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
     return {**row, "repeated": again, "loss": difference, "recovery": recovery(ended.notes)}, ended.output
 
 
-ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>14}{:>8}"
-
-
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A row for each kind."""
-    titles = (
-        "job",
-        "struck",
-        "restarts (launcher)",
-        "starts (command)",
-        "steps repeated",
-        "loss off by",
-        "recovery (s)",
-        "same",
-    )
-    rows = [ROW.format(*titles)]
-    for kind, each in results.items():
-        if each:
-            sums = (sum(one[key] for one in each) for key in ("struck", "restarts", "starts", "repeated"))
-            difference, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
-            seconds = [one["recovery"] for one in each if one["recovery"] is not None]
+    """A row for each kind: restarts by the launcher, starts of the command, repeated steps."""
+    titles = ("struck", "restarts", "starts", "repeated", "loss off by", "recovery, s", "same")
+    rows = [harness.row("job", titles, 14)]
+    for kind, rows_of_kind in results.items():
+        if rows_of_kind:
+            sums = (sum(one[key] for one in rows_of_kind) for key in ("struck", "restarts", "starts", "repeated"))
+            difference, same = max(one["loss"] for one in rows_of_kind), sum(not one["wrong"] for one in rows_of_kind)
+            seconds = [one["recovery"] for one in rows_of_kind if one["recovery"] is not None]
             median = f"{statistics.median(seconds):.2f}" if seconds else "-"
-            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(each)}"))
+            cells = (*sums, f"{difference:.1e}", median, f"{same}/{len(rows_of_kind)}")
+            rows.append(harness.row(kind, cells, 14))
     return "\n".join(rows)
 
 
@@ -223,13 +214,13 @@ def elastic(count: int, kills: int, seed: int, path: Path | None) -> int:
     with tempfile.TemporaryDirectory() as name:
         digits = Path(name, "digits.npz")
         write_digits(digits, chaos_elastic.SAMPLES)
-        found, wrong, again = chaos_elastic.run(Path(name), digits, count, chance)
-        theirs, failed = chaos_elastic.torchruns(Path(name), digits, kills, chance)
-        found += theirs
-    print(f"\n{chaos_elastic.table(found)}\n{wrong or 'the same weights, bit by bit'}\nseed {seed}")
-    seconds = chaos_elastic.seconds_of(found)
-    goals = [harness.at_most("one of two ranks is killed: s", 1.0, chaos_elastic.one_of_two(found))]
-    events = [str(each.event) for each in found]
+        recoveries, wrong, again = chaos_elastic.run(Path(name), digits, count, chance)
+        torch_recoveries, failed = chaos_elastic.torchruns(Path(name), digits, kills, chance)
+        recoveries += torch_recoveries
+    print(f"\n{chaos_elastic.table(recoveries)}\n{wrong or 'the same weights, bit by bit'}\nseed {seed}")
+    seconds = chaos_elastic.seconds_of(recoveries)
+    goals = [harness.at_most("one of two ranks is killed: s", 1.0, chaos_elastic.one_of_two(recoveries))]
+    events = [str(recovery.event) for recovery in recoveries]
     results = {"seconds": seconds, "repeated": again, "torchruns that failed": failed, "events": events}
     harness.write(path, "chaos_train --elastic", goals, seed=seed, wrong=wrong, **results)
     return int(bool(wrong))

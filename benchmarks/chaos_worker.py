@@ -26,6 +26,8 @@ import numpy as np
 
 import collectives
 import ddp
+from benchmarks import models
+from collectives import Communicator
 from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
@@ -98,20 +100,6 @@ def strike_now(delay: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, delay)
 
 
-def make_net() -> nn.Module:
-    """(N, 1, 8, 8) images to (N, 10) logits."""
-    net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
-    return net.to(ddp.float64)
-
-
 def digest(net: nn.Module) -> str:
     """SHA-256 of all parameters and buffers, names and bytes."""
     digest = hashlib.sha256()
@@ -121,7 +109,7 @@ def digest(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for notes")
     parser.add_argument("digits", type=Path)
@@ -135,8 +123,52 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--every", type=int, default=EVERY, help="steps from one save to the next")
     parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def make_loader(digits: Path, micro_batches: int | None, comm: Communicator) -> DataLoader:
+    """Batches of (index, image, label) of this rank."""
+    with np.load(digits) as read:
+        data = TensorDataset(np.arange(len(read["labels"])), read["images"], read["labels"])
+    tail: dict[str, Any] = {"tail": "exact"} if micro_batches is None else {"micro_batches": micro_batches}
+    sampler = DistributedSampler(data, seed=1, comm=comm, **tail)
+    return DataLoader(data, BATCH // (micro_batches or comm.size), sampler=sampler)
+
+
+def train(
+    checkpointer: Checkpointer,
+    model: ddp.DataParallel,
+    loader: DataLoader,
+    step: Callable[[], None],
+    struck: Struck,
+    note: Callable[..., None],
+    args: argparse.Namespace,
+) -> None:
+    """Trains to the end, from where the checkpointer begins. step: updates the parameters"""
+    loaded = False
+    seen: list[int] = []
+    for ids, images, labels in checkpointer.resume(loader, args.epochs):
+        if not loaded:
+            note(loaded=checkpointer.step)
+            loaded = True
+        if not seen:
+            struck.step()
+            time.sleep(args.pause)
+        seen += ids.tolist()
+        loss = F.cross_entropy(model(images), labels, reduction="sum")
+        model.backward(loss, weight=len(labels))
+        if model.accumulating:
+            continue
+        step()
+        # Of every source of random numbers that a program may use; they are gone on with, too.
+        draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
+        what = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
+        note(**what, ids=seen, loss=loss.item(), draws=draws)
+        seen = []
+
+
+def main() -> None:
+    args = parse_arguments()
     comm = collectives.init(timeout=30.0)
     start = 100 * args.run + int(os.environ.get("DDP_ATTEMPT", "0"))
     (args.folder / f"pid-{comm.rank}").write_text(str(os.getpid()))
@@ -145,25 +177,28 @@ def main() -> None:
     def note(**what: Any) -> None:
         notes.write(json.dumps({"start": start, "size": comm.size, **what}) + "\n")
 
-    memory: str = args.memory_every
     strikes = [Strike(*strike) for strike in json.loads(args.strikes)]
     own = [strike for strike in strikes if (strike.start, strike.rank) == (start, comm.rank)]
     struck = Struck(args.checkpoints, own, note)
     ddp.manual_seed(1)
-    with np.load(args.digits) as read:
-        data = TensorDataset(np.arange(len(read["labels"])), read["images"], read["labels"])
-    micro: int | None = args.micro_batches
-    tail: dict[str, Any] = {"tail": "exact"} if micro is None else {"micro_batches": micro}
-    sampler = DistributedSampler(data, seed=1, comm=comm, **tail)
-    loader = DataLoader(data, BATCH // (comm.size if micro is None else micro), sampler=sampler)
-    model = ddp.DataParallel(make_net(), comm, micro_batches=micro)
+    loader = make_loader(args.digits, args.micro_batches, comm)
+    model = ddp.DataParallel(models.digits_cnn(ddp), comm, micro_batches=args.micro_batches)
     optimizer: Optimizer
     if args.zero:
         optimizer = ddp.parallel.ZeroOptimizer(model, SGD, lr=0.2, momentum=0.9)
     else:
         optimizer = SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = StepLR(optimizer, step_size=5, gamma=0.8)
-    random.seed(comm.rank), np.random.seed(comm.rank), ddp.manual_seed(comm.rank)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+    random.seed(comm.rank)
+    np.random.seed(comm.rank)
+    ddp.manual_seed(comm.rank)
+    memory: str = args.memory_every
     with Checkpointer(
         args.checkpoints,
         model=model,
@@ -174,28 +209,7 @@ def main() -> None:
         memory_every=int(memory) if memory.isdigit() else {"auto": "auto", "never": None}[memory],
         comm=comm,
     ) as checkpointer:
-        before = None
-        seen: list[int] = []
-        for ids, images, labels in checkpointer.resume(loader, args.epochs):
-            if before is None:
-                before = checkpointer.step
-                note(loaded=before)
-            if not seen:
-                struck.step()
-                time.sleep(args.pause)
-            seen += ids.tolist()
-            loss = F.cross_entropy(model(images), labels, reduction="sum")
-            model.backward(loss, weight=len(labels))
-            if model.accumulating:
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step()
-            # Of every source of random numbers that a program may use; they are gone on with, too.
-            draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
-            what = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
-            note(**what, ids=seen, loss=loss.item(), draws=draws)
-            seen = []
+        train(checkpointer, model, loader, step, struck, note, args)
         last = checkpointer.step
     result = {"sha256": digest(model.module), "step": last, "events": struck.events}
     temporary = args.folder / f".result-{comm.rank}"

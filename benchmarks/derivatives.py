@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import models, train_step, zoo
-from benchmarks.train_step import Step, adamw, floats
-from benchmarks.zoo import load_weights, step_of
+from benchmarks.train_step import Step, adamw, floats, step_of
+from benchmarks.zoo import load_weights
 
 
 def derivative(t: Any, y: Any, x: Any) -> Any:
@@ -29,7 +29,7 @@ def wgan_gp(t: Any) -> Step:
         norms = derivative(t, critic(mixed), mixed).norm(2, dim=1)
         return critic(fake).mean() - critic(real).mean() + 10 * ((norms - 1) ** 2).mean()
 
-    return step_of(critic, adamw(t, critic), loss)
+    return step_of(adamw(t, critic), loss)
 
 
 def r1(t: Any) -> Step:
@@ -42,7 +42,7 @@ def r1(t: Any) -> Step:
         penalty = derivative(t, scores, images).square().sum((1, 2, 3)).mean()
         return t.nn.functional.softplus(-scores).mean() + penalty
 
-    return step_of(net, adamw(t, net), loss)
+    return step_of(adamw(t, net), loss)
 
 
 def maml(t: Any) -> Step:
@@ -63,7 +63,7 @@ def maml(t: Any) -> Step:
             weights = [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
         return loss_of(weights)
 
-    return step_of(net, adamw(t, net), loss)
+    return step_of(adamw(t, net), loss)
 
 
 def hvp(t: Any) -> Step:
@@ -77,7 +77,7 @@ def hvp(t: Any) -> Step:
         gradients = t.autograd.grad(value, list(net.parameters()), create_graph=True)
         return sum(g.square().sum() for g in gradients) / 2
 
-    return step_of(net, adamw(t, net), loss)
+    return step_of(adamw(t, net), loss)
 
 
 def pinn(t: Any) -> Step:
@@ -93,14 +93,14 @@ def pinn(t: Any) -> Step:
         u_xx = derivative(t, u_x, points)[:, 0]
         return (u_t + u * u_x + derivative(t, u_xx, points)[:, 0]).square().mean()
 
-    return step_of(net, adamw(t, net), loss)
+    return step_of(adamw(t, net), loss)
 
 
 def lstm(t: Any) -> Step:
     """A penalty on the gradient of the input."""
     net = load_weights(t, t.nn.LSTM(32, 64))
     x = floats(t, 32, 16, 32).requires_grad_()
-    return step_of(net, adamw(t, net), lambda: derivative(t, net(x)[0].square(), x).square().mean())
+    return step_of(adamw(t, net), lambda: derivative(t, net(x)[0].square(), x).square().mean())
 
 
 STEPS: zoo.Steps = {

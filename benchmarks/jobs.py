@@ -48,13 +48,13 @@ def marked_job(
 def processes(mark: str) -> list[int]:
     """The living processes of one job."""
     needle = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile
                 if needle in (entry / "environ").read_bytes():  # a zombie has none
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def kill(mark: str) -> None:
@@ -72,9 +72,9 @@ def kill(mark: str) -> None:
 def left(mark: str, limit: float = GONE) -> int:
     """How many processes of a job that has ended are left after so many seconds."""
     deadline = time.monotonic() + limit
-    while (found := processes(mark)) and time.monotonic() < deadline:
+    while (pids := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return len(found)
+    return len(pids)
 
 
 def wait_until(
@@ -136,34 +136,34 @@ class Notes:
 
 def starts_of(notes: Sequence[Note]) -> dict[int, dict[int, float]]:
     """By start of the job, when each step of it had ended on all ranks."""
-    found: dict[int, dict[int, list[float]]] = {}
+    times_by_start: dict[int, dict[int, list[float]]] = {}
     sizes = {note["start"]: note["size"] for note in notes}
     for note in notes:
         if "step" in note:
-            found.setdefault(note["start"], {}).setdefault(note["step"], []).append(note["time"])
+            times_by_start.setdefault(note["start"], {}).setdefault(note["step"], []).append(note["time"])
     return {
         start: {step: max(times) for step, times in steps.items() if len(times) == sizes[start]}
-        for start, steps in sorted(found.items())
+        for start, steps in sorted(times_by_start.items())
     }
 
 
 def that_count(notes: Iterable[Note]) -> dict[int, list[Note]]:
     """By step, what all ranks noted in the last start that made it: later starts went on from before that step."""
-    found: dict[int, list[Note]] = {}
+    notes_by_step: dict[int, list[Note]] = {}
     for note in notes:
         if "step" in note:
-            step = found.setdefault(note["step"], [])
+            step = notes_by_step.setdefault(note["step"], [])
             if step and step[0]["start"] < note["start"]:
                 step.clear()
             if not step or step[0]["start"] == note["start"]:
                 step.append(note)
-    return found
+    return notes_by_step
 
 
 def repeated(notes: Iterable[Note]) -> int:
     """How many steps were made that do not count."""
-    made = {(note["start"], note["step"]) for note in notes if "step" in note}
-    return len(made) - len({step for _, step in made})
+    steps = {(note["start"], note["step"]) for note in notes if "step" in note}
+    return len(steps) - len({step for _, step in steps})
 
 
 def results_of(work: Path) -> list[dict[str, Any]]:

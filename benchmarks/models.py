@@ -6,6 +6,21 @@ import itertools
 from typing import Any
 
 
+def digits_cnn(t: Any) -> Any:
+    """(N, 1, 8, 8) images to (N, 10) logits, in float64."""
+    nn = t.nn
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+    return net.double()
+
+
 def gpt(t: Any, *, vocabulary: int, layers: int, width: int, heads: int, length: int, tanh: bool = False) -> Any:
     """GPT-2's architecture: (N, T) tokens to (N, T, vocabulary) logits, the head tied to the embedding.
 

@@ -49,17 +49,21 @@ def loss_of(t: Any, model: Any, task: Task) -> Any:
     return t.nn.functional.cross_entropy(out.reshape(-1, out.shape[-1]), task.y)
 
 
-def train(t: Any, task: Task) -> Step:
-    optimizer = task.optimizer(t, task.model)
+def step_of(optimizer: Any, loss_of: Callable[[], Any]) -> Step:
+    """A step of training. loss_of: runs the forward"""
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = loss_of(t, task.model, task)
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         return float(loss.detach())
 
     return step
+
+
+def train(t: Any, task: Task) -> Step:
+    return step_of(task.optimizer(t, task.model), lambda: loss_of(t, task.model, task))
 
 
 def floats(t: Any, *shape: int, seed: int = 0) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import harness, models, train_step
 from benchmarks.gpu.tasks import weights
-from benchmarks.train_step import Step, adamw, floats, integers
+from benchmarks.train_step import Step, adamw, floats, integers, step_of
 
 LOSSES_AGREE = 1e-2  # relative: in five steps of AdamW differences of rounding grow
 
@@ -33,45 +33,32 @@ def load_weights(t: Any, model: Any) -> Any:
     return model
 
 
-def step_of(model: Any, optimizer: Any, loss_of: Callable[[], Any]) -> Step:
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return step
-
-
 def classify(t: Any, model: Any, batch: int) -> Step:
     """Images of 32x32 in ten classes."""
     load_weights(t, model)
     x, y = floats(t, batch, 3, 32, 32), integers(t, 10, batch)
-    return step_of(model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x), y))
+    return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x), y))
 
 
 def unet(t: Any) -> Step:
     """Noise of images of 32x32 is told from them, as in a diffusion model."""
     model = load_weights(t, models.unet(t, widths=(32, 64, 128)))
     x, y = floats(t, 16, 3, 32, 32), floats(t, 16, 3, 32, 32, seed=1)
-    return step_of(model, adamw(t, model), lambda: t.nn.functional.mse_loss(model(x), y))
+    return step_of(adamw(t, model), lambda: t.nn.functional.mse_loss(model(x), y))
 
 
 def label(t: Any, model: Any, vocabulary: int, labels: int, batch: int, length: int) -> Step:
     """A label for each token."""
     load_weights(t, model)
     x, y = integers(t, vocabulary, batch, length), integers(t, labels, batch * length, seed=1)
-    return step_of(model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x).reshape(-1, labels), y))
+    return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x).reshape(-1, labels), y))
 
 
 def translate(t: Any) -> Step:
     model = load_weights(t, models.encoder_decoder(t, vocabulary=1000, width=256, heads=4, layers=2))
     source, target = integers(t, 1000, 16, 48), integers(t, 1000, 16, 40, seed=1)
     y = integers(t, 1000, 16 * 40, seed=2)
-    return step_of(
-        model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(source, target).reshape(-1, 1000), y)
-    )
+    return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(source, target).reshape(-1, 1000), y))
 
 
 def dcgan(t: Any) -> Step:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_elastic import BETWEEN, MOST, Event, Recovery, host_events, pauses, plan, samples_of, table
+from benchmarks.chaos_elastic import BETWEEN, MOST, host_events, plan, samples_of
 from benchmarks.jobs import Notes, repeated, starts_of
 
 
@@ -28,12 +28,6 @@ def test_events_follow_from_the_seed_and_fit_the_job() -> None:
     loss, back = host_events(random.Random(3))
     assert ((loss.kind, loss.rank), (back.kind, back.rank)) == (("host", 1), ("return", None))
     assert BETWEEN <= back.step - loss.step < 2 * BETWEEN
-
-
-def test_a_resize_ends_a_row_of_failures() -> None:
-    kinds = ["kill", "agent", "kill", "resize", "agent"]
-    events = [Event(kind, 15, 2, None if kind == "resize" else 1) for kind in kinds]
-    assert pauses(events) == [0.0, 1.0, 2.0, 0.0, 0.0]
 
 
 NOTES = [
@@ -65,20 +59,15 @@ def test_notes_are_read_on_in_whole_lines(tmp_path: Path) -> None:
     assert notes.all() == [{"step": 1}, {"step": 2}]
 
 
-def test_pauses_of_the_launcher_are_shown_and_not_counted() -> None:
-    found = [Recovery(Event("kill", 17, 1, 0), 2.5, 1.0), Recovery(Event("kill", 40, 1, 0), 0.5)]
-    assert table(found).splitlines()[1:] == ["kill               2      1.00      1.50                      2.50"]
-
-
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 def test_a_job_that_is_resized_ends_with_the_same_bits(run_job: Callable[..., Any], tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
+    result = tmp_path / "found.json"
     # A resize to three ranks, and the deaths of an agent and of a rank.
-    args = ["--elastic", "--events", "3", "--torchruns", "0", "--seed", "7", "--json", str(found)]
+    args = ["--elastic", "--events", "3", "--torchruns", "0", "--seed", "7", "--json", str(result)]
     done = run_job([sys.executable, "-m", "benchmarks.chaos_train", *args], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads(found.read_text())
+    results = json.loads(result.read_text())
     assert results["wrong"] == ""
     assert {kind: len(seconds) for kind, seconds in results["seconds"].items()} == {"kill": 1, "agent": 1, "resize": 1}
     assert results["repeated"]["one machine"] <= 2

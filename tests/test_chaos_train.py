@@ -18,16 +18,16 @@ from benchmarks.jobs import repeated, that_count
 
 def notes(start: int, first: int, last: int, size: int = 2) -> list[dict[str, Any]]:
     """Of steps first to last: 3 steps an epoch, dealt to `size` ranks."""
-    found = []
+    results = []
     for step in range(first, last + 1):
         ids = list(range(step % 3 * SAMPLES // 3, (step % 3 + 1) * SAMPLES // 3))
         for rank in range(size):
             mine = ids[rank::size]
-            found.append(
+            results.append(
                 {"start": start, "size": size, "step": step, "epoch": step // 3, "ids": mine, "loss": 0.1 * len(mine)}
                 | {"draws": [rank + step / 7]}
             )
-    return found
+    return results
 
 
 STRAIGHT = notes(0, 0, 5)
@@ -71,10 +71,10 @@ def test_what_is_wrong_with_a_job(
     ],
 )
 def test_one_note_that_differs_is_found(name: str, value: Any, wrong: str) -> None:
-    found = copy.deepcopy(STRAIGHT)
-    assert found[8]["step"] == 4
-    found[8][name] = value
-    assert judge(ended(found, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
+    result = copy.deepcopy(STRAIGHT)
+    assert result[8]["step"] == 4
+    result[8][name] = value
+    assert judge(ended(result, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
 
 
 def test_samples_that_were_never_read_are_found_in_the_undisturbed_run_too() -> None:
@@ -86,10 +86,10 @@ def test_samples_that_were_never_read_are_found_in_the_undisturbed_run_too() -> 
 @pytest.mark.timeout(3600)
 def test_nothing_is_lost(run_job: Callable[..., Any], count: Callable[[int, int], int], tmp_path: Path) -> None:
     kills, steps = count(1, 40), count(1, 8)
-    found = tmp_path / "found.json"
-    args = ["--kills", str(kills), "--moves", str(steps), "--json", str(found)]
+    outcome = tmp_path / "found.json"
+    args = ["--kills", str(kills), "--moves", str(steps), "--json", str(outcome)]
     done = run_job([sys.executable, "-m", "benchmarks.chaos_train", *args], timeout=count(120, 3000))
     assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads(found.read_text())["results"]
-    assert sum(len(each) for each in results.values()) == kills + steps
-    assert [one["wrong"] for each in results.values() for one in each] == [""] * (kills + steps)
+    results = json.loads(outcome.read_text())["results"]
+    assert sum(len(result) for result in results.values()) == kills + steps
+    assert [one["wrong"] for result in results.values() for one in result] == [""] * (kills + steps)

@@ -10,12 +10,6 @@ from benchmarks.jobs import processes
 from benchmarks.startup import implementations, measure
 
 
-def test_who_hangs_when_a_rank_dies_is_not_measured() -> None:
-    names = {matter: {*implementations(matter)} for matter in ("killed", "restart")}
-    assert all("ddp-launch" in each and "mpiexec + mpi4py" not in each for each in names.values())
-    assert "mpiexec + collectives" not in names["restart"]
-
-
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.parametrize("matter", ["first", "exit", "killed", "restart", "memory"])

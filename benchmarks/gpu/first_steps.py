@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 import ddp
 from benchmarks import harness
@@ -158,7 +159,7 @@ def tiny(device: str, model: str, implementation: str) -> None:
     losses = first_losses(train(Library(implementation, device), task))
     expected = first_losses(train(Library("ddp", "cpu"), task))
     print(f"losses {losses}, on the CPU {expected}")
-    np.testing.assert_allclose(losses[:COMPARED], expected[:COMPARED], LOSS_TOLERANCE)
+    assert_allclose(losses[:COMPARED], expected[:COMPARED], LOSS_TOLERANCE)
     assert losses[-1] < losses[0], "the loss does not fall"
 
 
