@@ -417,13 +417,13 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]]) -> Choice | None:
             for stamp in stamps
             if any(stamp not in slots for slots in slots_by_rank)
         }
-        own = [[stamp for stamp in stamps if stamp in slots] for slots in found]
-        stayed = len(found) == size and all(rank in {s.rank for s in slots} for rank, slots in enumerate(own))
+        own = [[stamp for stamp in stamps if stamp in slots] for slots in slots_by_rank]
+        stayed = len(slots_by_rank) == size and all(rank in {s.rank for s in slots} for rank, slots in enumerate(own))
         moves = [(stamp, rank, stamp.text_at if stayed else stamp.own_at, stamp.end) for stamp, rank in readers.items()]
         if [] in copies:
             copies = [first] * len(slots_by_rank)
             moves += [(stamp, readers[stamp], _BEGIN, stamp.own_at) for stamp in first if stamp in readers]
-        return Choice(stamps, copies, own if stayed else [stamps] * len(found), moves)
+        return Choice(stamps, copies, own if stayed else [stamps] * len(slots_by_rank), moves)
     return None
 
 

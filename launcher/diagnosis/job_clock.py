@@ -31,6 +31,6 @@ class JobClock:
             self._held_at = None
 
     def skip(self, seconds: float) -> None:
-        """Does not count the last `seconds`. Does nothing while the clock is stopped, when they are not counted anyway."""
+        """Leaves out the last `seconds`. Does nothing while the clock is stopped: they are not counted then anyway."""
         if not self.held:
             self._stopped_for += seconds
