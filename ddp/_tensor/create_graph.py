@@ -1,9 +1,13 @@
-"""Backward under create_graph: each node's reference backward on recording arrays, so that gradients have a graph.
+"""Backward under create_graph: runs each node's reference backward on recording arrays, so that gradients have a graph.
 
-What a node saved becomes a tensor of the graph again: an input gets the edge of that input, the result the node itself.
-The residual is constant. If it changes with the inputs (`Op.derived`), the reference forward runs again, recorded, to
-compute it; or the op is differentiated as a composite of other ops, where these are fewer steps. A native form has the
-residual of its reference. A device form is made of formulas itself, or makes that residual (`Op.reference_residual`).
+No op has a formula of its second derivative: each step of its backward is recorded as an op, and autograd
+differentiates those. For that, what the node saved gets its place in the graph back: an input the edge that the node
+has for it, the result the node itself. The residual has none, and counts as constant. If it changes with the inputs
+(`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are those of other ops that
+compute the same in fewer steps (`_COMPOSITES`).
+
+The residual of a native form is that of its reference. A device form's backward is made of formulas that can be
+recorded, or its residual is converted to the reference's (`Op.reference_residual`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 
 from ddp import _engine
 from ddp._device import on
-from ddp._engine import Edge, Node, SelectOutput, Versions, enable_grad, modes
+from ddp._engine import CollectiveNode, Edge, Node, SelectOutput, Versions, enable_grad, modes
 from ddp._engine.anomaly import check_gradients
 from ddp._tensor.base import (
     FLOATS,
@@ -76,6 +80,7 @@ ROUNDED_APART = {
     "setitem",
     "silu",
     "softmax",
+    "sync_batch_norm",
     "var",
 }
 
@@ -211,21 +216,17 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
         results = [g.to(node.residual)]
     elif type(node.op) in (Op, Upcast):
         results = run_reference(node, node.op, g, needs)
-        if node.op.name in ROUNDED_APART:
-            values = node.run([*map(_array, g)] if isinstance(g, list) else g.array, needs)
-            results = with_numbers(node.xp, results, values)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
+    is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # which may have any name
+    if node.op.name in ROUNDED_APART and not is_function:
+        values = node.run([*map(_array, g)] if isinstance(g, list) else _array(g), needs)
+        # Copies: a backward may give the same memory twice, or that of g.
+        copies = [None if x is None else node.xp.array(x) for x in values]
+        results = restore_tensors(copies, [None if x is None else x.edge for x in results], ())
     if modes.state.anomaly:
         check_gradients(node, [*map(_array, results)])
     return results
-
-
-def with_numbers(xp: Any, results: Sequence[Tensor | None], values: Sequence[Any]) -> Sequence[Tensor | None]:
-    """Recorded gradients with the numbers of an ordinary backward, which gave the arrays `values`."""
-    # Copies: a backward may give the same memory twice, or that of g.
-    copies = [None if x is None else xp.array(x) for x in values]
-    return restore_tensors(copies, [None if x is None else x.edge for x in results], ())
 
 
 def _array(x: Tensor | None) -> Any:

@@ -1,8 +1,10 @@
 """Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
 
-A `RecordingArray` looks like an array and holds a tensor; a `recording_module` stands for NumPy or CuPy. A formula that
-is given both runs as on arrays, but every step of it is an op on tensors, so that its results have a graph. No memory
-is written to: a write gives the recording array another tensor, and one into a view goes on to what it is a view of.
+A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
+CuPy for it. A formula that is given both runs as on arrays, but every step of it is an op on tensors, so that its
+results have a graph. A tensor itself would not do, because some of its methods mean something else (`size`, `max`).
+Formulas may write, by `out=`, `+=` or `x[i] = y`, and no memory changes: the recording array then holds a new tensor,
+and so does the one that it is a view of.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from ddp._device import device_of
 from ddp._tensor.base import FLOATS, Tensor, TensorBase, TensorFunction, apply, wrap
 from ddp._tensor.elementwise import select_where
-from ddp._tensor.operands import convert, operand_as_tensor
+from ddp._tensor.operands import convert, operand_as_tensor, parse_sizes
 from ddp.ops import elementwise, indexing, products, reduction, shape
 from ddp.ops.arrays import RecordingModule
 from ddp.ops.op import OPS, Op
@@ -136,21 +138,18 @@ class RecordingArray:
             self.write(value, index)
 
     def reshape(self, *sizes: Any) -> RecordingArray:
-        wanted = sizes if isinstance(sizes[0], int | np.integer) else tuple(sizes[0])
+        wanted = parse_sizes(sizes)
         return self._view(
             lambda x: apply(shape.reshape, (x,), shape=wanted),
             lambda x, v: apply(shape.reshape, (v,), shape=x.array.shape),
         )
 
     def transpose(self, *dims: Any) -> RecordingArray:
-        order = (dims if isinstance(dims[0], int) else dims[0]) if dims else range(self.ndim)[::-1]
+        order = parse_sizes(dims) if dims else range(self.ndim)[::-1]
         return record(shape.permute, self, dims=tuple([d % self.ndim for d in order]))
 
     def swapaxes(self, a: int, b: int) -> RecordingArray:
         return RecordingArray(self.tensor.transpose(a, b))
-
-    def squeeze(self, axis: Any) -> RecordingArray:
-        return RecordingArray(self.tensor.squeeze(axis))
 
     def copy(self, order: str = "C") -> RecordingArray:
         return RecordingArray(self.tensor)
@@ -215,7 +214,7 @@ def _add_comparison(name: str) -> None:
     setattr(RecordingArray, f"__{name}__", lambda self, other: function(as_array(self), as_array(other)))
 
 
-for _name, _op in (("sum", reduction.sum), ("mean", reduction.mean), ("max", reduction.amax)):
+for _name, _op in (("sum", reduction.sum), ("max", reduction.amax)):
     _add_reduction(_name, _op)
 for _name, _op in (("add", elementwise.add), ("sub", elementwise.sub), ("mul", elementwise.mul)):
     _add_arithmetic(_name, _op)
@@ -270,10 +269,10 @@ def _function(module: Any, name: str, of_arrays: Callable[..., Any]) -> Callable
     return call
 
 
-_MAKES = {"zeros", "empty", "ones", "full", "zeros_like", "empty_like", "ones_like"}
+_MAKES = {"zeros", "empty", "full", "zeros_like", "empty_like", "ones_like"}
 # Functions whose results do not change with small changes of their arguments.
-_FLAT = {"ceil", "equal", "floor", "floor_divide", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less"}
-_FLAT |= {"less_equal", "not_equal", "remainder", "rint", "sign", "trunc"}
+_FLAT = {"equal", "floor_divide", "greater", "greater_equal", "isfinite", "isnan", "less", "less_equal", "not_equal"}
+_FLAT |= {"rint", "sign", "trunc"}
 
 
 def _as_tensors(x: Any, y: Any) -> list[Any]:
@@ -294,13 +293,6 @@ def _split(x: RecordingArray, sections: int, axis: int) -> list[RecordingArray]:
     return [x[place] for place in shape.split_slices(axis % x.ndim, lengths)]
 
 
-def _matmul(x: Any, y: Any, out: RecordingArray | None = None) -> RecordingArray:
-    result = record(products.matmul, x, y)
-    if out is not None:
-        out.write(result)
-    return result
-
-
 _UNARY = ("abs", "cos", "cosh", "exp", "expm1", "log", "log1p", "sin", "sinh", "sqrt", "square", "tanh")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: partial(record, OPS[name]) for name in _UNARY},
@@ -314,7 +306,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x, axis: record(reduction.cumsum, x, dim=axis % x.ndim),
     "divide": operator.truediv,
     "flip": lambda x, axis: record(shape.flip, x, dims=axis if isinstance(axis, tuple) else (axis,)),
-    "matmul": _matmul,
+    "matmul": partial(record, products.matmul),
     "maximum": lambda x, y: record(elementwise.maximum, *_as_tensors(x, y)),
     "minimum": lambda x, y: record(elementwise.minimum, *_as_tensors(x, y)),
     "moveaxis": lambda x, source, target: RecordingArray(x.tensor.movedim(source, target)),

@@ -34,7 +34,7 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     if a.dtype.char == "e":
         float32, float16 = np.dtype("float32"), np.dtype("float16")
         return astype(xp, astype(xp, a, float32) @ astype(xp, b, float32), float16)
-    return xp.matmul(a, b, out)
+    return xp.matmul(a, b, out=out)
 
 
 def rows_of(x: Array) -> Array:

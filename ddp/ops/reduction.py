@@ -138,11 +138,9 @@ def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     dtype, (dims, keepdim) = saved[0].dtype, residual
     x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
-    if len(dims) == 1:
-        dx = _others(xp, x, dims[0]) * g
-    else:  # all of them: that is what there is
-        dx = (_others(xp, x.reshape(-1), 0) * g.reshape(-1)).reshape(x.shape)
-    return (dx.astype(dtype, copy=False),)
+    # Along one axis, or all of them: that is what there is.
+    others = _others(xp, x, dims[0]) if len(dims) == 1 else _others(xp, x.reshape(-1), 0).reshape(x.shape)
+    return ((others * g).astype(dtype, copy=False),)
 
 
 def _others(xp: Any, x: Array, dim: int) -> Array:

@@ -213,13 +213,7 @@ class _SyncBatchNormBackward:
         return gradients
 
     def record_backward(self, node: Node, g: Tensor | None, needs: Any) -> Any:
-        """Gradients with a graph. That of x is computed even if only other ranks need theirs.
+        """Gradients with a graph. That of x is computed even if only other ranks need theirs."""
+        from ddp._tensor.create_graph import run_reference  # imported late: few trainings need it
 
-        The ordinary backward runs, too, so that gradients have the same bits with and without a graph.
-        """
-        from ddp._tensor.create_graph import run_reference, with_numbers  # imported late: few trainings need it
-
-        needs = (True, *needs[1:])
-        results = run_reference(node, self._op, tied(node, node.saved[1], g), needs)
-        values = self.backward(node.xp, None if g is None else g.array, needs, node.saved, node.residual)
-        return with_numbers(node.xp, results, values)
+        return run_reference(node, self._op, tied(node, node.saved[1], g), (True, *needs[1:]))
