@@ -31,6 +31,6 @@ class JobClock:
             self._held_at = None
 
     def skip(self, seconds: float) -> None:
-        """Leaves out the last `seconds`. Does nothing while the clock is stopped: they are not counted then anyway."""
+        """Does not count the last `seconds`. Does nothing while the clock is stopped: then nothing is counted."""
         if not self.held:
             self._stopped_for += seconds
