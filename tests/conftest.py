@@ -200,13 +200,13 @@ class Job:
     def pids(self) -> list[int]:
         """The living processes that carry this job's mark, zombies left out."""
         needle = f"{MARK}={self.mark}".encode()
-        found = []
+        results = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):  # it ended while we looked
                     if needle in (entry / "environ").read_bytes() and not _is_zombie(entry):
-                        found.append(int(entry.name))
-        return found
+                        results.append(int(entry.name))
+        return results
 
     def commands(self) -> dict[int, str]:
         """Their command lines."""
@@ -220,20 +220,20 @@ class Job:
                 fields = line.split()
                 if fields[3] == "0A":
                     addresses[f"socket:[{fields[9]}]"] = f"{table} {fields[1]}"
-        found: dict[str, set[str]] = {}
+        result: dict[str, set[str]] = {}
         for pid in self.pids():
             with contextlib.suppress(OSError):  # it ended while we looked
                 for fd in Path(f"/proc/{pid}/fd").iterdir():
                     if (target := os.readlink(fd)) in addresses:
-                        found.setdefault(addresses[target], set()).add(Path(f"/proc/{pid}/comm").read_text().strip())
-        return found
+                        result.setdefault(addresses[target], set()).add(Path(f"/proc/{pid}/comm").read_text().strip())
+        return result
 
     def listening_outside(self, engine: bool = False) -> list[str]:
         """Where they listen beyond the loopback. engine: the sockets of an MPI's own programs count, too"""
         local = ("tcp 0100007F:", "tcp6 00000000000000000000000001000000:", "tcp6 0000000000000000FFFF00000100007F:")
         engines = {"mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"} if not engine else set()
-        found = self.listening()
-        return [address for address in found if not address.startswith(local) and not found[address] & engines]
+        result = self.listening()
+        return [address for address in result if not address.startswith(local) and not result[address] & engines]
 
     def kill(self) -> None:
         """Kills whatever is left of the job."""
@@ -335,7 +335,7 @@ def _nothing_of_a_gpu_stays() -> Iterator[None]:
     if stream_sync is not None:
         stream_sync.switch.on = stream_sync.switch.blocking = stream_sync.switch.several_gpus = False
         stream_sync.state.observers = tuple(
-            each for each in stream_sync.state.observers if each is not stream_sync.note_stream
+            observer for observer in stream_sync.state.observers if observer is not stream_sync.note_stream
         )
 
 

@@ -15,20 +15,20 @@ def mutated(data: bytes, rng: random.Random, garbage: Sequence[bytes] = ()) -> b
 
 def _damaged(data: bytes, rng: random.Random, garbage: Sequence[bytes]) -> bytes:
     # Half of all damage is near the beginning, where headers are.
-    at = rng.randrange(min(len(data), rng.choice((24, len(data) + 1))) + 1)
+    offset = rng.randrange(min(len(data), rng.choice((24, len(data) + 1))) + 1)
     kind = rng.randrange(7)
-    if kind == 0 and at < len(data):
-        return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+    if kind == 0 and offset < len(data):
+        return data[:offset] + bytes([data[offset] ^ 1 << rng.randrange(8)]) + data[offset + 1 :]
     if kind == 1:
-        return data[:at]
+        return data[:offset]
     if kind == 2 and garbage:
-        return data[:at] + rng.choice(garbage) + data[at + rng.choice((0, 1, 8)) :]
+        return data[:offset] + rng.choice(garbage) + data[offset + rng.choice((0, 1, 8)) :]
     if kind == 3:
         return data + rng.randbytes(rng.choice((1, 100)))
     if kind == 4:
-        return data[:at] + data[at + rng.choice((1, 4, 100)) :]
+        return data[:offset] + data[offset + rng.choice((1, 4, 100)) :]
     if kind == 5:
         other = rng.randrange(len(data) + 1)
-        return data[:at] + data[other : other + rng.choice((1, 4, 100))] + data[at:]
+        return data[:offset] + data[other : other + rng.choice((1, 4, 100))] + data[offset:]
     noise = rng.randbytes(rng.choice((1, 4, 16)))
-    return data[:at] + noise + data[at + len(noise) :]
+    return data[:offset] + noise + data[offset + len(noise) :]

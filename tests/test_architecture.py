@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import importlib
 import re
 import subprocess
@@ -230,14 +231,14 @@ def longest(name: str, names: Iterable[str]) -> str | None:
 @functools.lru_cache(maxsize=2000)
 def imports(text: str) -> set[str]:
     """Everything a module imports, wherever in it: full names of modules, or of names in modules."""
-    found = set()
+    result = set()
     for node in nodes(text):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            result |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return result
 
 
 def imports_from_above(files: Sources) -> list[str]:
@@ -248,14 +249,14 @@ def imports_from_above(files: Sources) -> list[str]:
         for floor, rooms in enumerate(rows)
         for room in rooms
     }
-    found = []
+    results = []
     for path, text in files.items():
         name = module_of(path)
         if name in PACKAGES:
             continue  # gathers the public names of all floors
         mine = longest(name, floors)
         if mine is None:
-            found.append(f"{path} stands on no floor")
+            results.append(f"{path} stands on no floor")
             continue
         for imported in sorted(imports(text)):
             package = imported.split(".")[0]
@@ -264,14 +265,14 @@ def imports_from_above(files: Sources) -> list[str]:
             if package != name.split(".")[0]:
                 seen = SEES[longest(name, SEES) or ""]
                 if not any(within(imported, each) for each in seen):
-                    found.append(f"{path} imports {imported}: of {package} it sees {seen or 'nothing'}")
+                    results.append(f"{path} imports {imported}: of {package} it sees {seen or 'nothing'}")
                 continue
             theirs = longest(imported, floors)
             if theirs is None:
-                found.append(f"{path} imports {imported}, which stands on no floor")
+                results.append(f"{path} imports {imported}, which stands on no floor")
             elif theirs != mine and floors[theirs] >= floors[mine]:
-                found.append(f"{path} (floor {floors[mine]}) imports {imported} (floor {floors[theirs]})")
-    return found
+                results.append(f"{path} (floor {floors[mine]}) imports {imported} (floor {floors[theirs]})")
+    return results
 
 
 def circles(files: Sources) -> list[str]:
@@ -299,20 +300,11 @@ def circles(files: Sources) -> list[str]:
             if mine and theirs and not within(mine, theirs) and not within(theirs, mine):
                 edges[mine].add(theirs)
 
-    def reached(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            for following in edges.get(todo.pop(), ()):
-                if following not in seen:
-                    seen.add(following)
-                    todo.append(following)
-        return seen
-
-    reach = {each: reached(each) for each in list(edges)}
-    return sorted(
-        {" <-> ".join(sorted((a, b))) for a in reach for b in reach[a] if a in reach.get(b, ()) and b in edges[a]}
-    )
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
@@ -341,7 +333,7 @@ def private_names_that_cross(files: Sources) -> list[str]:
                 homes[node.id].add(folder)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 homes[node.value].add(folder)  # __slots__
-    found = []
+    results = []
     for path, text in files.items():
         folder = folder_of(path)
         for node in nodes(text):
@@ -350,7 +342,7 @@ def private_names_that_cross(files: Sources) -> list[str]:
                 own |= isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
                 at_home = any((folder + "/").startswith(home + "/") for home in homes[node.attr])
                 if not own and homes[node.attr] and not at_home:
-                    found.append(f"{path}:{node.lineno} uses .{node.attr} of {sorted(homes[node.attr])}")
+                    results.append(f"{path}:{node.lineno} uses .{node.attr} of {sorted(homes[node.attr])}")
         for imported in imports(text):
             parts = imported.split(".")
             for depth, part in enumerate(parts):
@@ -358,8 +350,8 @@ def private_names_that_cross(files: Sources) -> list[str]:
                 if home + ".py" in files:
                     home = folder_of(home)
                 if is_private(part) and parts[0] in PACKAGES and not (folder + "/").startswith(home + "/"):
-                    found.append(f"{path} imports {imported}")
-    return sorted(set(found))
+                    results.append(f"{path} imports {imported}")
+    return sorted(set(results))
 
 
 # torch.device and torch.cuda.device; torch.nn.DataParallel and ours, which is DistributedDataParallel there.
@@ -367,14 +359,14 @@ NAMED_TWICE_BY_PYTORCH = ("device", "DataParallel")
 
 
 def classes_defined_twice(files: Sources) -> list[str]:
-    found = defaultdict(list)
+    result = defaultdict(list)
     for path, text in files.items():
         for node in tree(text).body:
             if isinstance(node, ast.ClassDef):
-                found[path.split("/")[0], node.name].append(path)
+                result[path.split("/")[0], node.name].append(path)
     return [
         f"{name}: {', '.join(paths)}"
-        for (_, name), paths in sorted(found.items())
+        for (_, name), paths in sorted(result.items())
         if len(paths) > 1 and name not in NAMED_TWICE_BY_PYTORCH
     ]
 
@@ -384,7 +376,7 @@ def classes_defined_twice(files: Sources) -> list[str]:
 
 def comparisons_of_the_array_module(files: Sources) -> list[str]:
     """Code outside ddp/_cuda that asks whether arrays are NumPy's or CuPy's."""
-    found = []
+    results = []
     for path, text in files.items():
         if folder_of(path).startswith("ddp/_cuda") or not path.startswith("ddp/"):
             continue
@@ -395,8 +387,8 @@ def comparisons_of_the_array_module(files: Sources) -> list[str]:
             else:
                 asked = isinstance(node, ast.Attribute) and ast.unparse(node) in ("xp.__name__", "self.xp.__name__")
             if asked:
-                found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
-    return found
+                results.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    return results
 
 
 REGISTERS = ("ddp/_cuda/register.py", "ddp/_native/register.py")
@@ -404,15 +396,8 @@ REGISTERS = ("ddp/_cuda/register.py", "ddp/_native/register.py")
 
 def forms_attached_elsewhere(files: Sources) -> list[str]:
     """Calls that give an op a device form or a native form outside the two registers."""
-    return [
-        f"{path}:{node.lineno}: {ast.unparse(node)}"
-        for path, text in files.items()
-        if path not in REGISTERS
-        for node in nodes(text)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("attach_device_form", "attach_native_form")
-    ]
+    call = re.compile(r"\.attach_(device|native)_form\(")
+    return [path for path, text in files.items() if path not in REGISTERS and call.search(text)]
 
 
 # --- the rules, and a violation that each catches --------------------------------------------------------------------

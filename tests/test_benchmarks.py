@@ -43,7 +43,8 @@ def test_the_table_of_the_readme_is_made_of_the_results(monkeypatch: pytest.Monk
     ],
 )
 def test_steps_lose_the_same_in_both_libraries(benchmark: Any, key: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     losses = {}
     for library in (ddp, torch):
         step = benchmark.STEPS[key][2](library)
@@ -63,8 +64,8 @@ def results(run_job: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         if "namespaces" in done.stderr or "two hosts on one machine need" in done.stderr:
             pytest.skip(done.stderr)
         assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(to.read_text())
-        return found
+        document: dict[str, Any] = json.loads(to.read_text())
+        return document
 
     return run
 

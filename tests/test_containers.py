@@ -29,10 +29,10 @@ def manifest(name: str) -> Any:
 def test_manifests_are_of_the_published_schema(name: str) -> None:
     """Its part that they use; a field that is not among it is to be added to the copy of the schema."""
     schema = json.loads((ROOT / "tests/kubeflow_trainer.json").read_text())
-    found = manifest(name)
-    pytest.importorskip("jsonschema").validate(found, schema[found["kind"]])
+    result = manifest(name)
+    pytest.importorskip("jsonschema").validate(result, schema[result["kind"]])
     with pytest.raises(Exception, match="'sped' was unexpected"):
-        pytest.importorskip("jsonschema").validate({**found, "sped": {}}, schema[found["kind"]])
+        pytest.importorskip("jsonschema").validate({**result, "sped": {}}, schema[result["kind"]])
 
 
 def test_the_parts_of_a_job_find_each_other(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_the_parts_of_a_job_find_each_other(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("".join(f"{host} slots=2\n" for host in hosts))
     command, *arguments = job["spec"]["trainer"]["command"]
     assert command == "ddp-launch"
-    found = parse([each.replace("/etc/mpi", str(tmp_path)) for each in arguments])
-    assert (found.hosts, found.script) == (tuple(Host(host, 2) for host in hosts), "examples/resume_digits.py")
-    assert found.grace < launcher["terminationGracePeriodSeconds"]
+    result = parse([argument.replace("/etc/mpi", str(tmp_path)) for argument in arguments])
+    assert (result.hosts, result.script) == (tuple(Host(host, 2) for host in hosts), "examples/resume_digits.py")
+    assert result.grace < launcher["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH")

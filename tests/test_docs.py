@@ -61,11 +61,11 @@ def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_makes_the_names_that_it_uses(program: list[Block]) -> None:
-    made = set(dir(builtins))
+    defined = set(dir(builtins))
     for block in program:
-        unknown = [name for name in names_from_before(block.code) if name not in made]
+        unknown = [name for name in names_from_before(block.code) if name not in defined]
         assert not unknown, f"{block.place} uses {unknown}, which nothing above it on the page has made"
-        made |= names_made(block.code)
+        defined |= names_made(block.code)
 
 
 @pytest.mark.parametrize("errors", [collectives.errors, ddp.errors])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from tests.conftest import STANDINS
 
@@ -19,5 +19,5 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     spec.loader.exec_module(module)
     ours = module.load_digits()
     for name in ("data", "images", "target"):
-        np.testing.assert_array_equal(getattr(ours, name), theirs[name])
+        assert_array_equal(getattr(ours, name), theirs[name])
         assert getattr(ours, name).dtype == theirs[name].dtype

@@ -52,15 +52,15 @@ class Hosts:
         return {pid: text for pid, text in self._on(host).items() if pid not in self._at_first}
 
     def _on(self, host: int) -> dict[int, str]:
-        found = {}
+        result = {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
                 if alive and os.readlink(entry / "ns/net") == self._networks[host]:
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    result[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue  # it has ended
-        return found
+        return result
 
     def assert_left(self, within: float = 5.0) -> None:
         """Fails if something still runs on one of them `within` seconds from now."""

@@ -238,7 +238,8 @@ TORCH += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"
 
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_tensors_share_their_memory(name: str) -> None:
-    torch = pytest.importorskip("torch")
+    from tests.oracle import torch
+
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     t = torch.ones(2, 3).to(getattr(torch, name))
     for each, shape in ((t, (2, 3)), (t.t(), (3, 2)), (t[:, ::2], (2, 2)), (t[0, 0], ()), (t[:0], (0, 3))):
@@ -254,7 +255,8 @@ def test_torch_tensors_share_their_memory(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
 def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
-    torch = pytest.importorskip("torch")
+    from tests.oracle import torch
+
     dtype = np.dtype(getattr(ml_dtypes, name, name))
 
     def check(comm: Communicator) -> None:
@@ -282,7 +284,8 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
 
 
 def test_torch_tensors_that_cannot_be_shared() -> None:
-    torch = pytest.importorskip("torch")
+    from tests.oracle import torch
+
     with pytest.raises(ArgumentError, match=r"x requires grad \(Tensor\)"):
         as_array(torch.ones(2, requires_grad=True))
     with pytest.raises(ArgumentError, match=r"x requires grad \(Parameter\)"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from collectives import native
 from collectives.native import BFLOAT16, FLOAT16, FLOAT32, astype, copy, load
@@ -55,7 +56,7 @@ def test_layouts(dtype: Any, length: int) -> None:
         assert astype(each, FLOAT32).strides == each.astype(FLOAT32).strides
         out = np.zeros(each.shape[::-1], FLOAT32).T
         copy(out, each)
-        np.testing.assert_array_equal(out, each.astype(FLOAT32))
+        assert_array_equal(out, each.astype(FLOAT32))
     assert astype(turned, FLOAT32, "C").flags.c_contiguous
     with pytest.raises(ValueError, match="read-only"):
         copy(np.broadcast_to(np.zeros(1, FLOAT32), (2 * length + 1,)), np.zeros(2 * length + 1, dtype))

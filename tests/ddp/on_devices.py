@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 import ddp
 from tests.ddp.cases.table import Case, draw
@@ -20,8 +21,8 @@ class At:
         self.device_name = device
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(ddp, name)
-        return functools.partial(found, device=self.device_name) if name in self.MAKERS else found
+        result = getattr(ddp, name)
+        return functools.partial(result, device=self.device_name) if name in self.MAKERS else result
 
 
 def _inputs(case: Case, dtype: Any, device: str) -> list[Any]:
@@ -68,7 +69,7 @@ def second_results(case: Case, dtype: Any, device: str) -> list[Any]:
 def assert_near(one: Any, other: Any, rtol: float, atol: float) -> None:
     """atol: in units of the largest number of `other`, or of 1 if that is less"""
     size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
-    np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rtol, atol=atol * size)
+    assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rtol, atol=atol * size)
 
 
 def assert_agree(got: list[Any], expected: list[Any], rtol: float, atol: float) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import _aliases
+from tests.oracle import torch
 
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 einops = pytest.importorskip("einops")
 
 
@@ -49,12 +50,12 @@ TAKEN = [
 @pytest.mark.parametrize(("path", "name"), TAKEN)
 def test_a_name_is_where_pytorch_has_it(path: str, name: str) -> None:
     assert callable(getattr(importlib.import_module(f"torch.{path}"), name))
-    found = getattr(importlib.import_module(f"ddp.{path}"), name)
-    at: Any = ddp
+    result = getattr(importlib.import_module(f"ddp.{path}"), name)
+    owner: Any = ddp
     for part in path.split("."):
-        at = getattr(at, part)
-    assert getattr(at, name) is found
-    assert callable(found)
+        owner = getattr(owner, part)
+    assert getattr(owner, name) is result
+    assert callable(result)
 
 
 def test_the_modules_of_the_table() -> None:
@@ -112,14 +113,14 @@ def einops_layers(t: Any) -> Any:
 
 def test_einops_agrees_with_itself_on_pytorch() -> None:
     array = np.random.default_rng(0).standard_normal((2, 3, 4, 6))
-    found = []
+    results = []
     for t in (ddp, torch):
         x = t.from_numpy(array.copy()).requires_grad_()
         values = rearranged(t, x)
         sum((value * value).sum() for value in values if value.requires_grad).backward()
-        found.append([x.grad, *values])
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-12, 1e-12)
+        results.append([x.grad, *values])
+    for ours, theirs in zip(*results, strict=True):
+        assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-12, 1e-12)
     assert einops.parse_shape(x, "b c _ _") == {"b": 2, "c": 3}
 
 

@@ -132,16 +132,16 @@ def test_damaged_files_load_or_raise(count: Callable[[int, int], int]) -> None:
             if not data:
                 break
             # Mostly in the header, where damage does most.
-            at = int(random.integers(0, min(length, len(data)) if random.random() < 0.8 else len(data)))
+            offset = int(random.integers(0, min(length, len(data)) if random.random() < 0.8 else len(data)))
             kind = random.integers(0, 4)
             if kind == 0:
-                data[at] ^= 1 << int(random.integers(0, 8))
+                data[offset] ^= 1 << int(random.integers(0, 8))
             elif kind == 1:
-                data[at] = int(random.integers(32, 127))
+                data[offset] = int(random.integers(32, 127))
             elif kind == 2:
-                del data[at : at + int(random.integers(1, 9))]
+                del data[offset : offset + int(random.integers(1, 9))]
             else:
-                data = data[: max(at, 1)]
+                data = data[: max(offset, 1)]
         try:
             ddp.load(io.BytesIO(bytes(data)))
             loaded += 1

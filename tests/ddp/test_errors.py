@@ -17,7 +17,7 @@ def test_the_tree_is_the_one_that_is_drawn() -> None:
         del above[len(indent) // 4 :]
         drawn[name] = (*above[-1:], *([other] if other else ()))
         above.append(name)
-    found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
-    assert {name: tuple(base.__name__ for base in kind.__bases__) for name, kind in found.items()} == drawn
-    assert all(kind.__doc__ and issubclass(kind, errors.DdpError) for kind in found.values())
-    assert all(hasattr(builtins, base) or base in found for bases in drawn.values() for base in bases)
+    by_name = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {name: tuple(base.__name__ for base in kind.__bases__) for name, kind in by_name.items()} == drawn
+    assert all(kind.__doc__ and issubclass(kind, errors.DdpError) for kind in by_name.values())
+    assert all(hasattr(builtins, base) or base in by_name for bases in drawn.values() for base in bases)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError
@@ -113,4 +113,4 @@ def test_refusals() -> None:
         z.exp()
     with pytest.raises(DtypeError):
         ddp.cat([z, z])  # type: ignore[list-item]
-    np.testing.assert_array_equal(z.real.numpy(), [4, 0, 0, 0])
+    assert_array_equal(z.real.numpy(), [4, 0, 0, 0])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.ops import OPS
@@ -43,8 +44,6 @@ def test_agrees_with_the_cpu(case: Case, dtype: Any) -> None:
 def test_more_rows_than_blocks(rows: int) -> None:
     x = np.random.default_rng(0).standard_normal((rows, 300)).astype(np.float32)
     on_gpu = ddp.from_numpy(x).to("cuda")
-    np.testing.assert_allclose(on_gpu.softmax(1).cpu().numpy(), ddp.from_numpy(x).softmax(1).numpy(), atol=1e-6)
+    assert_allclose(on_gpu.softmax(1).cpu().numpy(), ddp.from_numpy(x).softmax(1).numpy(), atol=1e-6)
     norm = ddp.nn.functional.layer_norm
-    np.testing.assert_allclose(
-        norm(on_gpu, (300,)).cpu().numpy(), norm(ddp.from_numpy(x), (300,)).numpy(), rtol=1e-4, atol=1e-5
-    )
+    assert_allclose(norm(on_gpu, (300,)).cpu().numpy(), norm(ddp.from_numpy(x), (300,)).numpy(), rtol=1e-4, atol=1e-5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.nn import functional as F
@@ -34,21 +34,22 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize(("fn", "shapes"), CASES.values(), ids=CASES)
 def test_as_in_float32(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
-    found = []
+    results = []
     for dtype in (ddp.float16, ddp.float32):
         xs = [ddp.ones(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
         y = fn(*xs)
         y.backward(ddp.ones_like(y))
-        found.append([y.detach(), *[x.grad for x in xs]])
-    for half, single in zip(*found, strict=True):
+        results.append([y.detach(), *[x.grad for x in xs]])
+    for half, single in zip(*results, strict=True):
         assert half.dtype == ddp.float16
         # Four units in the last place of float16: of 1 where g and its sum cancel, else beside its smallest number.
         cancels = fn is CASES["log_softmax"][0]
-        np.testing.assert_allclose(half.numpy(), single.numpy(), 4e-3, 4e-3 if cancels else 1e-6)
+        assert_allclose(half.numpy(), single.numpy(), 4e-3, 4e-3 if cancels else 1e-6)
 
 
 def test_a_number_beside_float16_counts_in_float32() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     results = []
     for t in (ddp, torch):
         x = t.tensor([0.5, 3.0, 1000.0], dtype=t.float16, requires_grad=True)

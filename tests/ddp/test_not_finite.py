@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 inf, nan = float("inf"), float("nan")
 
@@ -94,11 +93,11 @@ def test_against_pytorch(case: Case) -> None:
         ours = [ddp.tensor(x, dtype=dtype, requires_grad=True) for x in case.inputs]
         theirs = [torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True) for x in case.inputs]
         y, expected = case.fn(ddp, *ours), case.fn(torch, *theirs)
-        np.testing.assert_array_equal(y.detach().numpy(), expected.detach().numpy())
+        assert_array_equal(y.detach().numpy(), expected.detach().numpy())
         y.backward(ddp.tensor(case.g, dtype=dtype))
         expected.backward(torch.tensor(case.g, dtype=getattr(torch, dtype)))
         for a, b in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(a.grad.numpy(), b.grad.numpy())
+            assert_array_equal(a.grad.numpy(), b.grad.numpy())
 
 
 def test_over_dimensions_the_nan_get_the_gradient() -> None:

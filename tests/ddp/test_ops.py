@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 import ddp.fft  # its ops are known from then on
@@ -48,13 +49,13 @@ def cases_of(op: str) -> Iterator[Case]:
 
 
 def ops_below(y: ddp.Tensor) -> set[str]:
-    found, stack = set(), [y.edge]
+    result, stack = set(), [y.edge]
     while stack:
         edge = stack.pop()
         if isinstance(edge, Node):
-            found.add(edge.op.name)
+            result.add(edge.op.name)
             stack.extend(edge.edges or ())
-    return found
+    return result
 
 
 def test_the_table_covers_every_op() -> None:
@@ -78,7 +79,8 @@ def test_gradcheck(op: str, count: Callable[[int, int], int]) -> None:
 
 @pytest.mark.parametrize("op", OF_OP)
 def test_agrees_with_pytorch(op: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     kinds = ((np.float64, 1e-10, 1e-12), (np.float32, 2e-5, 2e-6), (np.float16, 2e-2, 2e-2))
     for case, dtype, rtol, atol in ((case, *kind) for case in cases_of(op) for kind in kinds):
         ours = leaves(case, dtype)
@@ -90,7 +92,7 @@ def test_agrees_with_pytorch(op: str) -> None:
             continue
         assert str(y.dtype) == str(expected.dtype).removeprefix("torch.")
         assert y.shape == tuple(expected.shape)
-        np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol, atol, err_msg=f"{dtype}")
+        assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol, atol, err_msg=f"{dtype}")
         g = draw(*y.shape, seed=9).astype(y.dtype)
         y.backward(ddp.from_numpy(g))
         expected.backward(torch.from_numpy(g))
@@ -99,12 +101,12 @@ def test_agrees_with_pytorch(op: str) -> None:
             if x.grad is not None:
                 assert x.grad.dtype == x.dtype
                 assert x.grad.shape == x.shape
-                np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol, atol, err_msg=f"{dtype}")
+                assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol, atol, err_msg=f"{dtype}")
 
 
 @pytest.mark.parametrize("op", OF_OP)
 def test_a_result_may_be_changed_in_place_where_pytorch_allows_it(op: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
 
     def gradients(t: Any, case: Case, inputs: list[Any]) -> list[Any]:
         y = case.fn(t, *inputs)
@@ -123,7 +125,7 @@ def test_a_result_may_be_changed_in_place_where_pytorch_allows_it(op: str) -> No
         for dx, reference in zip(gradients(ddp, case, ours), expected, strict=True):
             assert (dx is None) == (reference is None)
             if dx is not None:
-                np.testing.assert_allclose(dx.numpy(), reference.numpy(), 1e-9, 1e-10)
+                assert_allclose(dx.numpy(), reference.numpy(), 1e-9, 1e-10)
 
 
 @pytest.mark.parametrize("op", OF_OP)
@@ -132,9 +134,9 @@ def test_a_gradient_is_computed_without_the_others(op: str, monkeypatch: pytest.
 
     def watched(xp: Any, g: Any, needs: Any, saved: Any, residual: Any, *outs: Any) -> Any:
         assert all(x is None for x, position in zip(saved, plan(needs), strict=True) if position is None)
-        found = backward(xp, g, needs, saved, residual, *outs)
-        assert all(need or dx is None for dx, need in zip(found, needs, strict=True))
-        return found
+        actual = backward(xp, g, needs, saved, residual, *outs)
+        assert all(need or dx is None for dx, need in zip(actual, needs, strict=True))
+        return actual
 
     monkeypatch.setattr(OPS[op], "backward", watched)
     for case in cases_of(op):
@@ -146,7 +148,7 @@ def test_a_gradient_is_computed_without_the_others(op: str, monkeypatch: pytest.
             (dx,) = ddp.autograd.grad(y, x, **how)
             assert (dx is None) == (expected is None)
             if dx is not None:
-                np.testing.assert_allclose(dx.numpy(), expected.numpy(), 1e-12, 1e-12)
+                assert_allclose(dx.numpy(), expected.numpy(), 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

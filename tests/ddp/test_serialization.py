@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -39,22 +40,22 @@ def bits(x: Any) -> bytes:
     return x.detach().array.tobytes()
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected) or isinstance(expected, dict)
+def assert_same(actual: Any, expected: Any) -> None:
+    assert type(actual) is type(expected) or isinstance(expected, dict)
     if isinstance(expected, ddp.Tensor):
-        assert (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
-        assert bits(found) == bits(expected)
+        assert (actual.shape, actual.dtype, actual.device) == (expected.shape, expected.dtype, expected.device)
+        assert bits(actual) == bits(expected)
     elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        assert [type(key) for key in found] == [type(key) for key in expected]
+        assert list(actual) == list(expected)
+        assert [type(key) for key in actual] == [type(key) for key in expected]
         for key, value in expected.items():
-            assert_same(found[key], value)
+            assert_same(actual[key], value)
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for each, value in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for each, value in zip(actual, expected, strict=True):
             assert_same(each, value)
     else:
-        assert found == expected or found != found
+        assert actual == expected or actual != actual
 
 
 def through(obj: Any) -> Any:
@@ -72,16 +73,17 @@ def header(path: Any) -> dict[str, Any]:
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
     expected = every_kind()
     ddp.save(expected, tmp_path / "x.safetensors")
-    found = ddp.load(str(tmp_path / "x.safetensors"))
-    assert_same(found, expected)
-    for tensor in found.values():
+    actual = ddp.load(str(tmp_path / "x.safetensors"))
+    assert_same(actual, expected)
+    for tensor in actual.values():
         assert tensor.array.flags.writeable
         assert tensor.array.flags.owndata or tensor.array.base.flags.owndata
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def test_pytorch_reads_what_is_written_here(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     library = pytest.importorskip("safetensors.torch", reason="the library of the format")
     expected = every_kind()
     ddp.save(expected, tmp_path / "ours.safetensors")
@@ -100,9 +102,9 @@ def test_what_is_not_contiguous(tmp_path: Path) -> None:
     x = ddp.tensor(np.arange(24.0).reshape(2, 3, 4))
     for array in (x.array.T, x.array[:, ::2], x.array[::-1], np.broadcast_to(x.array[0, 0], (5, 4))):
         view = ddp._tensor.base.wrap(array, x.device)
-        found = through({"x": view})["x"]
-        np.testing.assert_array_equal(found.array, array)
-        assert found.is_contiguous()
+        loaded = through({"x": view})["x"]
+        assert_array_equal(loaded.array, array)
+        assert loaded.is_contiguous()
 
 
 def test_a_checkpoint(tmp_path: Path) -> None:
@@ -120,15 +122,15 @@ def test_a_checkpoint(tmp_path: Path) -> None:
         "epoch": 3,
     }
     ddp.save(checkpoint, tmp_path / "x.safetensors")
-    found = ddp.load(tmp_path / "x.safetensors", weights_only=True, mmap=True)
-    assert_same(found, checkpoint)
+    loaded = ddp.load(tmp_path / "x.safetensors", weights_only=True, mmap=True)
+    assert_same(loaded, checkpoint)
     assert set(header(tmp_path / "x.safetensors")) >= {"model.0.weight", "optimizer.state.0.exp_avg"}
     other = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.Linear(4, 2))
     resumed = ddp.optim.AdamW(other.parameters())
     again = ddp.optim.lr_scheduler.MultiStepLR(resumed, [])
-    other.load_state_dict(found["model"])
-    resumed.load_state_dict(found["optimizer"])
-    again.load_state_dict(found["scheduler"])
+    other.load_state_dict(loaded["model"])
+    resumed.load_state_dict(loaded["optimizer"])
+    again.load_state_dict(loaded["scheduler"])
     for o, s, n in ((optimizer, scheduler, net), (resumed, again, other)):
         for p in n.parameters():
             p.grad = ddp.ones(*p.shape)
@@ -144,12 +146,12 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     ddp.save({"a": x, "b": x.detach(), "c": x.clone()}, tmp_path / "x.safetensors")
     assert header(tmp_path / "x.safetensors")["__metadata__"] == {"tied": '{"b": "a"}'}
     assert 8000 < os.path.getsize(tmp_path / "x.safetensors") < 8500
-    found = ddp.load(tmp_path / "x.safetensors")
-    assert_same(found, {"a": x, "c": x, "b": x})
-    found["a"][0, 0] = 5
-    assert found["b"][0, 0].item() == 5
-    assert found["c"][0, 0].item() != 5
-    assert found["a"].version is found["b"].version
+    loaded = ddp.load(tmp_path / "x.safetensors")
+    assert_same(loaded, {"a": x, "c": x, "b": x})
+    loaded["a"][0, 0] = 5
+    assert loaded["b"][0, 0].item() == 5
+    assert loaded["c"][0, 0].item() != 5
+    assert loaded["a"].version is loaded["b"].version
 
 
 def test_map_location() -> None:
@@ -201,8 +203,8 @@ PLAIN = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_keep_their_types_and_bits(value: Any) -> None:
-    found = through(value)
-    assert (repr(found), type(found)) == (repr(value), type(value))
+    loaded = through(value)
+    assert (repr(loaded), type(loaded)) == (repr(value), type(value))
 
 
 ARRAYS = [
@@ -216,12 +218,12 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
 def test_arrays_come_back_as_arrays(array: Any) -> None:
-    found = through({"data": array, "list": [array.T, *array.reshape(-1)[:1]], "tensor": ddp.ones(3)})
-    for mine, theirs in zip([found["data"], *found["list"]], [array, array.T, *array.reshape(-1)[:1]], strict=True):
+    loaded = through({"data": array, "list": [array.T, *array.reshape(-1)[:1]], "tensor": ddp.ones(3)})
+    for mine, theirs in zip([loaded["data"], *loaded["list"]], [array, array.T, *array.reshape(-1)[:1]], strict=True):
         assert (type(mine), mine.dtype, mine.shape) == (type(theirs), theirs.dtype, theirs.shape)
         assert mine.tobytes() == theirs.tobytes()
-    assert found["data"].flags.writeable
-    assert isinstance(found["tensor"], ddp.Tensor)
+    assert loaded["data"].flags.writeable
+    assert isinstance(loaded["tensor"], ddp.Tensor)
     assert through(array).tobytes() == array.tobytes()
     swapped = through([array.astype(array.dtype.newbyteorder("S"))])[0]
     assert (swapped.dtype, swapped.tobytes()) == (array.dtype, array.tobytes())
@@ -295,18 +297,18 @@ def saved(obj: Any) -> io.BytesIO:
 def test_a_whole_model_as_scripts_save_it() -> None:
     net, x = Net().eval(), ddp.tensor([[0, 1], [4, 2]])
     with ddp.serialization.safe_globals([Net]):
-        found, epoch = ddp.load(saved((net, 3)))
+        result, epoch = ddp.load(saved((net, 3)))
     assert epoch == 3
-    np.testing.assert_array_equal(found(x).numpy(force=True), net(x).numpy(force=True))
-    assert found.head.weight is found.embedding.weight
-    assert [(name, p.requires_grad) for name, p in found.named_parameters()] == [
+    assert_array_equal(result(x).numpy(force=True), net(x).numpy(force=True))
+    assert result.head.weight is result.embedding.weight
+    assert [(name, p.requires_grad) for name, p in result.named_parameters()] == [
         (name, p.requires_grad) for name, p in net.named_parameters()
     ]
-    assert list(found.state_dict()) == list(net.state_dict())
-    assert not found.training
-    assert (found.act, found.shape, found.options) == (net.act, net.shape, net.options)
-    ddp.optim.SGD(found.parameters(), 0.1).zero_grad()
-    found(x).sum().backward()
+    assert list(result.state_dict()) == list(net.state_dict())
+    assert not result.training
+    assert (result.act, result.shape, result.options) == (net.act, net.shape, net.options)
+    ddp.optim.SGD(result.parameters(), 0.1).zero_grad()
+    result(x).sum().backward()
 
 
 def test_a_class_is_not_made_unless_it_is_listed() -> None:
@@ -327,10 +329,10 @@ def test_a_class_is_not_made_unless_it_is_listed() -> None:
 def test_a_module_under_two_names_stays_one() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     net.add_module("again", net[0])
-    found, other = ddp.load(saved((net, {"first": net[0]})))
-    assert found.again is found[0] is other["first"]
-    assert found[1] is not found[0]
-    assert len(list(found.modules())) == 3
+    result, other = ddp.load(saved((net, {"first": net[0]})))
+    assert result.again is result[0] is other["first"]
+    assert result[1] is not result[0]
+    assert len(list(result.modules())) == 3
 
 
 @pytest.mark.parametrize("listed", ["str", 3, ["Net"], nn.Linear(2, 2)])

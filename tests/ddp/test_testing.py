@@ -11,8 +11,7 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 INF, NAN = math.inf, math.nan
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], dict[str, Any]]] = {
@@ -53,13 +52,13 @@ PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], dict[str, Any
 @pytest.mark.parametrize("name", PAIRS)
 def test_as_pytorch_decides(name: str) -> None:
     actual, expected, options = PAIRS[name]
-    found = []
+    results = []
     for t in (ddp, torch):
         try:
-            found.append(t.testing.assert_close(actual(t), expected(t), **options))
+            results.append(t.testing.assert_close(actual(t), expected(t), **options))
         except AssertionError:
-            found.append("not close")
-    assert found[0] == found[1]
+            results.append("not close")
+    assert results[0] == results[1]
 
 
 def test_what_it_says() -> None:

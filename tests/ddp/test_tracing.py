@@ -61,8 +61,8 @@ def assert_valid(events: list[dict[str, Any]]) -> None:
 def slices(events: list[dict[str, Any]], rank: int, row: str) -> list[tuple[str, float, float]]:
     """Name, begin and duration in ms of the slices in the row of that name."""
     (tid,) = {e["tid"] for e in events if e["name"] == "thread_name" and (e["pid"], e["args"]["name"]) == (rank, row)}
-    found = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == (rank, tid)]
-    return [(event["name"], event["ts"] / 1000, event["dur"] / 1000) for event in found]
+    results = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == (rank, tid)]
+    return [(event["name"], event["ts"] / 1000, event["dur"] / 1000) for event in results]
 
 
 def test_events_of_two_ranks() -> None:

@@ -42,19 +42,19 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """The blocks of Python on a page, from top to bottom."""
     text = page.read_text()
-    section, found = "", []
+    section, results = "", []
     for part in _PARTS.finditer(text):
         if part["heading"] is not None:
             section = part["heading"]
         elif (words := part["words"].split()) and words[0] == "python":
             line = text.count("\n", 0, part.start("code")) + 1
-            found.append(Block(page=page.name, section=section, line=line, words=tuple(words[1:]), code=part["code"]))
-    return found
+            results.append(Block(page=page.name, section=section, line=line, words=tuple(words[1:]), code=part["code"]))
+    return results
 
 
 def pairs(page: Path) -> list[tuple[Block | None, Block]]:
     """(theirs, ours) of each pair in which both are shown; theirs is None where only ours is."""
-    found: list[tuple[Block | None, Block]] = []
+    results: list[tuple[Block | None, Block]] = []
     waiting: Block | None = None
     for block in blocks(page):
         if "theirs" in block.words:
@@ -62,10 +62,10 @@ def pairs(page: Path) -> list[tuple[Block | None, Block]]:
             waiting = block
         else:
             assert "ours" in block.words, f"{block.place}: whose code is it? say `python theirs` or `python ours`"
-            found.append((waiting, block))
+            results.append((waiting, block))
             waiting = None
     assert waiting is None, f"{waiting and waiting.place}: nothing of ours stands beside it"
-    return found
+    return results
 
 
 def programs(page: Path) -> list[list[Block]]:
@@ -73,12 +73,12 @@ def programs(page: Path) -> list[list[Block]]:
 
     Blocks of pages that show two libraries side by side are none, nor are those that are not run at all.
     """
-    found: list[list[Block]] = []
+    results: list[list[Block]] = []
     for block in blocks(page):
         if {"theirs", "ours"} & set(block.words):
             continue
         if _BEGINNING.search(block.code):
-            found.append([])
-        assert found, f"{block.place}: nothing above it on the page has imported what it uses"
-        found[-1].append(block)
-    return found
+            results.append([])
+        assert results, f"{block.place}: nothing above it on the page has imported what it uses"
+        results[-1].append(block)
+    return results

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 import collectives
 from tests.docs.blocks import pairs
@@ -32,7 +33,7 @@ def main(page: Path) -> None:
         names = got.keys() & expected.keys()
         assert names, f"{theirs.place} and {mine.place} have no result in common"
         for name in sorted(names):
-            np.testing.assert_allclose(got[name], expected[name], rtol=1e-12, err_msg=f"{mine.place}: {name}")
+            assert_allclose(got[name], expected[name], rtol=1e-12, err_msg=f"{mine.place}: {name}")
         compared += len(names)
     least = comm.all_reduce(np.array(compared), "min")
     if comm.rank == 0:  # alone, since a bare mpiexec mixes the ranks' lines

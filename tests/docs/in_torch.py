@@ -56,8 +56,8 @@ def main(page: Path, folder: Path) -> None:
     results: dict[str, Any] = {}
     for block in theirs:
         if not block.is_script:
-            made = run(block.compiled(), block.code, of_theirs(rank))
-            results.update({f"{block.line}:{name}": array for name, array in outcome(made).items()})
+            names = run(block.compiled(), block.code, of_theirs(rank))
+            results.update({f"{block.line}:{name}": array for name, array in outcome(names).items()})
     dist.destroy_process_group()
     np.savez(folder / f"{rank}.npz", **results)
 

@@ -133,16 +133,16 @@ class _Uses(ast.NodeVisitor):
             self.visit(part)
 
 
-def outcome(made: Mapping[str, Any]) -> dict[str, Array]:
+def outcome(names: Mapping[str, Any]) -> dict[str, Array]:
     """What of it can be compared: numbers and arrays by name, parameters and gradients of `model`."""
-    found = {name: _numbers(value) for name, value in made.items()}
-    model = made.get("model")
+    by_name = {name: _numbers(value) for name, value in names.items()}
+    model = names.get("model")
     if model is not None:
         module = getattr(model, "module", model)
         for name, p in module.named_parameters():
-            found[f"model {name}"] = _numbers(p)
-            found[f"gradient {name}"] = _numbers(_grad(p))
-    return {name: array for name, array in found.items() if array is not None}
+            by_name[f"model {name}"] = _numbers(p)
+            by_name[f"gradient {name}"] = _numbers(_grad(p))
+    return {name: array for name, array in by_name.items() if array is not None}
 
 
 def _grad(p: Any) -> Any:

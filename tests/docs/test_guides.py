@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -28,8 +29,8 @@ TOLERANCES = {"Communication hooks": 2e-3}  # float16, rounded at different plac
 LEFT_OUT = {"Different numbers of batches": "gradient"}  # those of the last step, which not all ranks have made
 
 
-def _named(found: list[tuple[Block | None, Block]]) -> list[Any]:
-    return [pytest.param(theirs, mine, id=mine.place) for theirs, mine in found]
+def _named(result: list[tuple[Block | None, Block]]) -> list[Any]:
+    return [pytest.param(theirs, mine, id=mine.place) for theirs, mine in result]
 
 
 def _losses(printed: str) -> list[float]:
@@ -74,7 +75,7 @@ def test_pytorch_computes_the_same(run_job: Run, tmp_path: Path, monkeypatch: py
         done = run_job([*TWO, str(ROOT / "tests/docs/same_start.py"), "train.py"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert len(_losses(theirs.stdout)) == 3
-        np.testing.assert_allclose(_losses(done.stdout), _losses(theirs.stdout), rtol=1e-5)
+        assert_allclose(_losses(done.stdout), _losses(theirs.stdout), rtol=1e-5)
     for block, mine in pairs(PYTORCH):
         if not mine.is_script:
             got = collectives.run_threads(functools.partial(_outcome, mine), size=2)
@@ -88,14 +89,14 @@ def _outcome(mine: Block, comm: collectives.Communicator) -> dict[str, Any]:
 
 def _compare(block: Block, mine: Block, got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     tolerance = TOLERANCES.get(mine.section, 1e-5)
-    for rank, found in enumerate(got):
-        names = [name for name in found if f"{block.line}:{name}" in expected[rank]]
+    for rank, actual in enumerate(got):
+        names = [name for name in actual if f"{block.line}:{name}" in expected[rank]]
         if mine.section in LEFT_OUT:
             names = [name for name in names if not name.startswith(LEFT_OUT[mine.section])]
         assert names, f"{block.place} and {mine.place} have no result in common"
         for name in names:
-            np.testing.assert_allclose(
-                found[name],
+            assert_allclose(
+                actual[name],
                 expected[rank][f"{block.line}:{name}"],
                 rtol=tolerance,
                 atol=tolerance / 10,
@@ -120,4 +121,4 @@ def test_mpi4py_computes_the_same(run_job: Run, mpiexec: list[str], tmp_path: Pa
             got = run_job([*TWO, "ours.py"], cwd=tmp_path)
             assert got.returncode == 0, got.stderr
             assert len(_losses(expected.stdout)) == 3
-            np.testing.assert_allclose(_losses(got.stdout), _losses(expected.stdout), rtol=0, atol=2e-10)
+            assert_allclose(_losses(got.stdout), _losses(expected.stdout), rtol=0, atol=2e-10)

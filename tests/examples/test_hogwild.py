@@ -17,6 +17,6 @@ def test_two_processes_train_one_model(run_job: Run) -> None:
     pytest.importorskip("sklearn")
     done = run_job([sys.executable, SCRIPT, "--epochs", "5"], timeout=60)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"test accuracy ([\d.]+) % .*, 2 processes", done.stdout)
-    assert found
-    assert float(found[1]) > 90
+    match = re.search(r"test accuracy ([\d.]+) % .*, 2 processes", done.stdout)
+    assert match
+    assert float(match[1]) > 90

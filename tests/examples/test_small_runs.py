@@ -44,9 +44,9 @@ def test_an_example_learns(
     run_job: Run, start: list[str], name: str, args: str, number: str, least: list[float], most: list[float]
 ) -> None:
     out = run_example(run_job, start, name, *args.split())
-    found = [float(each) for each in re.findall(number, out)]
-    assert len(found) == len(least), out
-    assert all(low < each <= high for low, each, high in zip(least, found, most, strict=True)), out
+    results = [float(each) for each in re.findall(number, out)]
+    assert len(results) == len(least), out
+    assert all(low < each <= high for low, each, high in zip(least, results, most, strict=True)), out
 
 
 @starts
@@ -72,12 +72,12 @@ def test_an_example_draws(run_job: Run, start: list[str], name: str, args: str, 
 def test_evaluate_prints_the_same_on_any_number_of_ranks(run_job: Run, tmp_path: Path) -> None:
     weights = tmp_path / "digits.safetensors"
     trained = run_example(run_job, ALONE, "evaluate.py", "--epochs", "3", "--save", str(weights))
-    found = re.match(r"accuracy ([\d.]+) % \((\d+) of 359\), mean loss [\d.]+\n", trained)
-    assert found
-    assert float(found[1]) > 85
+    match = re.match(r"accuracy ([\d.]+) % \((\d+) of 359\), mean loss [\d.]+\n", trained)
+    assert match
+    assert float(match[1]) > 85
     counts = [[int(count) for count in row] for row in re.findall(r"^ {4}\d" + r" +(\d+)" * 10, trained, re.M)]
     assert sum(map(sum, counts)) == 359
-    assert sum(row[label] for label, row in enumerate(counts)) == int(found[2])
+    assert sum(row[label] for label, row in enumerate(counts)) == int(match[2])
     three = [sys.executable, "-m", "launcher", "-n", "3"]  # 359 images: no even shares
     printed = run_example(run_job, three, "evaluate.py", "--load", str(weights))
     assert re.sub(r"^0: ", "", printed, flags=re.M) == trained

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from collectives.world import STOPPED
 from tests.conftest import Run
@@ -67,9 +67,9 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
 def test_one_rank_learns_the_digits_and_says_so(run_job: Run) -> None:
     done = run_job([sys.executable, TRAIN, "--epochs", "8"], timeout=100, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"test accuracy ([\d.]+) % \(\d+ of 359\), 1 rank, [\d.]+ s\n", done.stdout)
-    assert found, done.stdout
-    assert float(found[1]) >= 95
+    match = re.fullmatch(r"test accuracy ([\d.]+) % \(\d+ of 359\), 1 rank, [\d.]+ s\n", done.stdout)
+    assert match, done.stdout
+    assert float(match[1]) >= 95
     assert "184/184" in done.stderr  # the last line of progress
     assert " 0/184" not in done.stderr, "a bar is for terminals"
 
@@ -89,10 +89,10 @@ def test_a_job_that_was_asked_to_stop_goes_on_exactly_on_another_number_of_ranks
         time.sleep(0.01)
     job.process.send_signal(signal.SIGUSR1)
     done = job.wait(60)
-    found = re.search(r"ddp-launch: stopped as asked at step (\d+), state saved", done.stderr)
-    assert found, done.stderr
+    match = re.search(r"ddp-launch: stopped as asked at step (\d+), state saved", done.stderr)
+    assert match, done.stderr
     assert done.returncode == STOPPED
-    epochs = ["--epochs", str(int(found[1]) // 6 + 1)]
+    epochs = ["--epochs", str(int(match[1]) // 6 + 1)]
     assert run_job([sys.executable, RESUME, *epochs, *saved], env=env).returncode == 0
     assert run_job([sys.executable, RESUME, *epochs, *options, "--metrics", str(straight)], env=env).returncode == 0
-    np.testing.assert_allclose(losses(metrics), losses(straight), rtol=1e-10)
+    assert_allclose(losses(metrics), losses(straight), rtol=1e-10)

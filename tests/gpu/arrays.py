@@ -56,13 +56,13 @@ class Array:
 
     @property
     def data(self) -> Any:
-        at = self._host.__array_interface__["data"][0] if self.size else self._memptr.ptr
-        return self._memptr + (at - self._memptr.ptr)
+        address = self._host.__array_interface__["data"][0] if self.size else self._memptr.ptr
+        return self._memptr + (address - self._memptr.ptr)
 
     def _view(self, host: Any) -> Any:
-        made = object.__new__(type(self))
-        made._set(host, self._memptr, self if self.base is None else self.base)
-        return made
+        array = object.__new__(type(self))
+        array._set(host, self._memptr, self if self.base is None else self.base)
+        return array
 
     # What leaves the device ------------------------------------------------------------------------------------------
 

@@ -77,9 +77,9 @@ class Graph:
         started = Mark()
         marks: dict[Mark, Mark] = {}
         with machine.lock:
-            for each in self._pieces:
-                if each.stream not in self._queues:
-                    self._queues[each.stream] = machine.queue("graph.")
+            for piece in self._pieces:
+                if piece.stream not in self._queues:
+                    self._queues[piece.stream] = machine.queue("graph.")
             machine.put(handle, "graph", lambda: setattr(started, "done", True))
             for queue in self._queues.values():
                 machine.put(queue, "begins", waits=started)
@@ -171,9 +171,9 @@ class Captures:
 
     def ask(self, mark: Mark | None) -> None:
         """Somebody asks an event, or waits for it."""
-        found = None if mark is None else self._marks.get(mark)
-        if found is not None:
-            found[0].broken = True
+        result = None if mark is None else self._marks.get(mark)
+        if result is not None:
+            result[0].broken = True
             raise self.error(907)
 
     def unsafe(self, call: str) -> None:

@@ -23,8 +23,8 @@ def cudnn(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn_fake.Fake:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """By cuDNN or by the array formulas, on the stand-in or on a GPU. Returns: cuDNN's fake; None; "real"."""
     if not request.param.startswith("real"):
-        found = request.getfixturevalue("cudnn" if request.param == "cudnn" else "gpu")
-        return found if request.param == "cudnn" else None
+        result = request.getfixturevalue("cudnn" if request.param == "cudnn" else "gpu")
+        return result if request.param == "cudnn" else None
     Real()
     switches = ddp.backends.cudnn
     if request.param == "real cudnn" and not switches.is_available():

@@ -55,23 +55,23 @@ class Fake:
         def counted(*arguments: Any) -> Any:
             arity = len(cublaslt.FUNCTIONS[name][0])
             assert len(arguments) == arity, f"{name}: {len(arguments)} arguments, not {arity}"
-            assert all(type(each) is int for each in arguments), f"{name}: {arguments}"
+            assert all(type(argument) is int for argument in arguments), f"{name}: {arguments}"
             self.calls[name] = self.calls.get(name, 0) + 1
             return function(*arguments)
 
         return counted
 
-    def _make(self, at: int, kind: str, **what: Any) -> int:
+    def _make(self, address: int, kind: str, **what: Any) -> int:
         self._next += 64
         self.objects[self._next] = SimpleNamespace(kind=kind, **what)
-        ctypes.c_void_p.from_address(at).value = self._next
+        ctypes.c_void_p.from_address(address).value = self._next
         return SUCCESS
 
     def _destroy(self, target: int) -> int:
         return SUCCESS if self.objects.pop(target, None) is not None else INVALID_VALUE
 
-    def Create(self, at: int) -> int:
-        return self._make(at, "handle", device=self.device())
+    def Create(self, address: int) -> int:
+        return self._make(address, "handle", device=self.device())
 
     def GetVersion(self) -> int:
         return 120903
@@ -79,24 +79,24 @@ class Fake:
     def GetStatusString(self, status: int) -> bytes:
         return {7: b"CUBLAS_STATUS_INVALID_VALUE", 15: b"CUBLAS_STATUS_NOT_SUPPORTED"}.get(status, b"a status")
 
-    def MatmulDescCreate(self, at: int, compute: int, scale: int) -> int:
+    def MatmulDescCreate(self, address: int, compute: int, scale: int) -> int:
         if compute not in COMPUTES or scale != (1 if compute == cublaslt.COMPUTE_64F else 0):
             return INVALID_VALUE
-        return self._make(at, "desc", compute=compute, values={3: 0, 4: 0, 7: 1, 8: 0, 11: 0, 12: 0})
+        return self._make(address, "desc", compute=compute, values={3: 0, 4: 0, 7: 1, 8: 0, 11: 0, 12: 0})
 
-    def MatrixLayoutCreate(self, at: int, dtype: int, rows: int, columns: int, lead: int) -> int:
+    def MatrixLayoutCreate(self, address: int, dtype: int, rows: int, columns: int, lead: int) -> int:
         if dtype not in DTYPES or not rows or not columns or lead < rows:
             return INVALID_VALUE
-        return self._make(at, "layout", dtype=dtype, shape=(rows, columns), lead=lead, values={5: 1, 6: 0})
+        return self._make(address, "layout", dtype=dtype, shape=(rows, columns), lead=lead, values={5: 1, 6: 0})
 
-    def MatmulPreferenceCreate(self, at: int) -> int:
-        return self._make(at, "preference", values={1: 0, 3: 7, 5: 256, 6: 256, 7: 256, 8: 256})
+    def MatmulPreferenceCreate(self, address: int) -> int:
+        return self._make(address, "preference", values={1: 0, 3: 7, 5: 256, 6: 256, 7: 256, 8: 256})
 
-    def _set(self, kind: str, sizes: dict[int, int], target: int, attribute: int, at: int, size: int) -> int:
-        found = self.objects.get(target)
-        if found is None or found.kind != kind or sizes.get(attribute) != size or not at:
+    def _set(self, kind: str, sizes: dict[int, int], target: int, attribute: int, address: int, size: int) -> int:
+        result = self.objects.get(target)
+        if result is None or result.kind != kind or sizes.get(attribute) != size or not address:
             return INVALID_VALUE
-        found.values[attribute] = _number(at, size)
+        result.values[attribute] = _number(address, size)
         return SUCCESS
 
     MatmulDescSetAttribute = functools.partialmethod(_set, "desc", _DESC)
@@ -135,7 +135,17 @@ class Fake:
         )
 
     def MatmulAlgoGetHeuristic(
-        self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int, wanted: int, at: int, many: int
+        self,
+        handle: int,
+        desc: int,
+        a: int,
+        b: int,
+        c: int,
+        d: int,
+        preference: int,
+        wanted: int,
+        address: int,
+        many: int,
     ) -> int:
         assert self.objects[handle].kind == "handle"
         assert wanted == 1
@@ -144,14 +154,14 @@ class Fake:
         if isinstance(problem, int):
             return problem
         values = self.objects[preference].values
-        found = Algorithm.from_address(at)
+        result = Algorithm.from_address(address)
         # Which alignments it counts on, and a mark of the product it was found for.
-        found.algo[0] = problem.mark
+        result.algo[0] = problem.mark
         for i in range(4):
-            found.algo[1 + i] = values[5 + i]
-        found.algo[5] = _aligned(problem.what.values[8])
-        found.workspace = WORKSPACE if problem.size[2] > 64 and values[1] >= WORKSPACE else 0
-        found.state = SUCCESS
+            result.algo[1 + i] = values[5 + i]
+        result.algo[5] = _aligned(problem.what.values[8])
+        result.workspace = WORKSPACE if problem.size[2] > 64 and values[1] >= WORKSPACE else 0
+        result.state = SUCCESS
         ctypes.c_int.from_address(many).value = 1
         return SUCCESS
 
@@ -165,19 +175,19 @@ class Fake:
             return problem
         assert (c, at_c) == (d, at_d), "only in place"
         values = problem.what.values
-        found = Algorithm.from_address(algorithm)
-        assert found.algo[0] == problem.mark, "an algorithm of another product"
+        result = Algorithm.from_address(algorithm)
+        assert result.algo[0] == problem.mark, "an algorithm of another product"
         for i, pointer in enumerate((at_a, at_b, at_c, at_d)):
             assert pointer, "a null pointer"
-            assert pointer % found.algo[1 + i] == 0, f"misaligned address: {i}, {pointer:x}, {found.algo[1 + i]}"
-        assert values[8] % max(found.algo[5], 1) == 0, "misaligned bias"
-        if room_size < found.workspace or (found.workspace and (not room or room % 256)):
+            assert pointer % result.algo[1 + i] == 0, f"misaligned address: {i}, {pointer:x}, {result.algo[1 + i]}"
+        assert values[8] % max(result.algo[5], 1) == 0, "misaligned bias"
+        if room_size < result.workspace or (result.workspace and (not room or room % 256)):
             return INVALID_VALUE
         wide: Any = np.float64 if problem.what.compute == cublaslt.COMPUTE_64F else np.float32
         scale = (ctypes.c_double if wide is np.float64 else ctypes.c_float).from_address
         assert scale(alpha).value == 1
         work = functools.partial(
-            _multiply, problem, dict(values), at_a, at_b, at_d, scale(beta).value, found.workspace, room, wide
+            _multiply, problem, dict(values), at_a, at_b, at_d, scale(beta).value, result.workspace, room, wide
         )
         self.launched.append((*problem.size, problem.epilogue))
         self.put(stream, "cublasLtMatmul", work)
@@ -188,18 +198,18 @@ def _aligned(pointer: int) -> int:
     return min(pointer & -pointer, 256)
 
 
-def _matrix(layout: Any, at: int, which: int, turned: bool = False) -> Any:
+def _matrix(layout: Any, address: int, which: int, turned: bool = False) -> Any:
     """One matrix of a layout, over the memory itself: (rows, columns)."""
     dtype, (rows, columns) = DTYPES[layout.dtype], layout.shape
     step = layout.values[6] if layout.values[6] < 1 << 63 else layout.values[6] - (1 << 64)
-    return _over(at + which * step * dtype.itemsize, dtype, rows, columns, layout.lead, turned)
+    return _over(address + which * step * dtype.itemsize, dtype, rows, columns, layout.lead, turned)
 
 
-def _over(at: int, dtype: Any, rows: int, columns: int, lead: int, turned: bool = False) -> Any:
+def _over(address: int, dtype: Any, rows: int, columns: int, lead: int, turned: bool = False) -> Any:
     extent = ((columns - 1) * lead + rows) * dtype.itemsize
-    raw = np.frombuffer((ctypes.c_char * extent).from_address(at), np.uint8)
-    found = np.ndarray((rows, columns), dtype, raw, 0, (dtype.itemsize, lead * dtype.itemsize))
-    return found.T if turned else found
+    raw = np.frombuffer((ctypes.c_char * extent).from_address(address), np.uint8)
+    result = np.ndarray((rows, columns), dtype, raw, 0, (dtype.itemsize, lead * dtype.itemsize))
+    return result.T if turned else result
 
 
 def _tf32(x: Any) -> Any:

@@ -142,10 +142,10 @@ class Graph:
 
     def validate(self) -> None:
         self._to("validated")
-        for each in self.tensors:
-            each.check()
+        for tensor in self.tensors:
+            tensor.check()
         assert all(each.is_output for each in self.made)
-        assert len({each.uid for each in self.tensors}) == len(self.tensors)
+        assert len({tensor.uid for tensor in self.tensors}) == len(self.tensors)
         check = check_attention if "sdpa" in self.name else check_convolution
         check(self)
         needs(not self.fake.lacks(self.name), f"no {self.name}")
@@ -155,7 +155,7 @@ class Graph:
 
     def create_execution_plans(self, modes: list[Any]) -> None:
         assert modes
-        assert all(isinstance(each, heur_mode) for each in modes)
+        assert all(isinstance(mode, heur_mode) for mode in modes)
         self._to("planned")
 
     def deselect_numeric_notes(self, notes: list[Any]) -> None:

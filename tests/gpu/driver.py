@@ -194,7 +194,7 @@ def driver(cupy: Cupy) -> dict[str, Any]:
 def runtime(cupy: Cupy) -> ModuleType:
     """`cupy.cuda.runtime`."""
     machine = cupy.machine
-    made = ModuleType("cupy.cuda.runtime")
+    module = ModuleType("cupy.cuda.runtime")
     malloc, free = blocks_of(cupy)
     to_device, to_host, within = 1, 2, 3
 
@@ -253,5 +253,5 @@ def runtime(cupy: Cupy) -> ModuleType:
         "hostRegister": register,
         "pointerGetAttributes": pointer_attributes,
     }
-    vars(made).update(members)
-    return made
+    vars(module).update(members)
+    return module

@@ -30,7 +30,7 @@ class Indexing(Working):
     def _getitem(self, x: Any, index: Any) -> Any:
         parts, advanced, masks = self._index(index)
         if not advanced:
-            whole = parts if any(each is Ellipsis for each in parts) else (*parts, ...)
+            whole = parts if any(part is Ellipsis for part in parts) else (*parts, ...)
             return x._view(x._host[whole])
         return self._compute("getitem", lambda x, *index: x[index], (x, *parts), waits=masks)
 

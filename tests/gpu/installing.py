@@ -91,7 +91,7 @@ def forget() -> None:
         for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
             delattr(each, name)
     stream_sync.switch.on = stream_sync.switch.blocking = stream_sync.switch.several_gpus = False
-    for where in [each for each in _device._random.streams if each.type == "cuda"]:
+    for where in [stream for stream in _device._random.streams if stream.type == "cuda"]:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()

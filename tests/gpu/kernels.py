@@ -45,7 +45,7 @@ def raw(cupy: Cupy) -> type:
             self._loaded: set[int] = set()  # on which devices
 
         def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0, **kwargs: Any) -> None:
-            held: list[Any] = [each for each in args if isinstance(each, Array)]
+            held: list[Any] = [arg for arg in args if isinstance(arg, Array)]
             kinds = self._kernel._kinds
             hosts = [passed(f"{self.name}: {kind}", kind, x) for kind, x in zip(kinds, args, strict=True)]
             kernel = self._kernel

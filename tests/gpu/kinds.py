@@ -44,12 +44,12 @@ TO_FLOAT32 = _words("clip divmod where tril triu")
 @cache
 def names() -> dict[str, frozenset[str]]:
     """The names that CuPy has, by what has them."""
-    found: dict[str, frozenset[str]] = {}
+    result: dict[str, frozenset[str]] = {}
     where = ""
     for line in (Path(__file__).parent / "names.txt").read_text().splitlines():
         if line.startswith("["):
             where = line[1:-1]
-            found[where] = frozenset()
+            result[where] = frozenset()
         elif not line.startswith("#"):
-            found[where] |= set(line.split())
-    return found
+            result[where] |= set(line.split())
+    return result

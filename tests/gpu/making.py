@@ -38,8 +38,8 @@ class Making(Working):
         return self._array(a, dtype, False, order or "K", blocking)
 
     def ascontiguousarray(self, a: Any, dtype: Any = None) -> Any:
-        made = self._array(a, dtype, False, "C", False)
-        return made if made.ndim else made.reshape(1)
+        array = self._array(a, dtype, False, "C", False)
+        return array if array.ndim else array.reshape(1)
 
     def _array(self, obj: Any, dtype: Any, copy: bool, order: str, blocking: bool) -> Any:
         kind = None if dtype is None else np.dtype(dtype)
@@ -58,8 +58,8 @@ class Making(Working):
         if as_it_lies and obj.ndim and obj.size and obj.__array_interface__["data"][0] in self.pinned:
             host = obj  # CuPy asks CUDA whether it is pinned, and then reads it when the stream comes to it
         self._known(host.dtype)
-        made = self._like(host)
-        target = made._host
+        array = self._like(host)
+        target = array._host
         self.refuse_capture("an array from the host's numbers")
         self.record.copies_up += 1
         self.record.launches["copy up"] += 1
@@ -67,7 +67,7 @@ class Making(Working):
         self.put(self.current().ptr, "copy up", lambda: np.copyto(target, host))
         if blocking:
             self.wait("asarray(blocking=True)")
-        return made
+        return array
 
     def _from_interface(self, obj: Any) -> Any:
         told = obj.__cuda_array_interface__
@@ -103,8 +103,8 @@ class Making(Working):
     shares_memory = may_share_memory
 
     def broadcast_arrays(self, *args: Any) -> list[Any]:
-        shape = np.broadcast_shapes(*[each.shape for each in args])
-        return [self.broadcast_to(each, shape) for each in args]
+        shape = np.broadcast_shapes(*[arg.shape for arg in args])
+        return [self.broadcast_to(arg, shape) for arg in args]
 
     def copyto(self, dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
         held: list[Any] = []

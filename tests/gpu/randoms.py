@@ -37,9 +37,9 @@ def module(cupy: Cupy) -> ModuleType:
 
             def fn(numbers: Any, **options: Any) -> Any:
                 rng = np.random.default_rng([abs(int(n)) for n in numbers])
-                found = getattr(rng, name)(**options)
+                result = getattr(rng, name)(**options)
                 numbers[1] += 1
-                return found
+                return result
 
             return cupy._compute(f"random.{name}", fn, (state,), given)
 
@@ -55,8 +55,8 @@ def module(cupy: Cupy) -> ModuleType:
             self._state = cupy.array(np.array([number, 0], np.int64))
             self.lock = SimpleNamespace()
 
-    made = ModuleType("cupy.random")
-    vars(made).update(
+    module = ModuleType("cupy.random")
+    vars(module).update(
         Generator=Generator, XORWOW=XORWOW, default_rng=lambda seed=None: Generator(XORWOW(seed)), BitGenerator=XORWOW
     )
-    return made
+    return module

@@ -183,6 +183,6 @@ class Cupy(ModuleType, Indexing, Making):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in names()["cupy"] or not hasattr(np, name):
             raise AttributeError(f"module 'cupy' has no attribute {name!r}, as the stand-in knows it")
-        made = function(self, name, getattr(np, name))
-        setattr(self, name, made)
-        return made
+        ufunc = function(self, name, getattr(np, name))
+        setattr(self, name, ufunc)
+        return ufunc

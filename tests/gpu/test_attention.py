@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from tests.ddp.cases.table import draw
@@ -76,7 +76,7 @@ def test_what_is_dropped_is_dropped_in_backward_as_well(dtype: Any, path: Any) -
     assert v.grad is not None
     close([v.grad.cpu().float().numpy()], [probs.swapaxes(2, 3) @ slopes], dtype)
     ddp.manual_seed(5)
-    np.testing.assert_array_equal(attend(q, k, v, dropout_p=0.5).detach().cpu().float().numpy(), probs)
+    assert_array_equal(attend(q, k, v, dropout_p=0.5).detach().cpu().float().numpy(), probs)
     again = attend(q, k, v, dropout_p=0.5).detach().cpu().float().numpy()
     assert (again != probs).any()
 

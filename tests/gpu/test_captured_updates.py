@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.amp import GradScaler
@@ -64,9 +65,9 @@ def trained(kind: str, settings: dict[str, Any], device: str, captured: bool) ->
 def test_rates_and_steps_go_on_in_a_graph(kind: str, settings: dict[str, Any], gpu: Any) -> None:
     p, optimizer = trained(kind, settings, "cuda", True)
     q, expected = trained(kind, settings, "cpu", False)
-    np.testing.assert_allclose(p.detach().cpu().numpy(), q.detach().numpy(), rtol=1e-6)
+    assert_allclose(p.detach().cpu().numpy(), q.detach().numpy(), rtol=1e-6)
     for name, value in expected.state[q].items():
-        np.testing.assert_allclose(optimizer.state[p][name].cpu().numpy(), value.numpy(), rtol=1e-5)
+        assert_allclose(optimizer.state[p][name].cpu().numpy(), value.numpy(), rtol=1e-5)
 
 
 def test_a_replay_sends_what_changed_and_nothing_else(gpu: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -39,8 +40,8 @@ def trained(device: str, dtype: Any, last: bool) -> list[Any]:
         net = net.to(memory_format=ddp.channels_last)
     loss = nn.functional.cross_entropy(net(x), ddp.tensor([0, 1, 2, 3]).to(device))
     loss.backward()
-    found = [loss, *[p.grad for p in net.parameters()], *net.buffers()]
-    return [each.detach().cpu().double().numpy() for each in found]
+    results = [loss, *[p.grad for p in net.parameters()], *net.buffers()]
+    return [each.detach().cpu().double().numpy() for each in results]
 
 
 @pytest.mark.parametrize("dtype", [ddp.float32, ddp.bfloat16], ids=str)
@@ -53,12 +54,12 @@ def test_every_image_and_its_gradient_lies_with_channels_last(
 
     def spied(name: str, run: Any) -> Any:
         def backward(xp: Any, g: Any, *rest: Any) -> Any:
-            found = run(xp, g, *rest)
-            for each in (g, *found):
+            result = run(xp, g, *rest)
+            for each in (g, *result):
                 image = getattr(each, "ndim", 0) == 4 and each.shape[2:] not in ((3, 3), (1, 1))
                 if image and not memory_formats.is_channels_last(each):
                     wrong.append(f"{name} {each.shape} {each.strides}")
-            return found
+            return result
 
         return backward
 
@@ -67,8 +68,8 @@ def test_every_image_and_its_gradient_lies_with_channels_last(
         monkeypatch.setattr(op, "backward", spied(name, op.backward))
     rounding = 2e-3 if dtype is ddp.float32 else 0.3
     for one, other in zip(trained("cuda", dtype, True), trained("cpu", dtype, False), strict=True):
-        np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding * max(np.abs(other).max(), 1e-2))
+        assert_allclose(one, other, rtol=rounding, atol=rounding * max(np.abs(other).max(), 1e-2))
     assert wrong == []
     for graph in cudnn.graphs:
-        for each in graph.tensors:
-            assert each.order == "last" or each.dim[1] == 1 or each.dim[2:] == [1, 1], each.dim
+        for tensor in graph.tensors:
+            assert tensor.order == "last" or tensor.dim[1] == 1 or tensor.dim[2:] == [1, 1], tensor.dim

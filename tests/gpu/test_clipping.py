@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import ArgumentError
@@ -39,11 +40,11 @@ def grads(params: list[Any]) -> list[Any]:
     return [None if p.grad is None else p.grad.cpu().numpy().astype("f8") for p in params]
 
 
-def assert_close(found: list[Any], expected: list[Any], rounding: float) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_close(actual: list[Any], expected: list[Any], rounding: float) -> None:
+    for one, other in zip(actual, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
-            np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding / 10)
+            assert_allclose(one, other, rtol=rounding, atol=rounding / 10)
 
 
 @on_both

@@ -33,7 +33,7 @@ def run(device: str, dtype: Any, last: bool, groups: int = 1, stride: int = 1) -
         assert y.is_contiguous(memory_format=ddp.channels_last) is last
         assert y.is_contiguous() is not last
     grads = [each.grad for each in (x, w, b)]
-    assert all(each is not None for each in grads)
+    assert all(grad is not None for grad in grads)
     return [each.detach().cpu().float().numpy() for each in (y, *grads)]
 
 

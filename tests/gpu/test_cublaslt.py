@@ -18,10 +18,10 @@ from ddp.errors import DeviceError
 @pytest.fixture(scope="module")
 def headers() -> str:
     """cublasLt.h and cublas_api.h of the installed package, without comments."""
-    found = cublaslt.wheels()
-    if not found:
+    result = cublaslt.wheels()
+    if not result:
         pytest.skip("nvidia-cublas-cu12 or -cu13 is not installed")
-    folder = found[0].parent.parent / "include"
+    folder = result[0].parent.parent / "include"
     text = "\n".join((folder / name).read_text() for name in ("cublas_api.h", "cublasLt.h"))
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
 
@@ -30,12 +30,12 @@ def enum(headers: str, name: str) -> dict[str, int]:
     """Values by name; one may be given by those before it."""
     body = re.search(rf"typedef\s+enum\s*\{{([^}}]*)\}}\s*{name}\s*;", headers)
     assert body, name
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for each in body[1].split(","):
         if each.strip():
             key, _, value = each.partition("=")
-            found[key.strip()] = eval(value, {}, found)
-    return found
+            result[key.strip()] = eval(value, {}, result)
+    return result
 
 
 C_TYPES: dict[str, Any] = {
@@ -61,9 +61,9 @@ def c_type(declared: str) -> Any:
 
 @pytest.mark.parametrize("name", cublaslt.FUNCTIONS)
 def test_every_function_is_declared_as_in_the_header(headers: str, name: str) -> None:
-    found = re.search(rf"^((?:const\s+)?\w+\s*\*?)\s*CUBLASWINAPI\s+{name}\(([^)]*)\)\s*;", headers, re.MULTILINE)
-    assert found, f"cublasLt.h has no {name}"
-    result, parameters = found.groups()
+    match = re.search(rf"^((?:const\s+)?\w+\s*\*?)\s*CUBLASWINAPI\s+{name}\(([^)]*)\)\s*;", headers, re.MULTILINE)
+    assert match, f"cublasLt.h has no {name}"
+    result, parameters = match.groups()
     declared = tuple(c_type(each) for each in parameters.split(",") if each.strip() not in ("", "void"))
     assert cublaslt.FUNCTIONS[name] == (declared, c_type(result))
 
@@ -106,10 +106,10 @@ def test_an_algorithm_is_as_large_as_in_the_header(headers: str) -> None:
 @pytest.fixture(scope="module")
 def real() -> cublaslt.LtLibrary:
     """NVIDIA's library: what makes descriptions needs no GPU."""
-    found = cublaslt.wheels()
-    if not found:
+    result = cublaslt.wheels()
+    if not result:
         pytest.skip("nvidia-cublas-cu12 or -cu13 is not installed")
-    return cublaslt.LtLibrary(ctypes.CDLL(str(found[0])), str(found[0]))
+    return cublaslt.LtLibrary(ctypes.CDLL(str(result[0])), str(result[0]))
 
 
 OBJECTS = {
@@ -122,24 +122,24 @@ OBJECTS = {
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_the_library_takes_every_attribute_in_the_size_of_our_table(real: cublaslt.LtLibrary, kind: str) -> None:
     table, arguments = OBJECTS[kind]
-    made = real.create(f"{kind}Create", *arguments)
+    descriptor = real.create(f"{kind}Create", *arguments)
     for number, of in table.values():
-        real.set(f"{kind}SetAttribute", made, (number, of), 2)
+        real.set(f"{kind}SetAttribute", descriptor, (number, of), 2)
         wrong = ctypes.c_int16(2)
-        status = real.call(f"{kind}SetAttribute", made, number, ctypes.addressof(wrong), 2)
+        status = real.call(f"{kind}SetAttribute", descriptor, number, ctypes.addressof(wrong), 2)
         assert status == cublaslt.INVALID_VALUE
-    real.check(f"{kind}Destroy", made)
+    real.check(f"{kind}Destroy", descriptor)
 
 
 def test_a_missing_library_is_named_with_all_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "wheels", lambda: [Path(f"/w/{n}/lib/libcublasLt.so.{n}") for n in (76, 77)])
-    found = SimpleNamespace(abs_path="/p/libcublasLt.so.77.1")
-    pathfinder = SimpleNamespace(load_nvidia_dynamic_lib={"cublasLt": found}.__getitem__)
+    result = SimpleNamespace(abs_path="/p/libcublasLt.so.77.1")
+    pathfinder = SimpleNamespace(load_nvidia_dynamic_lib={"cublasLt": result}.__getitem__)
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(pathfinder=pathfinder))
     xp = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=lambda: 77000)))
     where = ["libcublasLt.so.77", "/w/77/lib/libcublasLt.so.77"]
-    assert list(cublaslt.candidates(xp)) == [found.abs_path, *where]
-    found.abs_path = "/p/libcublasLt.so.76"  # of another CUDA than CuPy's
+    assert list(cublaslt.candidates(xp)) == [result.abs_path, *where]
+    result.abs_path = "/p/libcublasLt.so.76"  # of another CUDA than CuPy's
     assert list(cublaslt.candidates(xp)) == where
     with pytest.raises(DeviceError, match=r"need cuBLASLt: pip install .*\[cuda77\]'. Tried .*/w/77/lib"):
         cublaslt.load(xp)

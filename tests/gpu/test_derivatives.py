@@ -6,26 +6,23 @@ import gc
 import weakref
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import GraphError
 from tests.ddp.cases.table import Case, draw
-from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, second_results
 from tests.ddp.test_ops import OF_OP
 from tests.gpu import on_both
-from tests.gpu.test_cases import KERNELS, TOLERANCES
+from tests.gpu.test_cases import (
+    KERNELS,
+    TOLERANCES,
+    _compiled,  # noqa: F401  # a fixture
+)
 
 F = ddp.nn.functional
 pytestmark = pytest.mark.timeout(400)  # where no kernel is compiled yet
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """The kernels that most cases launch, by one run of the compiler for each dtype."""
-    emulation.prepare_kernels("float16", "bfloat16", "float32", "float64", "int64", "bool")
 
 
 def agree(op: str, dtype: Any) -> None:
@@ -143,7 +140,7 @@ def test_a_penalty_trains_as_on_the_cpu(memory_format: Any, gpu: Any) -> None:
         return [p.detach().cpu().numpy() for p in net.parameters()]
 
     for one, other in zip(train("cuda"), train("cpu"), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
+        assert_allclose(one, other, rtol=1e-7, atol=1e-9)
 
 
 @on_both

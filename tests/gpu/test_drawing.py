@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import ArgumentError
@@ -22,16 +22,16 @@ def draw(generator: Any = None) -> Any:
 def expected(count: int, seed: int = 3) -> list[Any]:
     """What one stream gives."""
     source = ddp.Generator("cuda").manual_seed(seed)
-    found = []
+    actual = []
     for _ in range(count):
-        found.append(draw(source).tolist())
+        actual.append(draw(source).tolist())
         ddp.cuda.synchronize()
-    return found
+    return actual
 
 
-def read(found: list[Any]) -> list[Any]:
+def read(actual: list[Any]) -> list[Any]:
     ddp.cuda.synchronize()
-    return [x.tolist() for x in found]
+    return [x.tolist() for x in actual]
 
 
 @on_both
@@ -47,11 +47,11 @@ def test_multinomial(gpu: Any) -> None:
 def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None:
     ddp.manual_seed(3)
     source = ddp.Generator("cuda").manual_seed(3) if own else None
-    found, s, t = [], ddp.cuda.Stream(), ddp.cuda.Stream()
+    actual, s, t = [], ddp.cuda.Stream(), ddp.cuda.Stream()
     for side in (s, None, t, s, None):
         with ddp.cuda.stream(side):
-            found.append(draw(source))
-    assert read(found) == expected(5)
+            actual.append(draw(source))
+    assert read(actual) == expected(5)
 
 
 DISTRIBUTIONS: dict[str, Any] = {
@@ -73,4 +73,4 @@ def test_distributions(name: str, gpu: Any) -> None:
     ours, theirs = [DISTRIBUTIONS[name](ddp.distributions, y) for y in (x.cuda(), x)]
     drawn = ours.sample((2,))
     assert drawn.device.type == "cuda"
-    np.testing.assert_allclose(ours.log_prob(drawn).cpu().numpy(), theirs.log_prob(drawn.cpu()).numpy(), 2e-5, 1e-5)
+    assert_allclose(ours.log_prob(drawn).cpu().numpy(), theirs.log_prob(drawn.cpu()).numpy(), 2e-5, 1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -31,6 +31,6 @@ def convolved(device: str) -> Any:
 
 def test_agree_with_the_cpu(gpu: Any) -> None:
     for run in (transformed, convolved):
-        found = run("cuda")
-        assert found.is_cuda
-        np.testing.assert_allclose(found.cpu().numpy(), run("cpu").numpy(), 1e-10, 1e-12)
+        result = run("cuda")
+        assert result.is_cuda
+        assert_allclose(result.cpu().numpy(), run("cpu").numpy(), 1e-10, 1e-12)

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from ddp._cuda import capture, cublaslt, gemm
 from ddp._precision import matmul as precision
@@ -32,7 +33,7 @@ def close(got: Any, expected: Any, dtype: Any = "float64") -> None:
     assert got.shape == expected.shape
     rounding = TOLERANCES[np.dtype(dtype).name]
     size = np.abs(expected).max(initial=1)
-    np.testing.assert_allclose(got.get().astype("f8"), expected, rtol=rounding, atol=rounding * size)
+    assert_allclose(got.get().astype("f8"), expected, rtol=rounding, atol=rounding * size)
 
 
 SHAPES: list[Any] = [
@@ -85,7 +86,7 @@ def _inside(xp: Any, x: Any, where: Any) -> Any:
 def test_layouts(gpu: Any, xp: Any, lead: tuple[int, ...], first: str) -> None:
     x, y = numbers((*lead, 4, 5), "f4"), numbers((*lead, 5, 6), "f4", 1)
     a = LAYOUTS[first](xp, x)
-    np.testing.assert_array_equal(a.get(), x)
+    assert_array_equal(a.get(), x)
     for second, layout in LAYOUTS.items():
         b = layout(xp, y)
         gpu.reset()

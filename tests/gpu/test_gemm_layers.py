@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -25,7 +26,7 @@ def made(*shape: int, dtype: Any = ddp.float32, seed: int = 0, device: str = "cu
 
 def close(got: Any, expected: Any, tolerance: float = 1e-4) -> None:
     one, other = (each.detach().cpu().to(ddp.float64).numpy() for each in (got, expected))
-    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=1))
+    assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=1))
 
 
 def epilogues(gpu: Any) -> list[str]:
@@ -118,14 +119,16 @@ MULTIPLYING = re.compile("matmul|linear|feed|einsum|vector_norm|entropy|conv|att
 
 def test_no_op_calls_cupys_products(gpu: Any) -> None:
     """They refuse to be captured in a graph."""
-    found = set()
+    result = set()
     for case in CASES:
         if not MULTIPLYING.search(case.op):
             continue
         gpu.reset()
         results(case, ddp.float32, "cuda")
-        found |= {(case.op, each) for each in gpu.launches if each in ("matmul", "dot", "vdot", "inner", "tensordot")}
-    assert found == set()
+        result |= {
+            (case.op, launch) for launch in gpu.launches if launch in ("matmul", "dot", "vdot", "inner", "tensordot")
+        }
+    assert result == set()
 
 
 def test_integers_go_to_our_own_kernel(gpu: Any) -> None:

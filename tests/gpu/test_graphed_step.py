@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -61,7 +62,7 @@ def same(make: Callable[[], Made], data: Any, each: Callable[[], Any] = lambda: 
     eager, graphed = trained(make, data, False, each), trained(make, data, True, each)
     assert len(eager) == len(graphed)
     for x, y in zip(eager, graphed, strict=True):
-        np.testing.assert_array_equal(x, y)
+        assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("gpu", simulated(4), indirect=True)
@@ -283,8 +284,8 @@ def test_a_failed_capture_changes_nothing(gpu: Any) -> None:
     with pytest.raises(CaptureError, match="item"):
         graphed(*data[3])
     for p, old, g in zip(model.parameters(), before, grads, strict=True):
-        np.testing.assert_array_equal(p.detach().cpu().numpy(), old)
-        np.testing.assert_array_equal(p.grad.cpu().numpy(), g)
+        assert_array_equal(p.detach().cpu().numpy(), old)
+        assert_array_equal(p.grad.cpu().numpy(), g)
     look = False
     graphed(*data[4])
     assert graphed.captures == 1

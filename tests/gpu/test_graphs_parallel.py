@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -78,9 +79,9 @@ def test_replays_are_eager_steps_to_the_bit(rig: Callable[..., Rig], seed: int) 
     graphed = rig(2, FakeLibrary(), seed).run(lambda comm, cupy: run(comm, True))
     for a, b in zip(eager, graphed, strict=True):
         for x, y in zip(a, b, strict=True):
-            np.testing.assert_array_equal(x, y)
+            assert_array_equal(x, y)
     for x, y in zip(graphed[0][1:7], graphed[1][1:7], strict=True):  # parameters; statistics are of a rank's own batch
-        np.testing.assert_array_equal(x, y)
+        assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("hook", [lambda: comm_hooks.bf16, lambda: comm_hooks.TopK(0.2)], ids=["bf16", "top k"])
@@ -90,7 +91,7 @@ def test_hooks_are_captured(rig: Callable[..., Rig], hook: Callable[[], Any]) ->
     )
     for a, b in zip(eager, graphed, strict=True):
         for x, y in zip(a, b, strict=True):
-            np.testing.assert_array_equal(x, y)
+            assert_array_equal(x, y)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {

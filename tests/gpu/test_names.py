@@ -24,7 +24,7 @@ def test_of_the_stand_in(gpu: Any) -> None:
         "cupy.random.Generator": [cupy.random.Generator],
     }
     for where, owners in parts.items():
-        offered = {name for each in owners for name in vars(each) if not name.startswith("_")}
+        offered = {name for owner in owners for name in vars(owner) if not name.startswith("_")}
         assert sorted(offered - names()[where]) == [], where
 
 
@@ -32,11 +32,11 @@ def test_of_cupy() -> None:
     pytest.importorskip("cupy", reason="CuPy is not installed")
     for where, expected in names().items():
         module, _, rest = where.partition(".")
-        found: Any = importlib.import_module(module)
+        actual: Any = importlib.import_module(module)
         for part in rest.split(".") if rest else ():
-            if isinstance(found, ModuleType) and not hasattr(found, part):
-                found = importlib.import_module(f"{found.__name__}.{part}")
+            if isinstance(actual, ModuleType) and not hasattr(actual, part):
+                actual = importlib.import_module(f"{actual.__name__}.{part}")
             else:
-                found = getattr(found, part)
-        missing = sorted(name for name in expected if not hasattr(found, name))
+                actual = getattr(actual, part)
+        missing = sorted(name for name in expected if not hasattr(actual, name))
         assert not missing, f"{where} has no {missing}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 import ddp.multiprocessing as mp
@@ -50,17 +51,17 @@ def compared(run: Any, *shapes: tuple[int, ...], dtype: Any, factor: float = 1.0
     """`run` and its gradients on the GPU in `dtype`, and on the CPU in float64 of the same numbers, from seeds."""
     random = np.random.default_rng(0)
     rounded = [(random.standard_normal(shape) + 1).astype(dtype) for shape in shapes]
-    found = []
+    actual = []
     for device, kind in (("cpu", np.float64), ("cuda", dtype)):
         xs = [ddp.from_numpy(each.astype(kind)).to(device).requires_grad_() for each in rounded]
         y = run(*xs)
         g = np.random.default_rng(3).standard_normal(y.shape).astype(dtype)
         y.backward(ddp.from_numpy(g.astype(kind)).to(device))
-        made = y, *[x.grad for x in xs if x.grad is not None]
-        found.append([each.detach().cpu().double().numpy() for each in made])
+        tensors = y, *[x.grad for x in xs if x.grad is not None]
+        actual.append([each.detach().cpu().double().numpy() for each in tensors])
     rounding = factor * ROUNDING[dtype]
-    for expected, got in zip(*found, strict=True):
-        np.testing.assert_allclose(got, expected, rounding, rounding * max(1.0, float(np.abs(expected).max())))
+    for expected, got in zip(*actual, strict=True):
+        assert_allclose(got, expected, rounding, rounding * max(1.0, float(np.abs(expected).max())))
 
 
 @each_dtype
@@ -171,7 +172,7 @@ def test_replays_are_eager_steps(optimizer: str, scaled: bool) -> None:
     eager, graphed = (trained(optimizer, each, scaled) for each in (False, True))
     for a, b in zip(eager, graphed, strict=True):
         # The same kernels on the same numbers; a library may choose another algorithm within a capture.
-        np.testing.assert_allclose(a, b, rtol=2e-2 if scaled else 1e-4, atol=1e-3 if scaled else 1e-5)
+        assert_allclose(a, b, rtol=2e-2 if scaled else 1e-4, atol=1e-3 if scaled else 1e-5)
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
@@ -203,7 +204,7 @@ def test_backward_on_the_streams_of_forward(which: tuple[int | None, ...]) -> No
     expected = gradients("cpu", [None] * 3)
     for _ in range(20):
         for one, other in zip(gradients("cuda", [None if i is None else own[i] for i in which]), expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+            assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_copies_through_pinned_memory() -> None:
@@ -216,7 +217,7 @@ def test_copies_through_pinned_memory() -> None:
     back = (there * 2).to("cpu", non_blocking=True)
     assert not ddp.cuda.current_stream().query(), "a copy waited"
     ddp.cuda.synchronize()
-    np.testing.assert_array_equal(back.numpy(), x.numpy() * 2)
+    assert_array_equal(back.numpy(), x.numpy() * 2)
     assert x.bfloat16().pin_memory().to("cuda", non_blocking=True).float().cpu().tolist() == x.bfloat16().tolist()
 
 
@@ -290,7 +291,8 @@ def test_memory_is_counted_and_a_full_device_goes_on() -> None:
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
 def test_pytorch(name: str) -> None:
-    torch = pytest.importorskip("torch")
+    from tests.oracle import torch
+
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     x = ddp.tensor([[0, 1, 2], [3, 4, 5]], device="cuda").to(getattr(ddp, name))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp._cuda import embedding_kernels
@@ -41,11 +42,11 @@ def test_whole_channels_fall(gpu: Any, last: bool, p: float) -> None:
     x = x.contiguous(memory_format=ddp.channels_last if last else ddp.contiguous_format).requires_grad_()
     y = F.dropout2d(x, p)
     assert y.is_contiguous(memory_format=ddp.channels_last) is last
-    found = of(y).reshape(30, 6)
-    assert (found == found[:, :1]).all()
-    assert len(np.unique(found)) == (2 if p < 1 else 1)
+    result = of(y).reshape(30, 6)
+    assert (result == result[:, :1]).all()
+    assert len(np.unique(result)) == (2 if p < 1 else 1)
     y.backward(ddp.ones(5, 6, 3, 2, device="cuda"))
-    np.testing.assert_array_equal(of(x.grad), of(y))
+    assert_array_equal(of(x.grad), of(y))
     lines = F.dropout1d(ddp.ones(9, 4, 7, device="cuda"), 0.5)
     assert (of(lines) == of(lines)[:, :, :1]).all()
 
@@ -53,22 +54,22 @@ def test_whole_channels_fall(gpu: Any, last: bool, p: float) -> None:
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 
-def close(found: Any, expected: Any, dtype: str) -> None:
+def close(actual: Any, expected: Any, dtype: str) -> None:
     expected = of(expected)
-    np.testing.assert_allclose(
-        of(found), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * max(1, np.abs(expected).max(initial=0))
+    assert_allclose(
+        of(actual), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * max(1, np.abs(expected).max(initial=0))
     )
 
 
 def on_both(make: Any, run: Any) -> list[list[Any]]:
     """What `run` gives of the tensors that `make` makes, and their gradients, on the CPU and on the GPU."""
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         xs = [None if x is None else x.to(device).detach().requires_grad_() for x in make()]
         y = run(*xs)
         y.backward(ddp.tensor(np.random.default_rng(9).standard_normal(y.shape), dtype=y.dtype, device=device))
-        found.append([y, *[None if x is None else x.grad for x in xs]])
-    return found
+        results.append([y, *[None if x is None else x.grad for x in xs]])
+    return results
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,11 +85,11 @@ def test_rows_are_normalized_as_on_the_cpu(
     def run(x: Any, w: Any, b: Any = None) -> Any:
         return F.layer_norm(x, shape[-1:], w, b) if centered else F.rms_norm(x, shape[-1:], w)
 
-    made = [ddp.tensor(rng.standard_normal(shape) + 5, dtype=dtype)]
-    made += [ddp.tensor(rng.standard_normal(shape[-1]), dtype=kind) for _ in range(1 + centered)]
-    for found, expected in zip(*reversed(on_both(lambda: made, run)), strict=True):
-        assert found.dtype == expected.dtype
-        close(found, expected, dtype)
+    inputs = [ddp.tensor(rng.standard_normal(shape) + 5, dtype=dtype)]
+    inputs += [ddp.tensor(rng.standard_normal(shape[-1]), dtype=kind) for _ in range(1 + centered)]
+    for actual, expected in zip(*reversed(on_both(lambda: inputs, run)), strict=True):
+        assert actual.dtype == expected.dtype
+        close(actual, expected, dtype)
 
 
 def looked_up(dtype: str, **how: Any) -> tuple[Any, Any]:
@@ -99,16 +100,16 @@ def looked_up(dtype: str, **how: Any) -> tuple[Any, Any]:
         return F.embedding(index.to(w.device), w, **how)
 
     (y, g), (z, d) = on_both(lambda: [ddp.tensor(table, dtype=dtype)], run)
-    np.testing.assert_array_equal(of(z), of(y))
+    assert_array_equal(of(z), of(y))
     return d, g
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", [{}, {"padding_idx": 1}, {"scale_grad_by_freq": True}, {"width": 7}, {"width": 80}])
 def test_rows_looked_up_are_added_up_as_on_the_cpu(gpu: Any, dtype: str, how: dict[str, Any]) -> None:
-    found, expected = looked_up(dtype, **how)
-    assert found.dtype == expected.dtype
-    close(found, expected, dtype)
+    actual, expected = looked_up(dtype, **how)
+    assert actual.dtype == expected.dtype
+    close(actual, expected, dtype)
 
 
 def test_many_bfloat16_rows_lose_no_digits_on_the_way(gpu: Any) -> None:
@@ -121,7 +122,7 @@ def test_rows_far_from_zero_keep_their_digits(gpu: Any) -> None:
     x = np.random.default_rng(0).standard_normal((4, 96)) + 3000
     for n in (96, 60):
         expected = F.layer_norm(ddp.tensor(x[:, :n].astype("f4").astype("f8")), (n,))
-        np.testing.assert_allclose(of(F.layer_norm(cuda(x[:, :n], "float32"), (n,))), of(expected), atol=2e-3)
+        assert_allclose(of(F.layer_norm(cuda(x[:, :n], "float32"), (n,))), of(expected), atol=2e-3)
 
 
 @pytest.mark.parametrize(("room", "blocks"), [(10, 1), (16, 2), (64, 8)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp._engine.grad_buffer import FULL
@@ -33,7 +33,7 @@ def run(device: str, kind: Any, clipped: bool) -> list[list[float]]:
     scaler = GradScaler(device, **SETTINGS)
     ps = [ddp.tensor(x, device=device, requires_grad=True) for x in ([1.0, 2.0], [3.0])]
     optimizer = kind(ps, lr=0.5)
-    found = []
+    results = []
     for factor in FACTORS:
         optimizer.zero_grad()
         losses = (ps[0] * ddp.tensor([1.0, factor], device=device)).sum() + ps[1].sum()
@@ -44,15 +44,15 @@ def run(device: str, kind: Any, clipped: bool) -> list[list[float]]:
         scaler.step(optimizer)
         scaler.update()
         numbers = [x for p in ps for x in p.tolist()]
-        found.append([scaler.get_scale(), *numbers, scaler.state_dict()["_growth_tracker"]])
-    return found
+        results.append([scaler.get_scale(), *numbers, scaler.state_dict()["_growth_tracker"]])
+    return results
 
 
 @on_both
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("kind", [ddp.optim.SGD, ddp.optim.Adam, ddp.optim.Lion, Own])
 def test_the_scale_is_that_of_the_cpu(kind: Any, clipped: bool, gpu: Any) -> None:
-    np.testing.assert_allclose(run("cuda", kind, clipped), run("cpu", kind, clipped), rtol=1e-6)
+    assert_allclose(run("cuda", kind, clipped), run("cpu", kind, clipped), rtol=1e-6)
 
 
 def test_an_optimizer_of_ones_own_waits(gpu: Any) -> None:

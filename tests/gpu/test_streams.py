@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import ArgumentError, CudaError
@@ -136,7 +137,7 @@ class TestBackward:
             "loss": [None, None, u],
         }[which]
         for one, other in zip(gradients("cuda", scopes), gradients("cpu", [None] * 3), strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+            assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
 class TestFaults:

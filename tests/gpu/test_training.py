@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from tests.gpu import on_both
@@ -120,7 +121,7 @@ def test_numbers_are_the_cpus_and_nothing_waits(
     training = Training(model, optimizer, "cuda", scaled, parallel)
     there, here = losses(training), losses(Training(model, optimizer, "cpu", False))
     factor = 1 if isinstance(gpu, Gpu) else 10
-    np.testing.assert_allclose(there, here, 3e-2 if scaled else 1e-4 * factor, 1e-2 if scaled else 1e-6 * factor)
+    assert_allclose(there, here, 3e-2 if scaled else 1e-4 * factor, 1e-2 if scaled else 1e-6 * factor)
     for _ in range(2):
         loss = training.step()  # which is kept while the next step computes
     before = ddp.cuda.memory_stats()

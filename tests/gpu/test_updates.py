@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.ops.arrays import BFLOAT16
 from tests.gpu import on_both
 from tests.gpu.installing import Real
+from tests.gpu.test_clipping import _small_chunks  # noqa: F401  # a fixture
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3), (1,)]
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -36,11 +38,6 @@ SOME = [KINDS[2], KINDS[4], KINDS[8]]
 ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6, np.float64: 1e-12}
 pytestmark = pytest.mark.filterwarnings("ignore:SparseAdam")
 Change = Callable[[list[Any], Any, int], Any]
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp._cuda.array_table.CHUNK", 16)
 
 
 def parameters(device: str, dtype: Any = np.float32) -> list[Any]:
@@ -81,20 +78,20 @@ def train(
     return params, optimizer
 
 
-def assert_same(found: tuple[list[Any], Any], expected: tuple[list[Any], Any], rounding: float = 0) -> None:
-    for p, q in zip(found[0], expected[0], strict=True):
+def assert_same(actual: tuple[list[Any], Any], expected: tuple[list[Any], Any], rounding: float = 0) -> None:
+    for p, q in zip(actual[0], expected[0], strict=True):
         assert_near(p, q, rounding)
-        ours, theirs = found[1].state.get(p, {}), expected[1].state.get(q, {})
+        ours, theirs = actual[1].state.get(p, {}), expected[1].state.get(q, {})
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             assert ours[name].shape == value.shape
             assert_near(ours[name], value, rounding)
 
 
-def assert_near(found: Any, expected: Any, rounding: float) -> None:
+def assert_near(actual: Any, expected: Any, rounding: float) -> None:
     """rounding: 0 asks for the same bits"""
-    one, other = (each.detach().cpu().double().numpy() for each in (found, expected))
-    np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
+    one, other = (each.detach().cpu().double().numpy() for each in (actual, expected))
+    assert_allclose(one, other, rtol=rounding, atol=rounding)
 
 
 @on_both
@@ -158,14 +155,14 @@ def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
         return change
 
     for device, to in (("cuda", "cpu"), ("cpu", "cuda")):
-        found, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
-        assert_same(found, expected)
+        actual, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
+        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("kind", SOME, ids=str)
 def test_a_step_that_is_left_out_leaves_everything(kind: Any, gpu: Any) -> None:
     name, settings = kind
-    found = ddp.zeros(1, device="cuda")
+    result = ddp.zeros(1, device="cuda")
 
     def trained(device: str) -> Any:
         params = parameters(device)
@@ -173,7 +170,7 @@ def test_a_step_that_is_left_out_leaves_everything(kind: Any, gpu: Any) -> None:
         for step, bad in enumerate((True, False, True, True, False, False)):
             give(params, step, missing=False)
             if device == "cuda":
-                optimizer.found_inf = found.fill_(bad).array
+                optimizer.found_inf = result.fill_(bad).array
                 optimizer.step()
             elif not bad:
                 optimizer.step()

@@ -34,7 +34,7 @@ CTC = (2, 0)
 
 
 def test_of_every_case(gpu: Any) -> None:
-    found: dict[tuple[str, str], Any] = defaultdict(lambda: (0, 0))
+    result: dict[tuple[str, str], Any] = defaultdict(lambda: (0, 0))
     lines = {}
     for case in CASES:
         xs = []
@@ -50,13 +50,13 @@ def test_of_every_case(gpu: Any) -> None:
         if y.requires_grad:
             y.backward(g)
         if gpu.waits:
-            found[case.op, case.label] = forward, len(gpu.waits) - forward
+            result[case.op, case.label] = forward, len(gpu.waits) - forward
             lines[case.op, case.label] = list(gpu.waits)
-    ctc = {key: found.pop(key) for key in [*found] if key[0] == "ctc_loss"}
+    ctc = {key: result.pop(key) for key in [*result] if key[0] == "ctc_loss"}
     assert set(ctc.values()) == {CTC}, lines
-    cumprods = {key: found.pop(key) for key in [*found] if key[0] == "cumprod"}
+    cumprods = {key: result.pop(key) for key in [*result] if key[0] == "cumprod"}
     assert set(cumprods.values()) == {CUMPROD}
-    assert dict(found) == MUST, {key: line for key, line in lines.items() if found.get(key) != MUST.get(key)}
+    assert dict(result) == MUST, {key: line for key, line in lines.items() if result.get(key) != MUST.get(key)}
 
 
 X: Any = lambda: ddp.rand(4, 5, device="cuda")  # noqa: E731

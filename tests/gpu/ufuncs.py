@@ -38,7 +38,7 @@ class Ufunc:
             del kwargs["out"]
         cupy, name = self._cupy, self.name
         library = name == "matmul"
-        if library and any(isinstance(each, Array) and each.dtype == BFLOAT16 and each.ndim > 2 for each in args):
+        if library and any(isinstance(arg, Array) and arg.dtype == BFLOAT16 and arg.ndim > 2 for arg in args):
             raise TypeError("cupy.matmul: no batched product of bfloat16")
         return cupy._compute(name, cupy._single(name, fn, args, kwargs), args, kwargs, library=library)
 
@@ -75,9 +75,9 @@ class Numpys(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._has or not hasattr(self._of, name):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}, as the stand-in knows it")
-        made = function(self._cupy, name, getattr(self._of, name), library="linalg" in self.__name__)
-        setattr(self, name, made)
-        return made
+        ufunc = function(self._cupy, name, getattr(self._of, name), library="linalg" in self.__name__)
+        setattr(self, name, ufunc)
+        return ufunc
 
 
 def function(cupy: Cupy, name: str, given: Any, library: bool = False) -> Any:
@@ -110,4 +110,4 @@ def function(cupy: Cupy, name: str, given: Any, library: bool = False) -> Any:
 
 
 def _bare(cupy: Cupy, args: tuple[Any, ...]) -> list[Any]:
-    return [cupy._host_of(each) for each in args]
+    return [cupy._host_of(arg) for arg in args]

@@ -22,10 +22,10 @@ class Working:
     def _launch(self, name: str, run: Callable[[], None], arrays: list[Any]) -> None:
         """Puts a kernel on the current stream."""
         here = self.local.device
-        for each in arrays:
-            if each._memptr.device_id != here and each.size:
+        for array in arrays:
+            if array._memptr.device_id != here and array.size:
                 raise ValueError(
-                    f"Array device must be same as the current device: array device = {each._memptr.device_id} "
+                    f"Array device must be same as the current device: array device = {array._memptr.device_id} "
                     f"while current = {here}"
                 )
         if name not in self.loaded:
@@ -80,7 +80,7 @@ class Working:
             return self._wrapped(result, None)
         like = quietly(lambda: fn(*self._dummy(hosts), **self._dummy(options)))
         targets: list[Any] = []
-        made = self._wrapped(like, targets)
+        array = self._wrapped(like, targets)
 
         def run() -> None:
             result = fn(*hosts, **options)
@@ -88,7 +88,7 @@ class Working:
                 np.copyto(target, source)
 
         self._launch(name, run, held)
-        return made
+        return array
 
     def _wrapped(self, result: Any, targets: list[Any] | None) -> Any:
         """NumPy's result as ours. targets: takes where to write it, later; None: it is written now"""
@@ -98,30 +98,30 @@ class Working:
         if not isinstance(result, np.ndarray | np.generic | bool | int | float | complex):
             return result
         result = np.asarray(result)
-        made = self._like(result)
+        array = self._like(result)
         if targets is not None:
-            targets.append(made._host)
+            targets.append(array._host)
         else:
-            target = made._host
+            target = array._host
             self.put(self.current().ptr, "result", lambda: np.copyto(target, result))
-        return made
+        return array
 
     def _like(self, host: Any) -> Any:
         """A new array of the shape, dtype and order of axes of NumPy's."""
-        order = np.argsort([-abs(each) for each in host.strides], kind="stable") if host.ndim > 1 else None
+        order = np.argsort([-abs(stride) for stride in host.strides], kind="stable") if host.ndim > 1 else None
         if order is None or host.flags.c_contiguous:
             return self.ndarray(host.shape, host.dtype)
         flat = self.ndarray([host.shape[i] for i in order], host.dtype)
-        made = flat._view(flat._host.transpose(np.argsort(order)))
-        made.base = None
-        return made
+        array = flat._view(flat._host.transpose(np.argsort(order)))
+        array.base = None
+        return array
 
     def _dummy(self, x: Any) -> Any:
         """Arrays of the same kind, with numbers that nothing objects to."""
         if isinstance(x, np.ndarray):
-            made = np.empty_like(x)
-            made.fill(0 if x.dtype.kind in "biu" else 1)
-            return made
+            array = np.empty_like(x)
+            array.fill(0 if x.dtype.kind in "biu" else 1)
+            return array
         if isinstance(x, tuple | list):
             parts = [self._dummy(each) for each in x]
             return parts if type(x) is list else tuple(parts)
@@ -143,12 +143,12 @@ class Working:
     def _single(self, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
         """`fn` that computes bfloat16 in float32 and rounds, as CuPy's loops do; where it has none, it is refused."""
         arrays = [each for each in flattened([args, list(kwargs.values())]) if isinstance(each, Array)]
-        if not any(each.dtype == BFLOAT16 for each in arrays):
+        if not any(array.dtype == BFLOAT16 for array in arrays):
             return fn
         if name in NO_BFLOAT16:
             raise TypeError(f"Wrong type of arguments for cupy_{name}: bfloat16")
         stays = name in TO_FLOAT32 or kwargs.get("dtype") is not None
-        stays = stays or any(each.dtype.kind in "fc" and each.dtype.itemsize > 2 for each in arrays)
+        stays = stays or any(array.dtype.kind in "fc" and array.dtype.itemsize > 2 for array in arrays)
 
         def single(*hosts: Any, **options: Any) -> Any:
             out = options.pop("out", None)

@@ -192,8 +192,8 @@ def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
 def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], loaded: tuple[str, str] | None) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    found = mpiexec.mpi_library([str(tmp_path / "none"), str(tmp_path)], {})
-    assert found == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
+    result = mpiexec.mpi_library([str(tmp_path / "none"), str(tmp_path)], {})
+    assert result == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
     (tmp_path / "chosen.so").symlink_to("libmpi.so.12.9")
     (tmp_path / "libmpi.so.12.9").touch()
     chosen = str(tmp_path / "chosen.so")
@@ -312,9 +312,9 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     assert isinstance(engines.choose_engine(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), SlurmEngine)
     # A world of one needs no engine, unless the allocation is of another machine.
     assert engines.choose_engine(job(n=1), allocation) == LocalEngine(1)
-    found = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
-    assert isinstance(found, SlurmEngine)
-    assert found.remote_hosts == ("n7",)
+    result = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
+    assert isinstance(result, SlurmEngine)
+    assert result.remote_hosts == ("n7",)
     # Without a language in common mpiexec does it, unless srun was asked for.
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
     assert engines.choose_engine(job(n=6), allocation) == LocalEngine(6)
@@ -363,9 +363,9 @@ NO_WAY = "host {} cannot be reached by ssh: {}"
     ],
 )
 def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | None) -> None:
-    found = explain_start_failure(engine_output)
-    assert (found is None) == (sentence is None)
-    assert (found or "").startswith(sentence or "")
+    result = explain_start_failure(engine_output)
+    assert (result is None) == (sentence is None)
+    assert (result or "").startswith(sentence or "")
 
 
 def test_the_host_that_ssh_does_not_reach() -> None:

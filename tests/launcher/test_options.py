@@ -15,7 +15,7 @@ from launcher.job import Job
 from launcher.options import parser
 
 DOCS = Path(__file__).parents[2] / "docs" / "launcher.md"
-OPTIONS = {f"{each.option_strings[0]} {each.metavar or ''}".strip(): each for each in parser().actions}
+OPTIONS = {f"{action.option_strings[0]} {action.metavar or ''}".strip(): action for action in parser().actions}
 
 
 @pytest.mark.parametrize(

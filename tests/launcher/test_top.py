@@ -66,7 +66,7 @@ def running(start_launch: Callable[..., Any]) -> Any:
     """A job of one rank that waits to be killed, and whose rank is among its figures."""
     job = start_launch("print('ready', flush=True); time.sleep(60)", n=1)
     until = time.monotonic() + 20
-    while not any(found["ranks"] for found in running_jobs(job.process.pid)) and time.monotonic() < until:
+    while not any(result["ranks"] for result in running_jobs(job.process.pid)) and time.monotonic() < until:
         time.sleep(0.05)
     return job
 

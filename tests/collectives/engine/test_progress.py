@@ -326,7 +326,7 @@ def test_closing_finishes_what_is_under_way_and_ends_the_helper_thread() -> None
 def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_none() -> None:
     transport = NeverTransport()
     comm = Communicator(transport, timeout=30)
-    found: list[object] = []
+    results: list[object] = []
     started = threading.Event()
 
     def all_reduce(*_: object) -> Test:
@@ -337,8 +337,8 @@ def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_non
         try:
             comm.barrier()
         except collectives.CollectivesError as error:
-            found.append(str(error))
-        found.append(comm.barrier(async_op=True))
+            results.append(str(error))
+        results.append(comm.barrier(async_op=True))
         started.set()
 
     transport.all_reduce = all_reduce  # type: ignore[method-assign]
@@ -347,7 +347,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_non
         comm.all_reduce(np.ones(1))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    refused, work = found
+    refused, work = results
     assert "barrier" in str(refused)
     assert "is waited for in a done callback, a signal handler or a finalizer" in str(refused)
     assert isinstance(work, Work)

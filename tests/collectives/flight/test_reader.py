@@ -156,8 +156,8 @@ def test_the_newest_call_as_a_message() -> None:
         "calls": 0,
         **dict.fromkeys(("samples", "exposed", "waited", "reduced_bytes"), 0.0),
     }
-    found = FlightReader(recorder.peek).newest(time.monotonic_ns() + 31_200_000_000)
-    assert found["calls"] == 1_500
-    assert found["call"] == "all_reduce #1499 (train.py:88) sum float32 (512, 10)"
-    assert (found["call_on"], found["call_state"]) == ("world", "done")
-    assert found["call_age"] == pytest.approx(31.2, abs=0.5)
+    result = FlightReader(recorder.peek).newest(time.monotonic_ns() + 31_200_000_000)
+    assert result["calls"] == 1_500
+    assert result["call"] == "all_reduce #1499 (train.py:88) sum float32 (512, 10)"
+    assert (result["call_on"], result["call_state"]) == ("world", "done")
+    assert result["call_age"] == pytest.approx(31.2, abs=0.5)

@@ -115,9 +115,9 @@ def test_threads_write_side_by_side() -> None:
     for thread in threads:
         thread.join()
     # One thread may have lost the GIL between two words, until others had gone round the ring: such a call is missing.
-    found = reader.record().calls
-    assert 990 <= len(found) <= 1_000
-    assert all(11_001 <= call.order <= 12_000 and call.state == "done" for call in found)
+    result = reader.record().calls
+    assert 990 <= len(result) <= 1_000
+    assert all(11_001 <= call.order <= 12_000 and call.state == "done" for call in result)
 
 
 def test_a_forked_child_writes_nothing_into_its_parents_record(recorded: Any) -> None:
@@ -182,9 +182,9 @@ def test_figures_of_a_training() -> None:
         recorder.add(name, 0.5)
     recorder.set("device_bytes", 4096)
     recorder.set("loss", float("nan"))  # a training that diverges
-    found = newest(0)
-    assert {name: found[name] for name in sums} == dict.fromkeys(sums, 8.5)
-    assert (found["device_bytes"], str(found["loss"])) == (4096, "nan")
+    result = newest(0)
+    assert {name: result[name] for name in sums} == dict.fromkeys(sums, 8.5)
+    assert (result["device_bytes"], str(result["loss"])) == (4096, "nan")
 
 
 def test_a_program_that_gives_loss_and_samples() -> None:

@@ -124,8 +124,8 @@ class TestRanks:
             if async_op:
                 work.wait()
 
-        def check(found: Any, expected: Any) -> None:
-            assert found.reshape(-1).tolist() == expected.reshape(-1).tolist()
+        def check(actual: Any, expected: Any) -> None:
+            assert actual.reshape(-1).tolist() == expected.reshape(-1).tolist()
 
         outs = [torch.empty_like(mine) for _ in range(size)]
         done(dist.all_gather(outs, mine, async_op=async_op))
@@ -263,9 +263,9 @@ class TestRanks:
         dist.barrier()
 
     def test_objects(self, size: int) -> None:
-        found = [None] * size
-        dist.all_gather_object(found, {"rank": dist.get_rank()})
-        assert found == [{"rank": rank} for rank in range(size)]
+        result = [None] * size
+        dist.all_gather_object(result, {"rank": dist.get_rank()})
+        assert result == [{"rank": rank} for rank in range(size)]
         box: list[Any] = [None] if dist.get_rank() else ["hello"]
         dist.broadcast_object_list(box, 0)
         assert box == ["hello"]
@@ -529,9 +529,9 @@ class TestRanksTrain:
         local = torch.full((2, 3), float(dist.get_rank()))
         saved = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
         checkpoint.save(saved, checkpoint_id=folder[0])
-        found = {"w": DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])}
-        checkpoint.load(found, checkpoint_id=folder[0])
-        torch.testing.assert_close(found["w"].to_local(), local)
+        result = {"w": DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])}
+        checkpoint.load(result, checkpoint_id=folder[0])
+        torch.testing.assert_close(result["w"].to_local(), local)
 
     def test_a_pipeline(self, size: int) -> None:
         from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -542,12 +542,12 @@ class TestRanksTrain:
         stage = PipelineStage(layer, rank, size, torch.device("cpu"))
         schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
         x = torch.randn(4, 4, generator=torch.Generator().manual_seed(5))
-        found = schedule.step(x) if rank == 0 else schedule.step(target=torch.zeros(4, 4))
+        result = schedule.step(x) if rank == 0 else schedule.step(target=torch.zeros(4, 4))
         if rank == size - 1:
             for each in range(size):
                 torch.manual_seed(each)
                 x = torch.nn.Linear(4, 4)(x)
-            torch.testing.assert_close(found, x)
+            torch.testing.assert_close(result, x)
         assert layer.weight.grad.abs().sum() > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 _HALVES = {"float16": 2e-3, "bfloat16": 1.6e-2}  # what rounding may leave
 
@@ -24,6 +25,6 @@ def agree(ours: Any, theirs: Any, rtol: float = 1e-6, atol: float = 1e-7) -> Non
         assert ours.dtype.name == str(theirs.dtype).removeprefix("torch.")
         assert ours.shape == tuple(theirs.shape)
         rtol = rtol and max(rtol, _HALVES.get(ours.dtype.name, 0))
-        np.testing.assert_allclose(numbers(ours), numbers(theirs), rtol, atol if rtol else 0)
+        assert_allclose(numbers(ours), numbers(theirs), rtol, atol if rtol else 0)
     else:
         assert ours == theirs

@@ -14,8 +14,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, ShapeError
 from tests.ddp._tensor.oracle import agree
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 
 def theirs(dtype: Any) -> Any:
@@ -108,9 +107,9 @@ TYPES += ["LongTensor", "ShortTensor"]
 def test_data_is_copied(name: str) -> None:
     for data in ([[1, 0], [0, 3]], [True], (2, 3), np.arange(3.0), range(3)):
         expected = getattr(torch, name)(data)
-        found = getattr(ddp, name)(data)
-        assert found.tolist() == expected.tolist()
-        assert f"torch.{found.dtype}" == str(expected.dtype)
+        actual = getattr(ddp, name)(data)
+        assert actual.tolist() == expected.tolist()
+        assert f"torch.{actual.dtype}" == str(expected.dtype)
 
 
 @pytest.mark.parametrize("name", ["Tensor", *TYPES, "BFloat16Tensor"])

@@ -12,8 +12,7 @@ import pytest
 import ddp
 from ddp._tensor.dtypes import SUPPORTED, is_float, parse
 from ddp.errors import DtypeError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 ALL = sorted(SUPPORTED, key=str)
 FLOATS = [ddp.float16, ddp.bfloat16, ddp.float32, ddp.float64]

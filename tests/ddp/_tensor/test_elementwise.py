@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from tests.ddp._tensor.oracle import agree, numbers
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 inf, nan = math.inf, math.nan
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -63,7 +63,7 @@ def test_pairs_of_dtypes(name: str) -> None:
             continue
         result = getattr(ddp, name)(x, y)
         assert f"torch.{result.dtype.name}" == str(expected.dtype), (a, b)
-        np.testing.assert_allclose(numbers(result), numbers(expected), rtol=1e-2, err_msg=f"{a} {b}")
+        assert_allclose(numbers(result), numbers(expected), rtol=1e-2, err_msg=f"{a} {b}")
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "lt", "ne"])
@@ -76,7 +76,7 @@ def test_numbers(name: str) -> None:
             continue
         y = getattr(ddp, name)(x, number)
         assert f"torch.{y.dtype.name}" == str(expected.dtype), dtype
-        np.testing.assert_allclose(numbers(y), numbers(expected), rtol=1e-2, err_msg=dtype)
+        assert_allclose(numbers(y), numbers(expected), rtol=1e-2, err_msg=dtype)
 
 
 REFLECTED: list[Callable[[Any], Any]] = [
@@ -121,9 +121,9 @@ DIVISORS = [2.0, 2.0, -2.0, -2.0, 2.0, 2.0, 2.0, 2.0, 2.0, inf, 0.0, inf, 0.0]
 def test_signs_and_special_values(fn: Callable[..., Any], dtype: str) -> None:
     (x, t), (y, u) = both(SIGNED, dtype), both(DIVISORS, dtype)
     result, expected = fn(ddp, x, y), fn(torch, t, u)
-    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-6)
+    assert_allclose(result.numpy(), expected.numpy(), rtol=1e-6)
     zero = (result.numpy() == 0) & (x.numpy() != 0)  # of -0.0 PyTorch's remainder is -0.0, Python's 0.0
-    np.testing.assert_array_equal(np.signbit(result.numpy()[zero]), np.signbit(expected.numpy()[zero]))
+    assert_array_equal(np.signbit(result.numpy()[zero]), np.signbit(expected.numpy()[zero]))
 
 
 POINTS = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 2.5, -0.5, 0.5, 1.5, 1e-30, 80.0]
@@ -135,24 +135,24 @@ def test_functions_at_special_values(name: str) -> None:
     x.requires_grad_()
     t.requires_grad_()
     y, expected = getattr(ddp, name)(x), getattr(torch, name)(t)
-    np.testing.assert_allclose(numbers(y), numbers(expected), rtol=2e-6, atol=1e-30 if name == "erfc" else 1e-7)
+    assert_allclose(numbers(y), numbers(expected), rtol=2e-6, atol=1e-30 if name == "erfc" else 1e-7)
     if y.requires_grad and name not in ("erf", "erfc", "round", "logit", "digamma"):
         y.backward(ddp.ones(len(POINTS)))
         expected.backward(torch.ones(len(POINTS)))
-        np.testing.assert_allclose(numbers(x.grad), numbers(t.grad), rtol=3e-6, atol=1e-7)
+        assert_allclose(numbers(x.grad), numbers(t.grad), rtol=3e-6, atol=1e-7)
 
 
 def test_error_functions_are_accurate() -> None:
     x = np.linspace(-6, 6, 4001)
     erf, erfc = [np.array([f(v) for v in x]) for f in (math.erf, math.erfc)]
-    np.testing.assert_allclose(ddp.erf(ddp.tensor(x)).numpy(), erf, rtol=2e-15, atol=0)
-    np.testing.assert_allclose(ddp.erfc(ddp.tensor(x)).numpy(), erfc, rtol=4e-15, atol=0)
-    np.testing.assert_allclose(ddp.erfinv(ddp.erf(ddp.tensor(x[np.abs(x) < 3]))).numpy(), x[np.abs(x) < 3], rtol=1e-11)
+    assert_allclose(ddp.erf(ddp.tensor(x)).numpy(), erf, rtol=2e-15, atol=0)
+    assert_allclose(ddp.erfc(ddp.tensor(x)).numpy(), erfc, rtol=4e-15, atol=0)
+    assert_allclose(ddp.erfinv(ddp.erf(ddp.tensor(x[np.abs(x) < 3]))).numpy(), x[np.abs(x) < 3], rtol=1e-11)
     single = x.astype(np.float32)
     exact = np.array([math.erf(v) for v in single])
-    np.testing.assert_allclose(ddp.erf(ddp.tensor(single)).numpy(), exact, rtol=4e-7, atol=0)
+    assert_allclose(ddp.erf(ddp.tensor(single)).numpy(), exact, rtol=4e-7, atol=0)
     tail = np.array([math.erfc(v) for v in single])
-    np.testing.assert_allclose(ddp.erfc(ddp.tensor(single)).numpy(), tail, rtol=2e-7, atol=0)
+    assert_allclose(ddp.erfc(ddp.tensor(single)).numpy(), tail, rtol=2e-7, atol=0)
     far = ddp.tensor([0.0, 5.0, 10.0, 26.0, 28.0, inf, -inf, nan], dtype=ddp.float64)
     assert ddp.erfc(far).tolist()[1:5] == pytest.approx([math.erfc(v) for v in (5, 10, 26, 28)], rel=1e-13)
     edges = ddp.erfinv(ddp.tensor([1.0, -1.0, 1.5, 0.0, 1 - 1e-15], dtype=ddp.float64)).tolist()
@@ -171,13 +171,13 @@ def test_the_gamma_function_is_accurate() -> None:
             np.array([float(f(float(v))) for v in x])
             for f in (mpmath.loggamma, mpmath.digamma, lambda v: mpmath.psi(1, v))
         ]
-    np.testing.assert_allclose(ddp.lgamma(ddp.tensor(x)).numpy(), log, rtol=1e-14, atol=0)
-    np.testing.assert_allclose(ddp.digamma(ddp.tensor(x)).numpy(), first, rtol=2e-15, atol=2e-15)
+    assert_allclose(ddp.lgamma(ddp.tensor(x)).numpy(), log, rtol=1e-14, atol=0)
+    assert_allclose(ddp.digamma(ddp.tensor(x)).numpy(), first, rtol=2e-15, atol=2e-15)
     y = ddp.tensor(x, requires_grad=True)
     y.digamma().sum().backward()
-    np.testing.assert_allclose(y.grad.numpy(), second, rtol=2e-15)
+    assert_allclose(y.grad.numpy(), second, rtol=2e-15)
     below = torch.tensor(-x[200:-6] - 0.003)
-    np.testing.assert_allclose(ddp.lgamma(ddp.tensor(below.numpy())).numpy(), below.lgamma().numpy(), 4e-14, 4e-14)
+    assert_allclose(ddp.lgamma(ddp.tensor(below.numpy())).numpy(), below.lgamma().numpy(), 4e-14, 4e-14)
 
 
 def test_clamp_with_tensors() -> None:
@@ -203,8 +203,8 @@ def test_where() -> None:
             agree(ddp.where(x > 1, number, x), torch.where(t > 1, number, t))
     half = ddp.tensor(1.0, dtype=ddp.float16)
     assert ddp.where(ddp.tensor(True), 1.0, half).dtype == ddp.float16
-    found = ddp.where(ddp.tensor([[0, 3], [4, 0]]))
-    assert [each.tolist() for each in found] == [[0, 1], [1, 0]]
+    result = ddp.where(ddp.tensor([[0, 3], [4, 0]]))
+    assert [each.tolist() for each in result] == [[0, 1], [1, 0]]
 
 
 def test_equality_and_closeness() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import DtypeError, RangeError, ShapeError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 # Each takes the module, so that its tensors may be ddp's or torch's.
 INDICES = {
@@ -103,9 +103,9 @@ def draw(rng: np.random.Generator) -> tuple[tuple[int, ...], Callable[[Any], Any
     shape = tuple(int(n) for n in rng.integers(0 if rng.random() < 0.1 else 1, 5, rng.integers(0, 5)))
     common = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 3)))
     parts: list[Callable[[Any], Any]] = []
-    at, dots = 0, False
-    while at < len(shape) and rng.random() < 0.9:
-        n = shape[at]
+    axis, dots = 0, False
+    while axis < len(shape) and rng.random() < 0.9:
+        n = shape[axis]
         kind = rng.choice(["int", "slice", "list", "tensor", "mask", "None", "...", "0-d", "bool"], p=P)
         low, high = -n - (rng.random() < 0.02), n + (rng.random() < 0.02)
         if kind in ("int", "0-d"):
@@ -121,19 +121,19 @@ def draw(rng: np.random.Generator) -> tuple[tuple[int, ...], Callable[[Any], Any
             plain = kind == "list"
             parts.append(lambda t, i=numbers, plain=plain: i if plain else t.tensor(i, dtype=t.int64))
         elif kind == "mask":
-            over = shape[at : at + int(rng.integers(1, 3))]
+            over = shape[axis : axis + int(rng.integers(1, 3))]
             mask = (rng.random(over) < 0.5).tolist()
             parts.append(lambda t, m=mask, over=over: t.tensor(m, dtype=t.bool).reshape(over))
-            at += len(over) - 1
+            axis += len(over) - 1
         elif kind == "bool":
             held = rng.random() < 0.5
             parts.append(lambda t, held=held: held)
         elif kind == "None" or not dots:
             if kind == "...":
-                at += int(rng.integers(0, len(shape) - at + 1))
+                axis += int(rng.integers(0, len(shape) - axis + 1))
                 dots = True
             parts.append(lambda t, part=None if kind == "None" else ...: part)
-        at += kind not in ("None", "...", "bool")
+        axis += kind not in ("None", "...", "bool")
     if len(parts) == 1 and rng.random() < 0.5:
         return shape, parts[0]
     return shape, lambda t: tuple(part(t) for part in parts)
@@ -174,13 +174,13 @@ def test_random_indices(count: Callable[[int, int], int]) -> None:
             (y * y).sum().backward()
             return y.detach(), x.grad
 
-        found = both(read)
-        if found is None:
+        result = both(read)
+        if result is None:
             continue
         valid += 1
-        check(found, (shape, index(ddp)))
+        check(result, (shape, index(ddp)))
         # Where a place is named twice, only one value can be right.
-        places = found[0][0].numpy()
+        places = result[0][0].numpy()
         once = len(np.unique(places)) == places.size
         value = rng.standard_normal(places.shape if once else ())
         if once and value.ndim and rng.random() < 0.5:
@@ -200,7 +200,7 @@ def test_random_indices(count: Callable[[int, int], int]) -> None:
     assert valid > 100
 
 
-def check(found: tuple[Any, Any], what: Any) -> None:
-    for ours, theirs in zip(*found, strict=True):
+def check(result: tuple[Any, Any], what: Any) -> None:
+    for ours, theirs in zip(*result, strict=True):
         assert ours.shape == tuple(theirs.shape), what
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12, err_msg=str(what))
+        assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12, err_msg=str(what))

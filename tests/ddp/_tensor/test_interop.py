@@ -10,8 +10,7 @@ import pytest
 import ddp
 from ddp._tensor.dtypes import SUPPORTED
 from ddp.errors import ArgumentError, GraphError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 NUMPY = sorted(SUPPORTED - {ddp.bfloat16}, key=str)
 
@@ -46,10 +45,10 @@ class TestData:
     def test_dtype_of_lists_of_tensors(self) -> None:
         for t in (ddp, torch):
             a, b, c = (t.tensor(1.0, dtype=dtype) for dtype in (t.float64, t.float16, t.bfloat16))
-            found = [
+            results = [
                 str(t.tensor(data).dtype).removeprefix("torch.") for data in ([a], [1, b], [c, 1.0], [c], [[b], [c]])
             ]
-            assert found == ["float64", "float16", "float32", "bfloat16", "float32"]
+            assert results == ["float64", "float16", "float32", "bfloat16", "float32"]
         assert ddp.tensor([ddp.ones(2), ddp.zeros(2)]).tolist() == [[1.0, 1.0], [0.0, 0.0]]
         assert ddp.tensor([ddp.ones(1, requires_grad=True) * 2]).tolist() == [[2.0]]
 

@@ -88,6 +88,7 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: ddp.ones(2).clamp_(), ArgumentError, "min, max"),
     (lambda x: ddp.ones(2).fill_diagonal_(1), ShapeError, r"fill_diagonal_: expected a matrix, got shape \(2,\)"),
     (lambda x: ddp.ones(2, requires_grad=True).clamp_(0, 1), InplaceError, "clamp_ .* leaf"),
+    (lambda x: x.requires_grad_().masked_fill_(x > 1, 0), InplaceError, "masked_fill_ .* leaf"),
     (lambda x: ddp.exp(x, out=ddp.ones(2, requires_grad=True)), InplaceError, "no gradient pass"),
     (lambda x: x.reshape(5, -1), ShapeError, r"\(2, 3, 4\) of 24 elements cannot become \(5, -1\)"),
     (lambda x: x.transpose(0, 1).view(24), ShapeError, r"\(3, 2, 4\).*without a copy"),

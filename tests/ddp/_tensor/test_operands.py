@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import DtypeError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "permute": lambda t, x: x.permute(dims=(1, 0)),
@@ -32,7 +31,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 def test_agrees_with_pytorch(name: str) -> None:
     ours, theirs = (CALLS[name](t, t.arange(6.0).reshape(2, 3)) for t in (ddp, torch))
     assert ours.shape == theirs.shape
-    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), 1e-6)
+    assert_allclose(ours.numpy(), theirs.numpy(), 1e-6)
 
 
 @pytest.mark.parametrize("wrong", [2.5, "a", (2, 2.5), None])
@@ -53,9 +52,9 @@ def test_methods_and_functions(name: str) -> None:
     options: dict[str, Any] = {"axis": 1, "keepdims": True} if name in REDUCTIONS else {"axis": 1}
     expected = getattr(torch.tensor(NUMBERS), name)(**options)
     x = ddp.tensor(NUMBERS)
-    for found in (getattr(x, name)(**options), getattr(ddp, name)(x, **options)):
-        assert found.shape == tuple(expected.shape)
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-5)
+    for actual in (getattr(x, name)(**options), getattr(ddp, name)(x, **options)):
+        assert actual.shape == tuple(expected.shape)
+        assert_allclose(actual.numpy(), expected.numpy(), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["cummax", "cummin", "max", "median", "min", "sort"])

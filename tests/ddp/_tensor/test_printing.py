@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import ddp
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 
 class TestRandom:

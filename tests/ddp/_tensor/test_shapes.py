@@ -89,7 +89,8 @@ def test_writing_to_a_view_is_seen() -> None:
 
 
 def test_a_view_of_another_dtype() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     for dtype in ("int32", "float64", "int16", "uint8", "float32", "bfloat16"):
         ours = ddp.from_numpy(array).view(getattr(ddp, dtype))
@@ -128,5 +129,6 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("call", ALIKE.values(), ids=ALIKE)
 def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     agree(call(ddp), call(torch), rtol=0)

@@ -118,7 +118,8 @@ class TestCopies:
             assert x.grad is None
 
     def test_deep_copies_take_the_gradient_along(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
+
         for t in (ddp, torch):
             x = t.ones(2, requires_grad=True)
             (x * 3).sum().backward()
@@ -142,8 +143,9 @@ class TestCopies:
             assert y.names is not x.names
 
     def test_attributes_that_users_set_live_as_long_as_in_pytorch(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-        found = []
+        from tests.oracle import torch
+
+        results = []
         for t in (ddp, torch):
             layer, x = t.nn.Linear(2, 2), t.ones(2)
             weight, x.tag = layer.weight, {"a": [1]}
@@ -152,14 +154,14 @@ class TestCopies:
             twin = copy.deepcopy(layer)
             copies = [f(y) for f in (copy.copy, *DUPLICATES) for y in (x, weight)]
             copies += [x.clone(), x.detach(), x.data, t.nn.Parameter(x), twin.weight, layer.state_dict()["weight"]]
-            found.append([vars(y) for y in (x, layer.weight, layer.bias, *copies)])
+            results.append([vars(y) for y in (x, layer.weight, layer.bias, *copies)])
             assert copies[2].tag == x.tag
             assert copies[2].tag["a"] is not x.tag["a"]
             with pytest.raises(AttributeError):
                 x.shape = 3
             del weight.no_decay
             assert not hasattr(weight, "no_decay")
-        assert found[0] == found[1]
+        assert results[0] == results[1]
 
 
 class Named(ddp.Tensor):

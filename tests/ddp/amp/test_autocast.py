@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import amp, nn
@@ -46,7 +47,8 @@ CASES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("label", "fn"), CASES, ids=[label for label, _ in CASES])
 def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     x, w = (np.random.default_rng(i).standard_normal((4, 4)).astype(np.float32) for i in range(2))
     results = []
     for t, scope in ((ddp, amp.autocast("cpu")), (torch, torch.autocast("cpu", torch.bfloat16))):
@@ -61,7 +63,7 @@ def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any) -> None:
     (ours, *values), (theirs, *expected) = results
     assert ours == theirs
     for value, reference in zip(values, expected, strict=True):
-        np.testing.assert_allclose(value, reference, rtol=0.05, atol=0.05)
+        assert_allclose(value, reference, rtol=0.05, atol=0.05)
 
 
 def test_nesting_threads_and_errors() -> None:

@@ -30,7 +30,8 @@ def run(t: Any, scaler: Any) -> list[Any]:
 
 
 def test_agrees_with_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     assert run(ddp, GradScaler("cpu", **SETTINGS)) == run(torch, torch.amp.GradScaler("cpu", **SETTINGS))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import func
@@ -36,16 +37,17 @@ def as_tensors(t: Any, given: Any) -> Any:
     return t.from_numpy(given.copy()) if isinstance(given, np.ndarray) else given
 
 
-def flatten(found: Any) -> Iterator[Any]:
-    for each in found if isinstance(found, tuple) else ():
+def flatten(result: Any) -> Iterator[Any]:
+    for each in result if isinstance(result, tuple) else ():
         yield from flatten(each)
-    if not isinstance(found, tuple):
-        yield found
+    if not isinstance(result, tuple):
+        yield result
 
 
 @pytest.mark.parametrize(("name", "fn", "inputs", "options"), CALLS)
 def test_agrees_with_pytorch(name: str, fn: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     results = []
     for t in (ddp, torch):
         named = {key: as_tensors(t, value) for key, value in options.items()}
@@ -53,13 +55,13 @@ def test_agrees_with_pytorch(name: str, fn: Callable[..., Any], inputs: Any, opt
     for ours, theirs in zip(*results, strict=True):
         assert tuple(ours.shape) == tuple(theirs.shape)
         assert ours.requires_grad == theirs.requires_grad
-        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-11, 1e-12)
+        assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-11, 1e-12)
 
 
 def test_results_may_be_differentiated() -> None:
     x = ddp.from_numpy(X).requires_grad_()
     matrix = functional.hessian(lambda x: (x**4).sum(), x, create_graph=True)
-    np.testing.assert_allclose(ddp.autograd.grad(matrix.sum(), x)[0].numpy(), 24 * X, 1e-12)
+    assert_allclose(ddp.autograd.grad(matrix.sum(), x)[0].numpy(), 24 * X, 1e-12)
 
 
 def test_strict_and_zeros() -> None:
@@ -93,7 +95,7 @@ def test_functions_of_functions() -> None:
     x, v, w = ddp.from_numpy(X), ddp.from_numpy(V), ddp.from_numpy(W).requires_grad_()
     second = func.grad(lambda x: func.grad(lambda y: (y**4).sum())(x).sum())(x)
     assert not second.requires_grad
-    np.testing.assert_allclose(second.numpy(), 12 * X**2, 1e-12)
+    assert_allclose(second.numpy(), 12 * X**2, 1e-12)
     slope = func.grad(lambda k, x: (x * w * k).sum(), 1)(3, x)
     assert slope.requires_grad
     assert ddp.autograd.grad(slope.sum(), w)[0].tolist() == [6.0] * 3
@@ -101,6 +103,6 @@ def test_functions_of_functions() -> None:
     assert [each.equal(other) for each, other in zip(both, (v, x), strict=True)] == [True, True]
     y, pull_back = func.vjp(lambda x: x.sin() * 2, x)
     assert not y.requires_grad
-    np.testing.assert_allclose(pull_back(v).numpy(), V * 2 * np.cos(X), 1e-12)
-    np.testing.assert_allclose(func.jvp(lambda x, y: x * y, (x, v), (v, x))[1].numpy(), V * V + X * X, 1e-12)
-    np.testing.assert_allclose(func.hessian(lambda k, x: (x**3).sum() * k, 1)(2, w.detach()).numpy(), np.diag(12 * W))
+    assert_allclose(pull_back(v).numpy(), V * 2 * np.cos(X), 1e-12)
+    assert_allclose(func.jvp(lambda x, y: x * y, (x, v), (v, x))[1].numpy(), V * V + X * X, 1e-12)
+    assert_allclose(func.hessian(lambda k, x: (x**3).sum() * k, 1)(2, w.detach()).numpy(), np.diag(12 * W))

@@ -42,12 +42,12 @@ def strided(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def with_strides(cases: list[Case]) -> list[Case]:
     """The cases, and the first of each op that has elements once more with inputs that are not contiguous."""
     done = {case.op for case in cases if "non-contiguous" in case.label}
-    found = list(cases)
+    result = list(cases)
     for case in cases:
         if case.op not in done and all(x.size for x in case.inputs) and any(x.ndim > 1 for x in case.inputs):
             done.add(case.op)
-            found.append(Case(case.op, f"{case.label}, non-contiguous", case.fn, tuple(map(strided, case.inputs))))
-    return found
+            result.append(Case(case.op, f"{case.label}, non-contiguous", case.fn, tuple(map(strided, case.inputs))))
+    return result
 
 
 def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:

@@ -57,12 +57,12 @@ def check(saved: Saved | None, step: int) -> None:
     same(saved.read_all(), arrays(step))
 
 
-def same(found: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> None:
-    assert found.keys() == expected.keys()
+def same(actual: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype, name
-        assert found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
+        assert actual[name].dtype == array.dtype, name
+        assert actual[name].shape == array.shape, name
+        assert actual[name].tobytes() == array.tobytes(), name
 
 
 def leftovers(folder: Path) -> list[str]:

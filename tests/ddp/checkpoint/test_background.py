@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
@@ -77,7 +78,7 @@ def tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
 def assert_saved(path: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
     saved = open_checkpoint(path)
     for name, array in expected.items():
-        np.testing.assert_array_equal(saved.read(name), array, err_msg=name)
+        assert_array_equal(saved.read(name), array, err_msg=name)
 
 
 def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(folder: Path, gate: threading.Event) -> None:
@@ -161,9 +162,9 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
             return seen, str(error)
         return seen, "nothing"
 
-    found = collectives.run_threads(train, size=size)
-    assert len({seen for seen, _ in found}) == 1
-    assert all("step 2 was not saved" in message and "no memory" in message for _, message in found)
+    by_rank = collectives.run_threads(train, size=size)
+    assert len({seen for seen, _ in by_rank}) == 1
+    assert all("step 2 was not saved" in message and "no memory" in message for _, message in by_rank)
     assert not list(folder.glob("step-*"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
@@ -20,7 +21,7 @@ from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
 
 
 def same(mine: ddp.Tensor, theirs: ddp.Tensor) -> None:
-    np.testing.assert_array_equal(mine.detach().numpy(), theirs.detach().numpy())
+    assert_array_equal(mine.detach().numpy(), theirs.detach().numpy())
 
 
 def step(model: Any, *optimizers: Any) -> None:
@@ -312,8 +313,8 @@ def test_the_model_alone(folder: Path) -> None:
     model = net()
     saved(folder, model=model, optimizer=SGD(model.parameters()))
     other = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Linear(3, 5))
-    found = load_model(folder, other, strict=False)
-    assert (found.missing_keys, found.unexpected_keys) == (["3.weight", "3.bias"], [])
+    result = load_model(folder, other, strict=False)
+    assert (result.missing_keys, result.unexpected_keys) == (["3.weight", "3.bias"], [])
     same(other[0].weight, model[0].weight)
     with pytest.raises(StateDictError, match=r"missing: 3\.weight, 3\.bias"):
         load_model(folder / "step-0000000000", other)
@@ -381,6 +382,7 @@ def test_what_no_checkpointer_has_written_is_named(folder: Path) -> None:
         ({"scheduler": 3}, DtypeError, "scheduler has state_dict and load_state_dict, int has not"),
         ({"user": 3}, DtypeError, "user has state_dict"),
         ({"every": 0}, ArgumentError, "every is a number of steps"),
+        ({"memory_every": True}, ArgumentError, "memory_every is a number of steps of at least 1, .auto. or None"),
         ({"every_seconds": -1}, ArgumentError, "every_seconds is above 0"),
         ({"keep": 0}, ArgumentError, "keep should be at least 1"),
     ],

@@ -136,13 +136,13 @@ def test_anything_anywhere(place: str, folder: Path, outside: Path) -> None:
         put(runs, outside, place, kind)
         seen: list[Saved | None] = [None]
         error = use(runs, lambda store, comm: seen.append(store.newest()))  # noqa: B023  # called here
-        found = seen[-1]
+        result = seen[-1]
         if place != ".lock":
-            assert (error, found is not None) == ("", True), kind
+            assert (error, result is not None) == ("", True), kind
         elif kind.startswith("link") or kind in ("pipe", "folder"):
             assert re.search("locking .*/.lock: .* expected a regular file", error), (kind, error)
-        if found is not None:
-            check(found, found.step)
+        if result is not None:
+            check(result, result.step)
         with contextlib.suppress(CheckpointError):
             find(RankGroup(), runs)
         refused = use(runs, lambda store, comm: check(open_checkpoint(write(store, comm, 7)), 7))

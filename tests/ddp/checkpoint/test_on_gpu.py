@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -33,30 +34,30 @@ def test_what_was_saved_is_what_was_there(background: bool, rig: Callable[..., R
             optimizer.step()
 
         def now() -> dict[str, Any]:
-            found = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
+            results = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
             for number, entry in optimizer.state_dict()["state"].items():
-                found.update({f"{number}.{name}": value.cpu().numpy() for name, value in entry.items()})
-            return found
+                results.update({f"{number}.{name}": value.cpu().numpy() for name, value in entry.items()})
+            return results
 
-        found = []
+        results = []
         with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, async_save=background) as ckpt:
             step()
             ckpt.save()
             step()
             step()
-            found.append(now())
+            results.append(now())
             assert ckpt.load()
             step()
             step()
-            found.append(now())
+            results.append(now())
             assert model.weight.device == ddp.device(f"cuda:{comm.rank}")
-        return found
+        return results
 
     made = rig(2, None, 0)
     for first, second in made.run(rank):
         assert first.keys() == second.keys()
         for name, value in first.items():
-            np.testing.assert_array_equal(second[name], value, err_msg=name)
+            assert_array_equal(second[name], value, err_msg=name)
     contexts = made.cupy.contexts
     devices = {len(contexts[thread]) for thread in contexts if thread.name == "save of a checkpoint"}
     assert devices == ({1} if background else set())

@@ -677,9 +677,3 @@ def test_a_rank_is_killed_and_nothing_is_lost(kind: str, run_job: Callable[..., 
     assert [[note[1:] for note in rank] for rank in notes] == [[note[1:] for note in rank] for rank in whole]
     assert [[note[0] for note in rank] for rank in notes] == [[0] * 8 + [1] * 10] * 2
     assert same == digests
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "often", True])
-def test_how_often_is_checked(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="memory_every is a number of steps of at least 1, 'auto' or None"):
-        Checkpointer(tmp_path, memory_every=value)

@@ -77,9 +77,9 @@ def test_large_ones_are_read_under_a_progress_bar(
     )
     for large, names in ((1 << 28, []), (1 << 20, ["verifying", "reading"])):
         monkeypatch.setattr(checkpoint_reader, "_LARGE", large)
-        found = find(rank_group.RankGroup(), tmp_path)
-        assert found is not None
-        found.read_all()
+        result = find(rank_group.RankGroup(), tmp_path)
+        assert result is not None
+        result.read_all()
         lines = capsys.readouterr().err.splitlines()
         assert [line.split()[0] for line in lines] == names
         assert all("step-0000000001: 100%|" in line and "| 3.00M/3.00M [" in line for line in lines)

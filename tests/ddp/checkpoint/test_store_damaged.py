@@ -75,24 +75,24 @@ def mutate(original: Files, other: Files, rng: np.random.Generator) -> Files:
     files = dict(original)
     name = str(rng.choice(list(files)))
     data = bytearray(files[name])
-    at = int(rng.integers(len(data)))
-    stop = min(len(data), at + int(rng.integers(1, 200)))
+    offset = int(rng.integers(len(data)))
+    stop = min(len(data), offset + int(rng.integers(1, 200)))
     match rng.integers(9):
         case 0 | 1 | 2:  # flips of bits
             for place in rng.integers(0, len(data), rng.integers(1, 4)):
                 data[place] ^= 1 << int(rng.integers(8))
         case 3:
-            del data[at:]
+            del data[offset:]
         case 4:  # garbage
-            data[at:stop] = rng.bytes(stop - at)
+            data[offset:stop] = rng.bytes(stop - offset)
         case 5:
             data += rng.bytes(int(rng.integers(1, 100)))
         case 6:  # a page that never came to the disk
-            data[at:stop] = bytes(stop - at)
+            data[offset:stop] = bytes(stop - offset)
         case 7:
             data[:] = other[name]
         case 8:
-            del data[at:stop]
+            del data[offset:stop]
     files[name] = bytes(data)
     return files
 
@@ -192,9 +192,9 @@ def test_a_file_that_cannot_be_read_here_is_no_damaged_one(tmp_path: Path, monke
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     saved(tmp_path)
-    found = open_checkpoint(tmp_path / "step-0000000001")
-    shard = ShardReader(str(found.path / FIRST), found._manifest.files[0])
-    os.truncate(found.path / FIRST, 10)
+    result = open_checkpoint(tmp_path / "step-0000000001")
+    shard = ShardReader(str(result.path / FIRST), result._manifest.files[0])
+    os.truncate(result.path / FIRST, 10)
     with shard, pytest.raises(DamagedCheckpoint, match="it became shorter while it was read"):
         shard.verified("its header", 0, 100, "")
 
@@ -212,9 +212,9 @@ def test_a_signed_manifest_with_anything_in_it(tmp_path: Path, count: Callable[[
     for seed in range(count(200, 5000)):
         rng, fields = np.random.default_rng(seed), json.loads(original[MANIFEST])
         del fields["sha256"]
-        found = places(fields)
-        for at in rng.integers(len(found), size=rng.integers(1, 4)):
-            found[at][0][found[at][1]] = values[rng.integers(len(values))]
+        result = places(fields)
+        for offset in rng.integers(len(result), size=rng.integers(1, 4)):
+            result[offset][0][result[offset][1]] = values[rng.integers(len(values))]
         folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
         tracemalloc.start()
         try:

@@ -121,7 +121,7 @@ def test_killed_after_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     collectives.run_threads(save, size=2)
     monkeypatch.undo()
-    found = []
+    results = []
     for state in states:
 
         def go_on(comm: Communicator, state: Path = state) -> int:
@@ -134,12 +134,12 @@ def test_killed_after_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             store.close()
             return saved.step
 
-        found.append(collectives.run_threads(go_on, size=1)[0])
+        results.append(collectives.run_threads(go_on, size=1)[0])
         assert [each.name for each in state.glob("step-*")] == ["step-0000000003"]
         assert leftovers(state) == []
-    assert len(found) > 20
-    assert found == sorted(found)  # never back to the old one once there was the new one
-    assert set(found) == {1, 2}
+    assert len(results) > 20
+    assert results == sorted(results)  # never back to the old one once there was the new one
+    assert set(results) == {1, 2}
 
 
 def test_killed_while_it_saves(tmp_path: Path, count: Callable[[int, int], int]) -> None:

@@ -126,15 +126,15 @@ def drawing(folder: Path, epochs: int, *, shuffle: bool = True, end: int | None 
     data = TensorDataset(np.arange(8))
     order: dict[str, Any] = {"shuffle": True} if shuffle else {"sampler": DistributedSampler(data, 1, 0)}
     loader = DataLoader(data, 4, **order)
-    found = []
+    results = []
     with Checkpointer(folder, user={}) as ckpt:
         for (ids,) in ckpt.resume(loader, epochs):
-            found.append((ckpt.step, ids.tolist(), ddp.rand(1).item()))
+            results.append((ckpt.step, ids.tolist(), ddp.rand(1).item()))
             if ckpt.step == end:
                 break
         if end is not None:
             ckpt.save()
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("end", "shuffle"), [(0, True), (1, True), (1, False)])

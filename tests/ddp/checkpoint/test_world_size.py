@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -60,7 +61,7 @@ def test_two_then_one_then_four(make: Callable[[Any], Any], folder: Path) -> Non
         assert losses.keys().isdisjoint(part[0][0])
         losses.update(part[0][0])
     assert list(losses) == list(range(9))
-    np.testing.assert_allclose(list(losses.values()), list(whole[0][0].values()), rtol=1e-12)
+    assert_allclose(list(losses.values()), list(whole[0][0].values()), rtol=1e-12)
     seen = Counter(each for part in parts for _, ids in part for each in ids)
     assert seen == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(ROWS))
 
@@ -82,7 +83,7 @@ def test_sharded_state_loads_into_the_whole_optimizer_and_back(folder: Path) -> 
 
 def test_what_hooks_have_left_out_is_kept(folder: Path) -> None:
     """The sum over ranks of what they will still send is the same before and after."""
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
 
     def train(comm: collectives.Communicator, steps: int) -> None:
         hook = comm_hooks.TopK(0.1)
@@ -98,14 +99,14 @@ def test_what_hooks_have_left_out_is_kept(folder: Path) -> None:
             sums = comm.all_gather_object({name: value.sum().item() for name, value in left.items()})
             if comm.rank == 0:
                 names = sorted({name for each in sums for name in each})
-                found.append({name: sum(each.get(name, 0.0) for each in sums) for name in names})
+                results.append({name: sum(each.get(name, 0.0) for each in sums) for name in names})
             ckpt.save()
 
     for size, steps in ((3, 4), (2, 0), (4, 0), (1, 0)):
         collectives.run_threads(lambda comm, steps=steps: train(comm, steps), size=size)
-    for each in found[1:]:
-        assert each == pytest.approx(found[0], rel=1e-12)
-    assert any(found[0].values())
+    for each in results[1:]:
+        assert each == pytest.approx(results[0], rel=1e-12)
+    assert any(results[0].values())
 
 
 def test_one_line_says_what_is_not_as_it_was(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

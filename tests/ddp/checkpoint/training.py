@@ -71,17 +71,17 @@ def net(dropout: float = 0.0, norm: bool = False, dtype: Any = ddp.float32) -> n
 
 def everything(model: Any, optimizers: Sequence[Any], *others: Any) -> dict[str, Any]:
     """All state, as NumPy arrays and plain values, to be compared bit for bit."""
-    found: dict[str, Any] = {f"model.{name}": t.numpy().copy() for name, t in model.state_dict().items()}
+    by_name: dict[str, Any] = {f"model.{name}": t.numpy().copy() for name, t in model.state_dict().items()}
     for number, optimizer in enumerate(optimizers):
         told = optimizer.state_dict()
         for at, entry in told["state"].items():
             for name, value in entry.items():
-                found[f"{number}.{at}.{name}"] = value.numpy().copy() if isinstance(value, ddp.Tensor) else value
-        found[f"{number}.groups"] = repr(told["param_groups"])
+                by_name[f"{number}.{at}.{name}"] = value.numpy().copy() if isinstance(value, ddp.Tensor) else value
+        by_name[f"{number}.groups"] = repr(told["param_groups"])
     for number, other in enumerate(others):
-        found[f"other.{number}"] = repr(other)
-    found["random"] = ddp._device.random_state()
-    return found
+        by_name[f"other.{number}"] = repr(other)
+    by_name["random"] = ddp._device.random_state()
+    return by_name
 
 
 def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:

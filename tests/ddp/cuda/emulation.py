@@ -50,10 +50,10 @@ def _expanded(text: str) -> str:
 
 def _entries(expanded: str) -> dict[str, list[str]]:
     """Of every kernel in an expanded source: the types of its parameters."""
-    found = {}
+    result = {}
     for name, parameters in _ENTRY.findall(expanded):
-        found[name] = [each.strip().rpartition(" ")[0].removeprefix("const ") for each in parameters.split(",")]
-    return found
+        result[name] = [each.strip().rpartition(" ")[0].removeprefix("const ") for each in parameters.split(",")]
+    return result
 
 
 def _door(name: str, kinds: Sequence[str]) -> str:
@@ -84,11 +84,11 @@ def _built(whole: str) -> Any:
 @functools.cache
 def _header(flags: tuple[str, ...]) -> Path:
     """Where the emulator's header is compiled already, which takes twice as long as most kernels."""
-    found = _made("", (*flags, "-xc++-header"), ".gch", str(HERE / "emulator.h"))
-    folder = found.with_suffix("")
+    result = _made("", (*flags, "-xc++-header"), ".gch", str(HERE / "emulator.h"))
+    folder = result.with_suffix("")
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        os.link(found, folder / "emulator.h.gch")
+        os.link(result, folder / "emulator.h.gch")
     return folder
 
 

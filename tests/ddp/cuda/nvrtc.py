@@ -15,7 +15,7 @@ def _inside(package: str, pattern: str) -> Path | None:
     except ModuleNotFoundError:
         return None
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return next((found for place in places for found in sorted(Path(place).glob(pattern))), None)
+    return next((result for place in places for result in sorted(Path(place).glob(pattern))), None)
 
 
 LIBRARY = _inside("nvidia.cuda_nvrtc", "lib/libnvrtc.so.*")

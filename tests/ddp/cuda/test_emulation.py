@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from ddp._cuda import norm_kernels, raw_kernel
 from tests.ddp.cases.table import draw
@@ -23,8 +24,8 @@ def test_a_block_of_any_size_adds_up(threads: int, gpu: Any, monkeypatch: pytest
     expected[2] = np.nan
     given = x.copy()
     given[2, 7] = np.nan
-    found = norm_kernels.norm(gpu.cupy, gpu.cupy.asarray(given), None, None, 0.0, True)[0]
-    np.testing.assert_allclose(found.get(), expected, rtol=1e-10)
+    actual = norm_kernels.norm(gpu.cupy, gpu.cupy.asarray(given), None, None, 0.0, True)[0]
+    assert_allclose(actual.get(), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from ddp.data import CIFAR10, CIFAR100, MNIST, DataLoader, NpyDataset, TokenFile, read_cifar, read_idx
 from ddp.errors import ArgumentError, DataFileError, DtypeError
@@ -52,10 +53,10 @@ def test_idx_of_every_type_and_shape(shape: tuple[int, ...], tmp_path: Path) -> 
         array = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
         for data in (idx(array), gzip.compress(idx(array))):
             (tmp_path / "x").write_bytes(data)
-            found = read_idx(tmp_path / "x")
-            assert found.dtype.isnative
-            assert found.flags.writeable
-            np.testing.assert_array_equal(found, array, strict=True)
+            result = read_idx(tmp_path / "x")
+            assert result.dtype.isnative
+            assert result.flags.writeable
+            assert_array_equal(result, array, strict=True)
 
 
 GOOD = idx(np.arange(6, dtype="i2"))
@@ -134,7 +135,7 @@ def test_damaged_files(read: Any, files: list[bytes], pieces: list[bytes], count
         path.write_bytes(data := mutated(files[number % len(files)], rng, pieces))
         tracemalloc.start()
         try:
-            found = read(path)
+            result = read(path)
         except DataFileError:
             continue
         finally:
@@ -142,7 +143,7 @@ def test_damaged_files(read: Any, files: list[bytes], pieces: list[bytes], count
             tracemalloc.stop()
         whole += 1
         if read is NpyDataset:
-            assert len([found[i] for i in range(len(found))]) == len(found)
+            assert len([result[i] for i in range(len(result))]) == len(result)
     assert whole > 5
 
 
@@ -166,9 +167,9 @@ def test_npy_files_are_mapped(tmp_path: Path) -> None:
         dataset = NpyDataset(tmp_path / "x.npy", tmp_path / "y.npy")
         assert len(pickle.dumps(dataset)) < 500
         for each in (dataset, pickle.loads(pickle.dumps(dataset))):
-            for at, ((found, number), expected) in enumerate(zip(each, array, strict=True)):
-                assert found.dtype.isnative
-                np.testing.assert_array_equal(found, expected)
+            for at, ((actual, number), expected) in enumerate(zip(each, array, strict=True)):
+                assert actual.dtype.isnative
+                assert_array_equal(actual, expected)
                 assert number == at
             with pytest.raises(IndexError):
                 each[len(array)]
@@ -206,8 +207,8 @@ def test_blocks_of_tokens(count: int, block_size: int, stride: int | None, begin
         for each in (dataset, pickle.loads(pickle.dumps(dataset))):
             assert [int(source[0]) for source, _ in each] == begins
             for source, target in each:
-                np.testing.assert_array_equal(source, source[0] + np.arange(block_size), strict=True)
-                np.testing.assert_array_equal(target, source + 1, strict=True)
+                assert_array_equal(source, source[0] + np.arange(block_size), strict=True)
+                assert_array_equal(target, source + 1, strict=True)
 
 
 def test_wrong_use_of_tokens(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_mnist(packed: bool, below: str, tmp_path: Path) -> None:
         for (picture, label), expected, number in zip(dataset, pictures, labels, strict=True):
             assert type(label) is int
             assert label == number
-            np.testing.assert_array_equal(picture, expected, strict=True)
+            assert_array_equal(picture, expected, strict=True)
         with pytest.raises(IndexError):
             dataset[count]
     for wrong in (np.zeros(6, "u1"), np.zeros(7, "i2")):
@@ -248,9 +249,9 @@ def test_read_cifar(tmp_path: Path) -> None:
     for classes, labels, expected in ((10, TEN, TEN[:, 0]), (100, HUNDRED, HUNDRED)):
         data, pictures = cifar(labels)
         (tmp_path / "x.bin").write_bytes(data)
-        found = read_cifar(tmp_path / "x.bin", classes)
-        np.testing.assert_array_equal(found[0], pictures, strict=True)
-        np.testing.assert_array_equal(found[1], expected.astype(np.uint8), strict=True)
+        actual = read_cifar(tmp_path / "x.bin", classes)
+        assert_array_equal(actual[0], pictures, strict=True)
+        assert_array_equal(actual[1], expected.astype(np.uint8), strict=True)
     with pytest.raises(ArgumentError, match="expected 10 or 100 classes, got 20"):
         read_cifar(tmp_path / "x.bin", 20)
 
@@ -267,7 +268,7 @@ def test_cifar(below: str, tmp_path: Path) -> None:
     for (picture, label), (expected, number) in zip(CIFAR10(tmp_path), everything, strict=True):
         assert type(label) is int
         assert label == number
-        np.testing.assert_array_equal(picture, expected, strict=True)
+        assert_array_equal(picture, expected, strict=True)
     test = CIFAR10(tmp_path, train=False, transform=np.mean, target_transform=lambda label: -label)
     assert [label for _, label in test] == [-3, -9, 0]
     assert test[1][0] == cifar(TEN)[1][1].mean()

@@ -97,8 +97,8 @@ def test_random_numbers_differ_from_pass_to_pass_and_from_rank_to_rank() -> None
 
     for rank in (0, 1):
         assert passes(0, rank) == passes(2, rank)
-    found = [str(batch) for rank in (0, 1) for each in passes(0, rank) for batch in each]
-    assert len(set(found)) == len(found) == 12
+    results = [str(batch) for rank in (0, 1) for each in passes(0, rank) for batch in each]
+    assert len(set(results)) == len(results) == 12
 
 
 @pytest.mark.parametrize("workers", [0, 2])

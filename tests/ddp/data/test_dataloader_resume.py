@@ -191,8 +191,8 @@ def test_a_stream_that_is_shorter_than_it_was_is_at_its_end(workers: int, size: 
 
 
 def test_streams_that_end_at_different_times() -> None:
-    found = [batch[0].flatten().tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3)]
-    assert found == [[0, 3], [1, 4], [2, 5], [6]]
+    results = [batch[0].flatten().tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3)]
+    assert results == [[0, 3], [1, 4], [2, 5], [6]]
     drawn = [batch[1].tolist() for batch in DataLoader(Stream(7), batch_size=2, num_workers=3, drop_last=True)]
     assert len(drawn) == 3
     one = [each[0].item() for each in DataLoader(Stream(5), batch_size=None, num_workers=2)]

@@ -129,8 +129,8 @@ def test_random_split_gives_every_sample_to_one_part_and_pytorchs_lengths(length
     torch_data = pytest.importorskip("torch.utils.data")
     fractions = [part / sum(parts) for part in parts]
     subsets = random_split(Squares(length), fractions, generator=ddp.Generator())
-    found = [index for subset in subsets for index in subset.indices]
-    assert sorted(found) == list(range(length))
+    results = [index for subset in subsets for index in subset.indices]
+    assert sorted(results) == list(range(length))
     if sum(fractions) <= 1:  # it takes those for lengths that rounding has brought above 1
         assert list(map(len, subsets)) == list(map(len, torch_data.random_split(range(length), fractions)))
 

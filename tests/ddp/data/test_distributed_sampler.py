@@ -294,7 +294,7 @@ def test_micro_batches_are_the_same_on_any_number_of_ranks(tail: str, drop_last:
     steps = [micro_batch_steps(size, tail, drop_last) for size in (1, 2, 3, 4)]
     assert steps[0][0] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert steps[0][-1] == last
-    assert all(each == steps[0] for each in steps)
+    assert all(step == steps[0] for step in steps)
 
 
 def test_a_position_in_micro_batches_is_that_of_whole_steps_and_of_any_number_of_ranks() -> None:

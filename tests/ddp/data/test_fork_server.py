@@ -17,8 +17,8 @@ from tests.ddp.data.samples import Around, Squares, plain
 
 def around() -> Any:
     """What a new worker has around it."""
-    ((found,),) = DataLoader(Around(), num_workers=1, collate_fn=plain)
-    return found
+    ((result,),) = DataLoader(Around(), num_workers=1, collate_fn=plain)
+    return result
 
 
 def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

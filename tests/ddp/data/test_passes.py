@@ -29,7 +29,7 @@ def taken(loader: DataLoader, batches: int) -> list[list[int]]:
 def ranks(length: int, batch: int, size: int, workers: int = 0, **options: Any) -> list[DataLoader]:
     dataset = TensorDataset(np.arange(length))
     samplers = [DistributedSampler(dataset, size, rank, **options) for rank in range(size)]
-    return [DataLoader(dataset, batch, sampler=each, num_workers=workers) for each in samplers]
+    return [DataLoader(dataset, batch, sampler=sampler, num_workers=workers) for sampler in samplers]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -136,9 +136,9 @@ def test_a_pass_larger_than_memory_is_drawn_in_parts(make: Callable[[], Any]) ->
 
 def test_weights_are_probabilities() -> None:
     ddp.manual_seed(0)
-    found = Counter(WeightedRandomSampler([10 * weight for weight in WEIGHTS], 20_000))
+    result = Counter(WeightedRandomSampler([10 * weight for weight in WEIGHTS], 20_000))
     for index, weight in enumerate(WEIGHTS):
-        assert abs(found[index] - 20_000 * weight) <= 5 * (20_000 * weight) ** 0.5, index
+        assert abs(result[index] - 20_000 * weight) <= 5 * (20_000 * weight) ** 0.5, index
 
 
 def test_nothing_to_draw_is_an_empty_pass() -> None:

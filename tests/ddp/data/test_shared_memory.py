@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp.data.shared_memory import _HELD, BatchReader, BatchWriter, Payload, load_payload
@@ -79,8 +80,8 @@ def test_arrays_of_every_dtype() -> None:
         array = np.arange(6).astype(dtype).reshape(2, 3)
         got = Pipe()(lambda empty, array=array: (array, array[:, ::-1], array[0, 0]))
         assert got[0].dtype == array.dtype
-        np.testing.assert_array_equal(got[0], array)
-        np.testing.assert_array_equal(got[1], array[:, ::-1])
+        assert_array_equal(got[0], array)
+        assert_array_equal(got[1], array[:, ::-1])
         assert got[2] == array[0, 0]
 
 
@@ -127,7 +128,7 @@ def test_a_payload_has_copies_that_are_everybodys_own() -> None:
     assert [each[0][0] for each in (one, other)] == [-1, 0]
     assert big[0] == 0
     assert other[2].tolist() == big.tolist()
-    np.testing.assert_array_equal(other[4], big.reshape(100, 100).T)
+    assert_array_equal(other[4], big.reshape(100, 100).T)
 
 
 def test_files_that_are_mapped_are_mapped_again(tmp_path: Path) -> None:
@@ -137,9 +138,9 @@ def test_files_that_are_mapped_are_mapped_again(tmp_path: Path) -> None:
     assert Payload(content).layout[0] < 10_000  # of which the column, which lies in no one piece
     [(whole, part, column)] = copies(content)
     assert type(whole) is np.memmap
-    np.testing.assert_array_equal(whole, mapped)
-    np.testing.assert_array_equal(part, mapped[3:7])
-    np.testing.assert_array_equal(column, mapped[:, 1])
+    assert_array_equal(whole, mapped)
+    assert_array_equal(part, mapped[3:7])
+    assert_array_equal(column, mapped[:, 1])
 
 
 def test_a_payload_says_why_it_cannot_be_sent() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_less
 
 import ddp
 from ddp import errors
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 Array = Any
 RNG = np.random.default_rng(0)
@@ -123,10 +123,10 @@ def both(arrays: list[Array], dtype: str = "float64") -> list[tuple[Any, Any]]:
 
 def gradients(y: Any, xs: list[Any]) -> list[Any]:
     y.sum().backward()
-    found = [np.zeros(x.shape) if x.grad is None else x.grad.numpy().copy() for x in xs]
+    results = [np.zeros(x.shape) if x.grad is None else x.grad.numpy().copy() for x in xs]
     for x in xs:
         x.grad = None
-    return found
+    return results
 
 
 def compare(
@@ -136,11 +136,9 @@ def compare(
     (y, ours), (expected, theirs) = [(make(t, xs), gradients(make(t, xs), xs)) for t, xs in both(arrays, dtype)]
     assert y.shape == tuple(expected.shape)
     assert str(y.dtype) == str(expected.dtype).removeprefix("torch.")
-    np.testing.assert_allclose(
-        y.detach().numpy(), expected.detach().numpy(), rtol if dtype != "float64" else 1e-12, rtol
-    )
+    assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol if dtype != "float64" else 1e-12, rtol)
     for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol, rtol)
+        assert_allclose(one, other, rtol, rtol)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -174,12 +172,10 @@ def test_shapes_and_moments(family: str) -> None:
     (d, e) = [make(t.distributions, *xs) for t, xs in both(p)]
     assert (d.batch_shape, d.event_shape, d.has_rsample) == (tuple(e.batch_shape), tuple(e.event_shape), e.has_rsample)
     for name in ("mean", "mode", "variance", "stddev"):
-        np.testing.assert_allclose(getattr(d, name).detach().numpy(), getattr(e, name).detach().numpy(), 1e-12, 1e-12)
+        assert_allclose(getattr(d, name).detach().numpy(), getattr(e, name).detach().numpy(), 1e-12, 1e-12)
     if "multivariate" in family:
         for name in ("covariance_matrix", "precision_matrix", "scale_tril"):
-            np.testing.assert_allclose(
-                getattr(d, name).detach().numpy(), getattr(e, name).detach().numpy(), 1e-11, 1e-12
-            )
+            assert_allclose(getattr(d, name).detach().numpy(), getattr(e, name).detach().numpy(), 1e-11, 1e-12)
     for shape in ((), (5,), (2, 3)):
         drawn = d.sample(shape)
         assert drawn.shape == tuple(e.sample(shape).shape)
@@ -195,10 +191,10 @@ def test_draws_have_the_moments(family: str) -> None:
     x = d.sample((n,))
     if "categorical" in family:
         share = (x[..., None] == ddp.arange(4)).double().mean(0)
-        np.testing.assert_allclose(share.numpy(), d.probs.numpy(), atol=0.012)
+        assert_allclose(share.numpy(), d.probs.numpy(), atol=0.012)
         return
-    np.testing.assert_array_less(((x.mean(0) - d.mean).abs() / (d.stddev / n**0.5)).numpy(), 4.5)
-    np.testing.assert_allclose(x.var(0).numpy(), d.variance.numpy(), rtol=0.08)
+    assert_array_less(((x.mean(0) - d.mean).abs() / (d.stddev / n**0.5)).numpy(), 4.5)
+    assert_allclose(x.var(0).numpy(), d.variance.numpy(), rtol=0.08)
     ddp.manual_seed(1)
     assert (d.sample((n,)) == x).all()
 
@@ -250,10 +246,10 @@ def test_gradients_of_gamma_draws(a: float) -> None:
     ddp.manual_seed(2)
     z = ddp.distributions.Gamma(shape, 1.0).rsample()
     z.sum().backward()
-    np.testing.assert_allclose(shape.grad.numpy(), [series(a, x) for x in z.tolist()], rtol=1e-10)
+    assert_allclose(shape.grad.numpy(), [series(a, x) for x in z.tolist()], rtol=1e-10)
     drawn = torch.tensor(z.detach().numpy())
     theirs = torch._standard_gamma_grad(torch.full((20,), a, dtype=torch.float64), drawn)
-    np.testing.assert_allclose(shape.grad.numpy(), theirs.numpy(), rtol=2e-3)  # PyTorch's is an approximation
+    assert_allclose(shape.grad.numpy(), theirs.numpy(), rtol=2e-3)  # PyTorch's is an approximation
 
 
 @pytest.mark.parametrize("family", ["gamma", "beta", "dirichlet"])
@@ -264,9 +260,9 @@ def test_the_mean_of_gradients_is_that_of_the_mean(family: str) -> None:
     weights = ddp.tensor(numbers(*mean.shape))
     expected = gradients((mean * weights).sum(), xs)
     ddp.manual_seed(4)
-    found = gradients((make(ddp.distributions, *xs).rsample((40_000,)).mean(0) * weights).sum(), xs)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0.03, atol=0.15)
+    actual = gradients((make(ddp.distributions, *xs).rsample((40_000,)).mean(0) * weights).sum(), xs)
+    for one, other in zip(actual, expected, strict=True):
+        assert_allclose(one, other, rtol=0.03, atol=0.15)
 
 
 WRONG = {
@@ -343,7 +339,7 @@ EDGES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("case", EDGES)
 def test_edges(case: str) -> None:
     ours, theirs = [EDGES[case](t.distributions, t) for t in (ddp, torch)]
-    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-6, atol=1e-6)
+    assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-6, atol=1e-6)
 
 
 def squashed(t: Any, xs: list[Any], cache_size: int) -> Any:

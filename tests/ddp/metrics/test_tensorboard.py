@@ -45,9 +45,9 @@ def test_tensorboard_reads_each_step_once(tmp_path: Path) -> None:
                 board.log(step=step, loss=ddp.tensor(loss), **{"train/lr": np.float32(step)})
             board.flush()
     read = EventAccumulator(str(tmp_path)).Reload()
-    found = [(event.step, float(event.tensor_proto.float_val[0])) for event in read.Tensors("loss")]
+    results = [(event.step, float(event.tensor_proto.float_val[0])) for event in read.Tensors("loss")]
     assert sorted(read.Tags()["tensors"]) == ["loss", "train/lr"]
-    assert found == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0), (7, 2.0)]
+    assert results == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0), (7, 2.0)]
 
 
 def written(t: Any, folder: Path) -> dict[str, Any]:
@@ -66,23 +66,24 @@ def written(t: Any, folder: Path) -> dict[str, Any]:
     with writer(folder, purge_step=4) as board:
         for step in range(4, 7):
             board.add_scalar("loss/train", 9.0, step)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path in sorted({file.parent for file in Path(folder).rglob("*tfevents*")}):
         read = EventAccumulator(str(path)).Reload()
         tags = read.Tags()
         run = str(path.relative_to(folder))
-        found |= {f"{run} {tag}": [(e.step, e.value) for e in read.Scalars(tag)] for tag in tags["scalars"]}
-        found |= {f"{run} {tag}": [e.tensor_proto.string_val[0] for e in read.Tensors(tag)] for tag in tags["tensors"]}
+        result |= {f"{run} {tag}": [(e.step, e.value) for e in read.Scalars(tag)] for tag in tags["scalars"]}
+        result |= {f"{run} {tag}": [e.tensor_proto.string_val[0] for e in read.Tensors(tag)] for tag in tags["tensors"]}
         for tag in tags["histograms"]:
             [event] = read.Histograms(tag)
             value = event.histogram_value
             counts = {limit: n for limit, n in zip(value.bucket_limit, value.bucket, strict=True) if n}
-            found[f"{run} {tag}"] = event.step, counts, value.min, value.max, value.num, value.sum, value.sum_squares
-    return found
+            result[f"{run} {tag}"] = event.step, counts, value.min, value.max, value.num, value.sum, value.sum_squares
+    return result
 
 
 def test_a_summary_writer_writes_what_pytorchs_does(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     pytest.importorskip("tensorboard")
     ours = written(ddp, tmp_path / "ours")
     assert ours == written(torch, tmp_path / "theirs")

@@ -11,11 +11,11 @@ from pathlib import Path
 def descriptors() -> int:
     """How many file descriptors of blocks this process has."""
     gc.collect(1)
-    found = 0
+    result = 0
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found += os.readlink(fd).startswith("/memfd:ddp-block")
-    return found
+            result += os.readlink(fd).startswith("/memfd:ddp-block")
+    return result
 
 
 def mappings() -> int:
@@ -27,8 +27,8 @@ def mappings() -> int:
 def all_descriptors() -> set[tuple[str, str]]:
     """The file descriptors of this process, of whatever kind, each with what it is open on."""
     gc.collect(1)
-    found = set()
+    result = set()
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found.add((fd.name, os.readlink(fd)))
-    return found
+            result.add((fd.name, os.readlink(fd)))
+    return result

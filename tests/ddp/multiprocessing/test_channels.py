@@ -190,9 +190,9 @@ def test_others_pipes_take_copies() -> None:
     with reader, writer:
         writer.send((ddp.ones(3), nn.Parameter(ddp.ones(3)).share_memory_()))
         copies = reader.recv()
-    assert [type(each) for each in copies] == [ddp.Tensor, nn.Parameter]
-    assert [each.tolist() for each in copies] == [[1, 1, 1]] * 2
-    assert not any(each.is_shared() for each in copies)
+    assert [type(copy) for copy in copies] == [ddp.Tensor, nn.Parameter]
+    assert [copy.tolist() for copy in copies] == [[1, 1, 1]] * 2
+    assert not any(copy.is_shared() for copy in copies)
     assert descriptors() == before
 
 

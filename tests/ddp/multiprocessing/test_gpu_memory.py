@@ -33,8 +33,8 @@ def nobody_looks() -> bool:
 @pytest.fixture
 def between(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
     memory_pool._installed.clear()
-    found = Between(gpu, monkeypatch)
-    yield found
+    result = Between(gpu, monkeypatch)
+    yield result
     until(nobody_looks)
     memory_pool._installed.clear()
     ipc._uuid.cache_clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from threadpoolctl import threadpool_limits
 
 import ddp
@@ -77,7 +78,7 @@ def arrays_of(sizes: tuple[int, ...], geometry: tuple[Any, ...]) -> tuple[Shape,
         (groups * filters,),
         (n, groups * filters, *window.out),
     )
-    return Shape(*sizes, window), [rng.standard_normal(each).astype("float32") for each in shapes]
+    return Shape(*sizes, window), [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
 def results(shape: Shape, x: Any, w: Any, b: Any, g: Any) -> list[Any]:
@@ -93,7 +94,7 @@ def check(shape: Shape, x: Any, w: Any, b: Any, g: Any) -> None:
     for got, right in zip(results(shape, x, w, b, g), expected, strict=True):
         assert got.dtype == np.float32
         assert got.flags.c_contiguous
-        np.testing.assert_allclose(got, right, rtol=0, atol=3e-6 * max(1.0, np.abs(right).max()))
+        assert_allclose(got, right, rtol=0, atol=3e-6 * max(1.0, np.abs(right).max()))
 
 
 @pytest.mark.parametrize(("way", "sizes", "geometry"), CASES, ids=str)
@@ -155,7 +156,7 @@ def test_padding_modes(mode: str, channels: int) -> None:
         grads.append([x.grad, each.weight.grad, each.bias.grad])
     for got, right in zip(*grads, strict=True):
         right = right.numpy()
-        np.testing.assert_allclose(got.numpy(), right, rtol=0, atol=3e-6 * np.abs(right).max())
+        assert_allclose(got.numpy(), right, rtol=0, atol=3e-6 * np.abs(right).max())
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -170,7 +171,7 @@ def test_gradients_of_gradients_are_by_kernels(
     ]
 
     def gradients(dtype: str) -> list[Any]:
-        x, w = (ddp.from_numpy(each.astype(dtype)).requires_grad_() for each in arrays)
+        x, w = (ddp.from_numpy(array.astype(dtype)).requires_grad_() for array in arrays)
         z = convolve(x, w, padding=kernel // 2, groups=groups)
         first = ddp.autograd.grad((z**2).sum(), (x, w), create_graph=True)
         second = ddp.autograd.grad(sum((each**2).sum() for each in first), (x, w))
@@ -180,7 +181,7 @@ def test_gradients_of_gradients_are_by_kernels(
     for function in (convolution.correlate, convolution.adjoint):
         monkeypatch.setattr(function, "__wrapped__", None)  # no formula computes beside the kernels
     for got, right in zip(gradients("float32"), expected, strict=True):
-        np.testing.assert_allclose(got, right, rtol=0, atol=3e-6 * np.abs(right).max())
+        assert_allclose(got, right, rtol=0, atol=3e-6 * np.abs(right).max())
 
 
 def test_transposed_images_may_be_larger_than_what_their_positions_see() -> None:
@@ -190,7 +191,7 @@ def test_transposed_images_may_be_larger_than_what_their_positions_see() -> None
         rng = np.random.default_rng(0)
         shape = Shape(2, 1, 16, 17, window)
         sizes = (2, 16, 16, 19), (17, 16, kernel, kernel), (17,), (2, 17, *window.out)
-        check(shape, *[rng.standard_normal(each).astype("float32") for each in sizes])
+        check(shape, *[rng.standard_normal(size).astype("float32") for size in sizes])
 
 
 def test_infinities_stay_within_the_tiles_that_read_them() -> None:
@@ -205,30 +206,30 @@ def test_infinities_stay_within_the_tiles_that_read_them() -> None:
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
-    found = []
+    result = []
     for count in (1, 2, 3):
         with threadpool_limits(count, user_api="blas"):
             if _native.library.count_threads(1 << 20) != count:
                 pytest.skip("NumPy's products come from another library than OpenBLAS")
-            found.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
-    for others in found[1:]:
-        for got, right in zip(others, found[0], strict=True):
-            np.testing.assert_array_equal(got, right)
+            result.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
+    for others in result[1:]:
+        for got, right in zip(others, result[0], strict=True):
+            assert_array_equal(got, right)
 
 
 def test_all_builds_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = [ctypes.CDLL(str(path)) for path in builds(Path(_native.__file__).parent, "kernels")]
     if len(libraries) < 2:
         pytest.skip("this CPU runs one build alone")
-    found = []
+    result = []
     for library in libraries:
         for name in KERNELS:
             function = getattr(library, f"{name.lower()}_f32")
             function.argtypes = getattr(native, name).argtypes
             monkeypatch.setattr(native, name, function)
-        found.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
-    for got, right in zip(found[1], found[0], strict=True):
-        np.testing.assert_array_equal(got, right)
+        result.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
+    for got, right in zip(result[1], result[0], strict=True):
+        assert_array_equal(got, right)
 
 
 # Long enough to be shared among threads, and of no round size.

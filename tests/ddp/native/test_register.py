@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from threadpoolctl import threadpool_limits
 
 import ddp
@@ -68,7 +69,7 @@ def close(got: Any, expected: Any, dtype: str) -> None:
     assert got.shape == expected.shape
     assert got.dtype == dtype
     largest = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-    np.testing.assert_allclose(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
+    assert_allclose(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
 
 
 def compare(op: Op, dtype: str, inputs: list[Any], saved: Any, needs: tuple[bool, ...], **parameters: Any) -> None:
@@ -127,10 +128,10 @@ class TestNumbers:
             x = normal(size, dtype=dtype)
             x[:3] = np.nan, np.inf, -np.inf
             z = np.maximum(x, 0)
-            np.testing.assert_array_equal(activation.relu.forward(np, x)[0], z)
+            assert_array_equal(activation.relu.forward(np, x)[0], z)
             for residual in (None, ()):  # the formula's, and the kernel's
                 (dx,) = activation.relu.backward(np, np.ones_like(x), (True,), (z,), residual)
-                np.testing.assert_array_equal(dx, z != 0)
+                assert_array_equal(dx, z != 0)
 
     @pytest.mark.parametrize("reverse", [False, True])
     @pytest.mark.parametrize("sizes", [(5, 3, 16), (1, 7, 48), (4, 13, 20)], ids=str)  # 20: no whole blocks of columns
@@ -253,7 +254,7 @@ class TestNumbers:
             update.run_program(np, formula.program, scalars, update.UpdateRows([tuple(row) for row in copies]))
         for a, b in zip(rows, copies, strict=True):
             for expected, got in zip(a, b, strict=True):
-                np.testing.assert_array_equal(got, expected)
+                assert_array_equal(got, expected)
 
     @pytest.mark.parametrize("window", WINDOWS, ids=str)
     def test_columns_of_images(self, window: Any, dtype: str) -> None:
@@ -264,13 +265,13 @@ class TestNumbers:
         for lines in (whole, slice(window.out[0] // 2, window.out[0])):
             expected = convolution.im2col_lines.__wrapped__(np, x, window, lines)
             for each in layouts(x):
-                np.testing.assert_array_equal(convolution.im2col_lines(np, each, window, lines), expected)
+                assert_array_equal(convolution.im2col_lines(np, each, window, lines), expected)
             columns = normal(*expected.shape, dtype=dtype, seed=1)
             for each in layouts(columns):
                 one, other = normal(*x.shape, dtype=dtype, seed=2), normal(*x.shape, dtype=dtype, seed=2)
                 convolution.col2im_lines.__wrapped__(np, columns, window, lines, one)
                 convolution.col2im_lines(np, each, window, lines, other)
-                np.testing.assert_array_equal(other, one)  # both add in the order of the kernel's elements
+                assert_array_equal(other, one)  # both add in the order of the kernel's elements
         assert convolution.im2col_lines(np, x[:0], window, whole).shape == (2, window.elements, 0, *window.out)
 
     @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -283,7 +284,7 @@ class TestNumbers:
             expected = pooling.maxima.__wrapped__(np, x, window)
             for each in layouts(x):
                 for one, other in zip(pooling.maxima(np, each, window), expected, strict=True):
-                    np.testing.assert_array_equal(one, other)
+                    assert_array_equal(one, other)
                     assert one.dtype == other.dtype
             g = normal(*expected[0].shape, dtype=dtype, seed=1)
             dx = pooling.add_at_maxima.__wrapped__(np, g, expected[1], window)
@@ -327,7 +328,7 @@ def test_adam_is_the_formula_that_has_a_loop(name: str, count: int) -> None:
     [group] = optimizer.param_groups
     program = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group), optimizer.factor).program
     table = (ctypes.c_int32 * 4 * count).in_dll(_native.library, f"{name.lower()}_passes")
-    np.testing.assert_array_equal(_encode(program)[2], np.array(table))
+    assert_array_equal(_encode(program)[2], np.array(table))
 
 
 @needs_kernels
@@ -346,7 +347,7 @@ def test_infinities_and_nan_are_values(dtype: str) -> None:
     with np.errstate(all="ignore"):
         for op, parameters in calls:
             got, expected = op.forward(np, x, **parameters)[0], op.reference.forward(np, x, **parameters)[0]
-            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=op.name)
+            assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=op.name)
 
 
 @needs_kernels
@@ -370,12 +371,12 @@ def test_a_smooth_activation_makes_no_other_array_of_its_size(name: str) -> None
 def test_what_kernels_cannot_take_goes_to_the_formula() -> None:
     x = np.arange(-6, 6).astype("float16").reshape(3, 4)
     expected = activation.sigmoid.forward(np, x.astype("float32"))[0]
-    np.testing.assert_allclose(activation.sigmoid.forward(np, x)[0], expected, atol=1e-3)
+    assert_allclose(activation.sigmoid.forward(np, x)[0], expected, atol=1e-3)
     q = normal(1, 2, 6, 4)
     mask = np.tri(6, dtype=bool)[None, None]
     settings = {"scale": 0.5, "p": 0.0, "seed": 0}
     masked = attention.attention.forward(np, q, q, q, mask, causal=False, **settings)[0]
-    np.testing.assert_allclose(masked, attention.attention.forward(np, q, q, q, None, causal=True, **settings)[0])
+    assert_allclose(masked, attention.attention.forward(np, q, q, q, None, causal=True, **settings)[0])
 
 
 @needs_kernels
@@ -398,7 +399,7 @@ def test_all_builds_give_the_same_bits() -> None:
             getattr(build, name)(*arguments, *given, ctypes.c_void_p(out.ctypes.data))
             results.append(out)
         for result in results[1:]:
-            np.testing.assert_array_equal(result, results[0], err_msg=name)
+            assert_array_equal(result, results[0], err_msg=name)
 
 
 def results_of_all_kernels(dtype: str) -> list[Any]:
@@ -434,8 +435,8 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     both(normalization.group_norm, [image, None, None], lambda out: (None, image), groups=1, eps=1e-5)
     columns = convolution.im2col_lines(np, image, window, slice(0, window.out[0]))
     convolution.col2im_lines(np, columns, window, slice(0, window.out[0]), image)
-    top, at = pooling.maxima(np, image, window)
-    results.extend([columns, image, top, at, pooling.add_at_maxima(np, top, at, window)])
+    top, argmax = pooling.maxima(np, image, window)
+    results.extend([columns, image, top, argmax, pooling.add_at_maxima(np, top, argmax, window)])
     if dtype == "float32":  # others go by products, which are the BLAS's
         gates, weight = normal(3, 40, 256, dtype=dtype) / 9, normal(256, 64, dtype=dtype) / 9
         hs, cs = np.zeros((2, 4, 40, 64), dtype)
@@ -460,7 +461,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: str) -> None:
             results.append(results_of_all_kernels(dtype))
     for number, arrays in enumerate(zip(*results, strict=True)):
         for other in arrays[1:]:
-            np.testing.assert_array_equal(other, arrays[0], err_msg=str(number))
+            assert_array_equal(other, arrays[0], err_msg=str(number))
 
 
 @needs_kernels
@@ -535,9 +536,9 @@ def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> N
 def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     names = [f"lib{each}.so" for each in ("asan", "ubsan")]
-    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True) for name in names]
-    libraries = [each.stdout.strip() for each in found]
-    if not all(Path(each).is_absolute() for each in libraries):
+    results = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True) for name in names]
+    libraries = [each.stdout.strip() for each in results]
+    if not all(Path(library).is_absolute() for library in libraries):
         pytest.skip("gcc brings no sanitizers here")
     copy_sources(tmp_path)
     done = build(tmp_path, CC="gcc", CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -20,7 +20,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 def flat(results: Any) -> list[Any]:
     """The tensors of nested tuples."""
     if isinstance(results, tuple):
-        return [x for each in results for x in flat(each)]
+        return [x for result in results for x in flat(result)]
     return [] if results is None else [results]
 
 
@@ -47,7 +47,7 @@ def agree(ours: Any, theirs: Any, *arrays: Any, rtol: float = 1e-9, atol: float 
     for y, z in zip(results + gradients, expected + references, strict=True):
         assert (y is None) == (z is None)
         if y is not None:
-            np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol, atol)
+            assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol, atol)
     return results
 
 
@@ -80,3 +80,11 @@ def check_refusals(*rows: tuple[Callable[[], Any], type[Exception], str]) -> Non
     for call, error, text in rows:
         with pytest.raises(error, match=text):
             call()
+
+
+def assert_same_state(ours: Any, theirs: Any) -> None:
+    """Two modules, of either library, have the same state dict up to rounding in float64."""
+    state, expected = ours.state_dict(), theirs.state_dict()
+    assert list(state) == list(expected)
+    for path, value in expected.items():
+        assert_allclose(state[path].numpy(), value.numpy(), rtol=1e-12, atol=1e-12, err_msg=path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp import nn
@@ -77,7 +78,7 @@ def test_special_values_as_pytorch(name: str) -> None:
     # PyTorch's gelu of inf is nan.
     special = np.array([np.nan, 4.0 if name == "gelu" else np.inf], np.float32)
     ours, theirs = (getattr(t.nn.functional, name)(t.tensor(special)).numpy() for t in (ddp, torch))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_in_place() -> None:
@@ -124,7 +125,7 @@ def test_channels_fall_whole() -> None:
     x = ddp.ones(30, 2, 2, requires_grad=True)
     y = F.dropout2d(x, 0.4)
     y.sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), y.detach().numpy())
+    assert_array_equal(x.grad.numpy(), y.detach().numpy())
 
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension:UserWarning")  # PyTorch's
@@ -177,5 +178,5 @@ def test_gumbel_samples_follow_the_probabilities() -> None:
     ddp.manual_seed(0)
     share = [0.5, 0.3, 0.2]
     samples = F.gumbel_softmax(ddp.tensor(share).log().expand(20000, 3), tau=0.5, hard=True)
-    np.testing.assert_allclose(samples.numpy().max(1), 1, 1e-6)
-    np.testing.assert_allclose(samples.numpy().mean(0), share, atol=0.02)
+    assert_allclose(samples.numpy().max(1), 1, 1e-6)
+    assert_allclose(samples.numpy().mean(0), share, atol=0.02)

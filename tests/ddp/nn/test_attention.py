@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.backends import native
@@ -61,16 +62,16 @@ def test_a_query_that_may_see_no_key_has_weights_of_zero_and_finite_gradients(ki
     hidden = np.triu(np.ones((4, 4), bool), 1)
     hidden[2] = True
     mask = hidden if kind == "bool" else np.where(hidden, -np.inf, 0.5)
-    found = []
+    results = []
     for need_weights in (True, False):
         layer.zero_grad()
         y, weights = layer(x, x, x, attn_mask=ddp.tensor(mask), need_weights=need_weights)
         y.square().sum().backward()
-        found.append([y.detach().numpy(), *[p.grad.numpy().copy() for p in layer.parameters()]])
+        results.append([y.detach().numpy(), *[p.grad.numpy().copy() for p in layer.parameters()]])
         if need_weights:
             assert weights[:, 2].tolist() == [[0.0] * 4] * 2
-    for with_weights, without in zip(*found, strict=True):
-        np.testing.assert_allclose(with_weights, without, atol=1e-12)
+    for with_weights, without in zip(*results, strict=True):
+        assert_allclose(with_weights, without, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}])

@@ -52,9 +52,11 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
         "replace": replaced,
         "add in place": added,
     }
-    found = {f"{kind} {name}": listed(kind, f) for kind in ("Sequential", "ModuleList") for name, f in changes.items()}
+    by_name = {
+        f"{kind} {name}": listed(kind, f) for kind in ("Sequential", "ModuleList") for name, f in changes.items()
+    }
     return {
-        **found,
+        **by_name,
         "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
         "ModuleList folded": lambda nn, t: nn.ModuleList(
             [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]

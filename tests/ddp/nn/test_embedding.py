@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp import nn
@@ -32,7 +33,7 @@ def test_agrees_with_pytorch(options: dict[str, Any]) -> None:
     assert list(layers[0].state_dict()) == list(layers[1].state_dict())
     agree(*layers, INDEX, rtol=1e-7)
     weights = [layer.weight.detach().numpy() for layer in layers]  # shortened in place
-    np.testing.assert_allclose(*weights, rtol=1e-7)
+    assert_allclose(*weights, rtol=1e-7)
 
 
 RAGGED = np.array([5, 1, 5, 0, 3, 1, 1]), np.array([0, 3, 3, 5])
@@ -63,7 +64,7 @@ def test_weighted_bags_agree_with_pytorch(arrays: Any, options: Any) -> None:
     factors = np.linspace(-1, 2, arrays[0].size).reshape(arrays[0].shape)
 
     def run(t: Any, table: Any, factors: Any) -> Any:
-        index, offsets = (None if each is None else t.tensor(each) for each in arrays)
+        index, offsets = (None if array is None else t.tensor(array) for array in arrays)
         settings = {"mode": "sum", "per_sample_weights": factors, **options}
         return t.nn.functional.embedding_bag(index, table, offsets, **settings)
 
@@ -88,7 +89,7 @@ def test_bags_scale_gradients_by_frequency() -> None:  # PyTorch 2.13 divides by
 def test_bags_of_a_given_table() -> None:
     layer = nn.EmbeddingBag.from_pretrained(ddp.tensor(TABLE), True, None, 2.0, False, "sum")
     assert not layer.weight.requires_grad
-    np.testing.assert_allclose(layer(ddp.tensor(INDEX)).numpy(), TABLE[INDEX].sum(1))
+    assert_allclose(layer(ddp.tensor(INDEX)).numpy(), TABLE[INDEX].sum(1))
 
 
 def test_padding_row() -> None:
@@ -97,14 +98,14 @@ def test_padding_row() -> None:
     assert layer.weight[3].abs().sum().item() == 0
     layer(ddp.tensor([3, 3, 1])).sum().backward()
     assert layer.weight.grad is not None
-    np.testing.assert_array_equal(layer.weight.grad.sum(1).numpy(), [0, 3, 0, 0, 0])
+    assert_array_equal(layer.weight.grad.sum(1).numpy(), [0, 3, 0, 0, 0])
 
 
 def test_from_pretrained() -> None:
     table = ddp.randn(4, 2)
     frozen = nn.Embedding.from_pretrained(table)
     assert not frozen.weight.requires_grad
-    np.testing.assert_array_equal(frozen(ddp.tensor([2, 0])).numpy(), table.numpy()[[2, 0]])
+    assert_array_equal(frozen(ddp.tensor([2, 0])).numpy(), table.numpy()[[2, 0]])
     assert nn.Embedding.from_pretrained(table, freeze=False).weight.requires_grad
 
 
@@ -115,7 +116,7 @@ def test_an_index_written_later_does_not_matter() -> None:
     index[0] = 2
     y.sum().backward()
     assert layer.weight.grad is not None
-    np.testing.assert_array_equal(layer.weight.grad.numpy(), [[1, 1], [1, 1], [0, 0]])
+    assert_array_equal(layer.weight.grad.numpy(), [[1, 1], [1, 1], [0, 0]])
 
 
 def test_sparse_gradients_are_dense_and_sparse_adam_trains_with_them_as_pytorch_does() -> None:
@@ -136,8 +137,8 @@ def test_sparse_gradients_are_dense_and_sparse_adam_trains_with_them_as_pytorch_
             assert [str(each.message)[:6] for each in warned] == ["Sparse", "embedd"]
             assert layer.weight.grad.shape == (6, 4)
     assert texts[0] == texts[1]
-    np.testing.assert_allclose(*tables, rtol=1e-12)
-    np.testing.assert_array_equal(tables[0][2], TABLE[2])
+    assert_allclose(*tables, rtol=1e-12)
+    assert_array_equal(tables[0][2], TABLE[2])
 
 
 def test_refusals() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -89,7 +89,7 @@ def passes(t: Any, edit: Any) -> tuple[list[Any], list[Any]]:
     log: list[Any] = []
 
     def note(name: str, *grads: Any) -> None:
-        log.append((name, *[[None if g is None else g.tolist() for g in each] for each in grads]))
+        log.append((name, *[[None if g is None else g.tolist() for g in grad] for grad in grads]))
 
     net = Net()
     edit(net, note)
@@ -118,7 +118,8 @@ BACKWARD = {
 class TestBackward:
     @pytest.mark.parametrize("edit", BACKWARD.values(), ids=BACKWARD)
     def test_agrees_with_pytorch(self, edit: Any) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
+
         assert passes(ddp, edit) == passes(torch, edit)
 
     def test_inputs_that_require_no_grad(self) -> None:
@@ -170,6 +171,6 @@ class TestState:
         net = nn.Linear(1, 1)
         net.register_load_state_dict_post_hook(lambda m, keys: keys.missing_keys.clear())
         net.load_state_dict({"weight": ddp.full((1, 1), 4.0)})
-        np.testing.assert_array_equal(net.weight.detach().numpy(), [[4.0]])
+        assert_array_equal(net.weight.detach().numpy(), [[4.0]])
         with pytest.raises(ddp.errors.StateDictError, match="unexpected: other"):
             net.load_state_dict({"other": ddp.ones(1)})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp.errors import ArgumentError, ShapeError
@@ -35,7 +36,7 @@ def test_distributions_are_pytorchs(name: str, options: Any) -> None:
     getattr(torch.nn.init, name)(theirs, **options)
     a, b = np.sort(ours.numpy(), None), np.sort(theirs.numpy(), None)
     # 60 000 draws each: their quantiles agree to a few hundredths of the spread, except in thin tails.
-    np.testing.assert_allclose(a[600:-600:300], b[600:-600:300], atol=0.05 * b.std())
+    assert_allclose(a[600:-600:300], b[600:-600:300], atol=0.05 * b.std())
     assert a[0] == pytest.approx(b[0], rel=0.25, abs=0.01)
     assert a[-1] == pytest.approx(b[-1], rel=0.25, abs=0.01)
 
@@ -57,7 +58,7 @@ def test_exact_ones(name: str, shape: Any, options: Any) -> None:
     ours, theirs = ddp.full(shape, 7.0), torch.full(shape, 7.0)
     getattr(init, name)(ours, **options)
     getattr(torch.nn.init, name)(theirs, **options)
-    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 def test_gains() -> None:
@@ -70,7 +71,7 @@ def test_gains() -> None:
 def test_orthogonal(shape: tuple[int, ...]) -> None:
     weight = init.orthogonal_(ddp.empty(shape, dtype=ddp.float64), gain=2.0).numpy().reshape(shape[0], -1)
     product = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-    np.testing.assert_allclose(product, 4 * np.eye(len(product)), atol=1e-12)
+    assert_allclose(product, 4 * np.eye(len(product)), atol=1e-12)
 
 
 @pytest.mark.parametrize(

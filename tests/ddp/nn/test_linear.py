@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -43,7 +44,7 @@ def test_one_seed_gives_one_model_in_every_dtype() -> None:
     for dtype in (ddp.float32, ddp.float64):
         ddp.manual_seed(7)
         models.append(nn.Linear(3, 2, dtype=dtype))
-    np.testing.assert_allclose(models[0].weight.array, models[1].weight.array, rtol=1e-6)
+    assert_allclose(models[0].weight.array, models[1].weight.array, rtol=1e-6)
 
 
 def test_refusals() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
@@ -216,9 +217,9 @@ def test_ctc_modules_and_empty_inputs() -> None:
     assert repr(ddp.nn.CTCLoss()) == repr(torch.nn.CTCLoss())
     scores = np.log(np.full((3, 2, 4), 0.25))
     losses = F.ctc_loss(ddp.tensor(scores), ddp.tensor([[1], [1]]), [0, 3], (0, 1), reduction="none")
-    np.testing.assert_allclose(losses.numpy(), [0, -np.log(6 / 64)])
+    assert_allclose(losses.numpy(), [0, -np.log(6 / 64)])
     halves = F.ctc_loss(ddp.tensor(scores).half(), ddp.tensor([[1], [1]]), [3, 3], (0, 1), reduction="none")
-    np.testing.assert_allclose(halves.numpy(), -np.log([1 / 64, 6 / 64]), rtol=1e-3)
+    assert_allclose(halves.numpy(), -np.log([1 / 64, 6 / 64]), rtol=1e-3)
 
 
 def test_ctc_refusals() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -45,20 +46,20 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
             theirs.eval()
         agree(ours, theirs, numbers(*shape, seed=step))
         for (n, v), w in zip(ours.named_buffers(), theirs.buffers(), strict=True):
-            np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-10, err_msg=n)
+            assert_allclose(v.numpy(), w.numpy(), rtol=1e-10, err_msg=n)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("1d", (0, 3)), ("1d", (2, 3, 0)), ("2d", (0, 3, 2, 2))])
 def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any) -> None:
-    found = []
+    results = []
     for t in (ddp, torch):
         layer = getattr(t.nn, f"BatchNorm{name}")(shape[1], momentum=None)
         x = t.zeros(*shape).requires_grad_()
         y = layer(x)
         y.sum().backward()
         state = {key: value.tolist() for key, value in layer.state_dict().items()}
-        found.append((tuple(y.shape), tuple(x.grad.shape), layer.weight.grad.tolist(), state))
-    assert found[0] == found[1]
+        results.append((tuple(y.shape), tuple(x.grad.shape), layer.weight.grad.tolist(), state))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("dim", [0, -1])
@@ -91,7 +92,7 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
 
     for ours, theirs in zip(run(ddp), run(torch), strict=True):
         step = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
-        np.testing.assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
+        assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
 
 
 NORMS: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -131,8 +132,8 @@ def test_squares_that_float32_cannot_hold(name: str, scale: float) -> None:
     own = ddp.tensor(x.detach().numpy() * scale, dtype=ddp.float32).requires_grad_()
     y = norm(ddp, own, 1e-10 * scale**2)
     y.backward(ddp.tensor(g, dtype=ddp.float32))
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), atol=1e-5)
-    np.testing.assert_allclose(own.grad.numpy() * np.float32(scale), x.grad.numpy(), atol=2e-5)
+    assert_allclose(y.detach().numpy(), expected.detach().numpy(), atol=1e-5)
+    assert_allclose(own.grad.numpy() * np.float32(scale), x.grad.numpy(), atol=2e-5)
 
 
 def test_a_mean_far_above_the_deviation_costs_no_digits() -> None:
@@ -140,18 +141,18 @@ def test_a_mean_far_above_the_deviation_costs_no_digits() -> None:
         x = (numbers(*shape) + 1e4).astype(np.float32)
         expected = norm(torch, torch.tensor(x.astype("float64")), 1e-5)
         y = norm(ddp, ddp.tensor(x), 1e-5).numpy()
-        np.testing.assert_allclose(y, expected.numpy(), atol=2e-6, err_msg=name)
+        assert_allclose(y, expected.numpy(), atol=2e-6, err_msg=name)
 
 
 def test_a_variance_that_overflows_leaves_infinity_in_running_statistics() -> None:
-    found = []
+    results = []
     for t in (ddp, torch):
         layer = t.nn.BatchNorm1d(2)
         for _ in range(2):
             layer(t.tensor([[1e30, 1.0], [-1e30, 2.0]]))
-        found.append((layer.running_var.tolist(), layer.running_mean.tolist()))
-    assert found[0][0] == pytest.approx(found[1][0])
-    assert found[0][1] == pytest.approx(found[1][1])
+        results.append((layer.running_var.tolist(), layer.running_mean.tolist()))
+    assert results[0][0] == pytest.approx(results[1][0])
+    assert results[0][1] == pytest.approx(results[1][1])
 
 
 def test_normalize_of_the_largest_numbers_has_a_gradient() -> None:
@@ -161,7 +162,7 @@ def test_normalize_of_the_largest_numbers_has_a_gradient() -> None:
         t.nn.functional.normalize(x).sum().backward()
         grads.append(x.grad.tolist())
     assert np.isfinite(grads[0]).all()
-    np.testing.assert_allclose(*grads, atol=1e-38)
+    assert_allclose(*grads, atol=1e-38)
 
 
 def test_statistics_follow_the_dtype_and_the_state() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError
+from tests.ddp.nn.against_torch import assert_same_state
+from tests.oracle import torch
 
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm` is deprecated")
 
 LAYERS = {
@@ -66,29 +68,22 @@ def train(t: Any, module: Any, layer: str, steps: int = 3) -> None:
         optimizer.step()
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    mine, other = ours.state_dict(), theirs.state_dict()
-    assert list(mine) == list(other)
-    for path, value in other.items():
-        np.testing.assert_allclose(mine[path].numpy(), value.numpy(), rtol=1e-12, atol=1e-12, err_msg=path)
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_training_goes_on_from_a_state_dict_as_in_pytorch(layer: str, norm: str) -> None:
     ours, theirs = pair(layer, norm)
     train(ddp, ours, layer)
     train(torch, theirs, layer)
-    assert_same(ours, theirs)
+    assert_same_state(ours, theirs)
     resumed = pickle.loads(pickle.dumps(ours)) if norm not in ("doubled", "chain") else copy.deepcopy(ours)
     theirs.load_state_dict({path: torch.tensor(x.numpy()) for path, x in resumed.state_dict().items()})
     for t, module in ((ddp, resumed), (torch, theirs)):
         train(t, module, layer)
         module.eval()
-    assert_same(resumed, theirs)
+    assert_same_state(resumed, theirs)
     x = np.random.default_rng(9).standard_normal(INPUTS[layer])
     expected = theirs(torch.tensor(x)).detach().numpy()
-    np.testing.assert_allclose(resumed(ddp.tensor(x)).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+    assert_allclose(resumed(ddp.tensor(x)).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["weight", "spectral", "doubled", "chain"])
@@ -109,7 +104,7 @@ def test_removing_parametrizations(norm: str, leave: bool) -> None:
         assert not t.nn.utils.parametrize.is_parametrized(module)
         module.train()
         train(t, module, "linear")
-    assert_same(ours, theirs)
+    assert_same_state(ours, theirs)
 
 
 @pytest.mark.parametrize("norm", ["weight", "spectral"])
@@ -121,7 +116,7 @@ def test_removing_the_older_form(norm: str) -> None:
         train(t, module, "conv")
         with pytest.raises(ValueError, match="weight"):
             remove(module)
-    assert_same(ours, theirs)
+    assert_same_state(ours, theirs)
 
 
 def test_a_computed_tensor_is_not_assigned_to() -> None:
@@ -156,7 +151,7 @@ def test_ranks_train_the_originals_alike(norm: str) -> None:
         return model.module
 
     for trained in collectives.run_threads(rank, size=2):
-        assert_same(trained, alone)
+        assert_same_state(trained, alone)
 
 
 class Growing(nn.Module):

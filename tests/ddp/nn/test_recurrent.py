@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -52,7 +53,7 @@ def test_dropout_between_layers(name: str) -> None:
     x = ddp.randn(5, 2, 3)
     assert not np.allclose(layer(x)[0].detach().numpy(), layer(x)[0].detach().numpy())
     layer.eval()
-    np.testing.assert_array_equal(layer(x)[0].detach().numpy(), layer(x)[0].detach().numpy())
+    assert_array_equal(layer(x)[0].detach().numpy(), layer(x)[0].detach().numpy())
     with pytest.warns(UserWarning, match="between layers"):
         getattr(nn, name)(3, 4, dropout=0.5)
 
@@ -80,4 +81,4 @@ def test_pad_sequence(batch_first: bool, side: str) -> None:
     (y,) = agree(*pair, *arrays)
     if side == "right":
         for each, array in zip(rnn.unpad_sequence(y, [3, 1, 0, 4], batch_first), arrays, strict=True):
-            np.testing.assert_array_equal(each.detach().numpy(), array)
+            assert_array_equal(each.detach().numpy(), array)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import ddp
 from ddp import nn
@@ -43,7 +44,7 @@ class TestState:
         assert net.scale.tolist() == [2.0] * 3
 
     def test_agrees_with_pytorch_on_order_and_prefix(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
 
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(1, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList())
@@ -101,7 +102,7 @@ class TestState:
 
     @pytest.mark.parametrize("case", ["computes", "takes all", "complains"])
     def test_an_overridden_load_is_that_of_pytorch(self, case: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
 
         def outcome(t: Any) -> Any:
             class Scaled(t.nn.Linear):  # type: ignore[misc,name-defined]  # of two libraries
@@ -134,7 +135,7 @@ class TestState:
     @pytest.mark.parametrize("keep_vars", [False, True])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
     def test_tensors_of_pytorch(self, assign: bool, keep_vars: bool, dtype: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
 
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -143,14 +144,15 @@ class TestState:
         assert ours.load_state_dict(theirs.state_dict(keep_vars=keep_vars), assign=assign) == ([], [])
         assert theirs[0].weight.untyped_storage().resizable()  # not after its numpy(), and FSDP needs that
         for name, expected in theirs.state_dict().items():
-            found = ours.state_dict()[name]
-            np.testing.assert_array_equal(found.double().numpy(), expected.double().numpy(), err_msg=name)
+            actual = ours.state_dict()[name]
+            assert_array_equal(actual.double().numpy(), expected.double().numpy(), err_msg=name)
             if assign:
-                assert str(found.dtype) == str(expected.dtype).removeprefix("torch.")
+                assert str(actual.dtype) == str(expected.dtype).removeprefix("torch.")
 
     @pytest.mark.parametrize(("value", "kind"), [("text", "str"), ("sparse", "Tensor")])
     def test_what_is_no_tensor(self, value: Any, kind: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        from tests.oracle import torch
+
         net = nn.Linear(2, 2)
         before = net.bias.tolist()
         weight = torch.eye(2).to_sparse() if value == "sparse" else value

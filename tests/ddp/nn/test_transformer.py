@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from ddp import nn
@@ -56,8 +57,8 @@ def check_attention(options: Any, how: Any, batch: int | None, weights: Any) -> 
         padding: np.ndarray[Any, Any] = padded if how["padding"] == "bool" else np.where(padded, -3.0, 0.5)
         extra["key_padding_mask"] = padding if batch else padding[0]
     call = {"need_weights": bool(weights), "average_attn_weights": weights is True}
-    found = agree(ours, theirs, *(numbers(*shape, seed=i) for i, shape in enumerate(shapes)), **extra, **call)
-    assert len(found) == (2 if weights else 1)
+    result = agree(ours, theirs, *(numbers(*shape, seed=i) for i, shape in enumerate(shapes)), **extra, **call)
+    assert len(result) == (2 if weights else 1)
 
 
 def test_attention_dropout_and_the_empty_batch() -> None:
@@ -67,7 +68,7 @@ def test_attention_dropout_and_the_empty_batch() -> None:
         first, second = layer(x, x, x, need_weights=weights)[0], layer(x, x, x, need_weights=weights)[0]
         assert not np.allclose(first.detach().numpy(), second.detach().numpy())
     layer.eval()
-    np.testing.assert_allclose(
+    assert_allclose(
         layer(x, x, x)[0].detach().numpy(), layer(x, x, x, need_weights=False)[0].detach().numpy(), atol=1e-6
     )
     nothing = ddp.randn(4, 0, 8)

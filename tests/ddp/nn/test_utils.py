@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp import nn
@@ -20,12 +21,12 @@ SHAPES = [(3, 4), (5,), (), (2, 0)]
 
 def parameters(t: Any, scale: float = 1.0) -> list[Any]:
     """Parameters of t with gradients; the last has none."""
-    found = []
+    results = []
     for i, shape in enumerate(SHAPES):
         p = t.nn.Parameter(t.zeros(shape))
         p.grad = t.tensor(np.random.default_rng(i).standard_normal(shape).astype(np.float32) * scale)
-        found.append(p)
-    return [*found, t.nn.Parameter(t.zeros(2))]
+        results.append(p)
+    return [*results, t.nn.Parameter(t.zeros(2))]
 
 
 def gradients(params: list[Any]) -> list[Any]:
@@ -35,7 +36,8 @@ def gradients(params: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("norm_type", [1, 2.0, 3.5, math.inf, "inf"])
 @pytest.mark.parametrize("max_norm", [0.5, 100])
 def test_clip_grad_norm(norm_type: Any, max_norm: float) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     ours, theirs = parameters(ddp), parameters(torch)
     if float(norm_type) == math.inf:  # PyTorch refuses an empty one
         del ours[3], theirs[3]
@@ -47,7 +49,7 @@ def test_clip_grad_norm(norm_type: Any, max_norm: float) -> None:
         if b is None:
             assert a is None
         else:
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+            assert_allclose(a, b, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -106,12 +108,13 @@ def test_clip_in_flat_buckets() -> None:
 
 
 def test_clip_grad_value() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     ours, theirs = parameters(ddp), parameters(torch)
     assert utils.clip_grad_value_(ours, 0.5) is None
     torch.nn.utils.clip_grad_value_(theirs, 0.5)
     for a, b in zip(gradients(ours), gradients(theirs), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert_array_equal(a, b)
 
 
 def test_get_total_norm_and_clip_by_it() -> None:

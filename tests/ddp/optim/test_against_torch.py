@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp._tensor import dtypes
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 SHAPES = [(64, 33), (7,), (), (0, 3), (3, 4, 5), (3000,), (16,)]
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -73,7 +73,7 @@ def assign(ours: Any, theirs: Any, given: list[Any]) -> None:
 def assert_same(ours: Any, theirs: Any, dtype: str = "float32") -> None:
     tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-13}
     for p, q in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p.array, q.detach().numpy(), **tolerance)
+        assert_allclose(p.array, q.detach().numpy(), **tolerance)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
@@ -97,9 +97,9 @@ def compare_states(mine: dict[str, Any], expected: dict[str, Any]) -> None:
     for number, entry in expected["state"].items():
         assert sorted(mine["state"][number]) == sorted(entry)
         for key, value in entry.items():
-            found = mine["state"][number][key]
-            assert found.shape == tuple(value.shape)
-            np.testing.assert_allclose(found.array, value.numpy(), rtol=2e-5, atol=2e-6)
+            actual = mine["state"][number][key]
+            assert actual.shape == tuple(value.shape)
+            assert_allclose(actual.array, value.numpy(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
@@ -133,7 +133,7 @@ def test_twenty_steps_in_float64_while_betas_change(name: str, options: Any) -> 
             each.param_groups[0]["betas"] = (first * (0.99 if step % 2 else 1.005), second)
             each.step()
     for p, q in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p.array, q.detach().numpy(), rtol=1e-12, atol=1e-12)
+        assert_allclose(p.array, q.detach().numpy(), rtol=1e-12, atol=1e-12)
     compare_states(optimizer.state_dict(), oracle.state_dict())
 
 
@@ -157,8 +157,8 @@ def test_lion(decay: float, maximize: bool) -> None:
                 values[i], moments[i] = lion(values[i], moments[i], -g if maximize else g, 0.05, (0.9, 0.95), decay)
         optimizer.step()
     for p, value, m in zip(params, values, moments, strict=True):
-        np.testing.assert_allclose(p.array, value, rtol=1e-11, atol=1e-13)
-        np.testing.assert_allclose(optimizer.state[p]["exp_avg"].array, m, rtol=1e-11, atol=1e-13)
+        assert_allclose(p.array, value, rtol=1e-11, atol=1e-13)
+        assert_allclose(optimizer.state[p]["exp_avg"].array, m, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -181,4 +181,4 @@ def test_half_precision_computes_in_float32_and_rounds_once(name: str, options: 
     optimizer.step()
     for p, q in zip(half, wide, strict=True):
         assert p.dtype == kind
-        np.testing.assert_array_equal(p.array, q.array.astype(kind))
+        assert_array_equal(p.array, q.array.astype(kind))

@@ -13,8 +13,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, DtypeError
 from ddp.optim import lr_scheduler
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.oracle import torch
 
 # PyTorch itself makes such a call where a chain is part of a sequence.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -83,17 +82,17 @@ def optimizers() -> tuple[Any, Any]:
 
 def sequence(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
     """Rates and momenta of both groups after each step."""
-    found = []
+    results = []
     for _ in range(steps):
         optimizer.step()
-        found.append([group[name] for group in optimizer.param_groups for name in ("lr", "momentum")])
+        results.append([group[name] for group in optimizer.param_groups for name in ("lr", "momentum")])
         assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
         scheduler.step()
-    return found
+    return results
 
 
-def assert_same(found: list[list[float]], expected: list[list[float]]) -> None:
-    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+def assert_same(actual: list[list[float]], expected: list[list[float]]) -> None:
+    for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15), step
 
 
@@ -101,13 +100,13 @@ def assert_same(found: list[list[float]], expected: list[list[float]]) -> None:
 def test_rates_and_what_goes_on_from_a_state_dict(make: Make) -> None:
     mine, theirs = optimizers()
     ours, oracle = make(lr_scheduler, mine), make(torch.optim.lr_scheduler, theirs)
-    found = sequence(mine, ours, 23)
+    result = sequence(mine, ours, 23)
     resumed = [resume(order, make, mine.state_dict(), ours.state_dict()) for order in ORDERS]
     assert json.loads(json.dumps(state := ours.state_dict())).keys() == {str(key) for key in state}
-    found += sequence(mine, ours, STEPS - 23)
-    assert_same(found, sequence(theirs, oracle, STEPS))
+    result += sequence(mine, ours, STEPS - 23)
+    assert_same(result, sequence(theirs, oracle, STEPS))
     for optimizer, scheduler in resumed:
-        assert sequence(optimizer, scheduler, STEPS - 23) == found[23:]
+        assert sequence(optimizer, scheduler, STEPS - 23) == result[23:]
 
 
 # m: the schedule is made; o, s: the state of the optimizer, and of the schedule, is loaded

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
 from ddp._layout import FlatBuckets, lay_out
@@ -84,13 +85,13 @@ def replaced_state(params: list[Any], optimizer: Any, step: int) -> None:
 @pytest.mark.parametrize("change", [into_new_plans, moved_parameters, not_contiguous, replaced_state])
 def test_what_changes_from_outside_is_followed(make: Callable[..., Any], change: Change) -> None:
     expected, reference = train(make)
-    found, optimizer = train(make, change)
+    actual, optimizer = train(make, change)
     # Bit for bit: no rounding depends on where something lies, or on how it is cut.
-    for p, q in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(p.array, q.array)
+    for p, q in zip(actual, expected, strict=True):
+        assert_array_equal(p.array, q.array)
         for name, value in reference.state[q].items():
             assert optimizer.state[p][name].shape == value.shape
-            np.testing.assert_array_equal(optimizer.state[p][name].array, value.array)
+            assert_array_equal(optimizer.state[p][name].array, value.array)
 
 
 @pytest.mark.parametrize("make", MAKE)
@@ -108,7 +109,7 @@ def test_a_group_may_grow(make: Callable[..., Any]) -> None:
     assert first in optimizer.state
     assert grown in optimizer.state
     alone, _ = train(lambda params: make(params[:1]))
-    np.testing.assert_array_equal(np.isfinite(first.array), True)
+    assert_array_equal(np.isfinite(first.array), True)
     assert first.version.count == alone[0].version.count
 
 
@@ -140,12 +141,12 @@ def test_steps_are_counted_where_everybody_sees_them() -> None:
     assert (optimizer.state[a]["step"].item(), optimizer.state[b]["step"].item()) == (3.0, 2.0)
     assert optimizer.state[a]["step"].dtype == ddp.float32
     # With constant gradients each step of Adam is lr, whatever the age: a wrong age would show.
-    np.testing.assert_allclose([a.array[0], b.array[0]], [0.7, 0.8], rtol=1e-6)
+    assert_allclose([a.array[0], b.array[0]], [0.7, 0.8], rtol=1e-6)
     optimizer.state[a]["step"].zero_()
     optimizer.state[a]["exp_avg"].zero_()
     optimizer.state[a]["exp_avg_sq"].zero_()
     optimizer.step()
-    np.testing.assert_allclose([a.array[0], b.array[0]], [0.6, 0.7], rtol=1e-6)
+    assert_allclose([a.array[0], b.array[0]], [0.6, 0.7], rtol=1e-6)
 
 
 def test_settings_that_bring_a_state_along() -> None:

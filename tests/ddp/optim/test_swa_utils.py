@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
 from ddp.errors import ArgumentError
-
-torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+from tests.ddp.nn.against_torch import assert_same_state
+from tests.oracle import torch
 
 Make = Callable[[Any, Any], Any]  # (the package, the model)
 
@@ -58,13 +59,6 @@ def train(t: Any, model: Any, averaged: Any) -> None:
         averaged.update_parameters(model)
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    mine, other = ours.state_dict(), theirs.state_dict()
-    assert list(mine) == list(other)
-    for path, value in other.items():
-        np.testing.assert_allclose(mine[path].numpy(), value.numpy(), 1e-12, 1e-12, err_msg=path)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_averages(case: str) -> None:
     averages = []
@@ -72,14 +66,14 @@ def test_averages(case: str) -> None:
         averaged = CASES[case](t, model)
         train(t, model, averaged)
         averages.append(averaged)
-    assert_same(*averages)
+    assert_same_state(*averages)
     resumed = CASES[case](ddp, network(ddp))
     resumed.load_state_dict(averages[1].state_dict())
-    assert_same(resumed, averages[1])
+    assert_same_state(resumed, averages[1])
     x = np.ones((2, 3))
-    ours, theirs = (each.eval() for each in averages)
+    ours, theirs = (average.eval() for average in averages)
     expected = theirs(torch.tensor(x)).detach().numpy()
-    np.testing.assert_allclose(ours(ddp.tensor(x)).detach().numpy(), expected, 1e-12)
+    assert_allclose(ours(ddp.tensor(x)).detach().numpy(), expected, 1e-12)
 
 
 def test_update_bn() -> None:
@@ -92,7 +86,7 @@ def test_update_bn() -> None:
         assert not model.training
         momenta.append(model[1].momentum)
     assert set(momenta) == {0.1}
-    assert_same(ours, theirs)
+    assert_same_state(ours, theirs)
     with pytest.raises(RuntimeError):
         ddp.optim.swa_utils.update_bn([ddp.ones(2, 5)], ours)
     assert ours[1].momentum == 0.1
@@ -111,7 +105,7 @@ def test_an_average_of_a_data_parallel_model() -> None:
         return averaged
 
     for averaged in collectives.run_threads(rank, size=2):
-        assert_same(averaged, expected)
+        assert_same_state(averaged, expected)
 
 
 RATES: dict[str, dict[str, Any]] = {
@@ -128,22 +122,22 @@ def schedules(t: Any, case: str) -> tuple[Any, Any]:
 
 
 def rates(schedule: Any, swa: Any, epochs: range) -> list[Any]:
-    found = []
+    results = []
     for epoch in epochs:
         swa.optimizer.step()
         (schedule if epoch < 3 else swa).step()
-        found.append([group["lr"] for group in swa.optimizer.param_groups])
-    return found
+        results.append([group["lr"] for group in swa.optimizer.param_groups])
+    return results
 
 
 @pytest.mark.parametrize("case", RATES)
 def test_rates(case: str) -> None:
     ours, theirs = schedules(ddp, case), schedules(torch, case)
-    np.testing.assert_allclose(rates(*ours, range(6)), rates(*theirs, range(6)), rtol=1e-12)
+    assert_allclose(rates(*ours, range(6)), rates(*theirs, range(6)), rtol=1e-12)
     resumed = schedules(ddp, case)
     for held, saved in zip((resumed[1].optimizer, *resumed), (theirs[1].optimizer, *theirs), strict=True):
         held.load_state_dict(json.loads(json.dumps(saved.state_dict())))
-    np.testing.assert_allclose(rates(*resumed, range(6, 15)), rates(*theirs, range(6, 15)), rtol=1e-12)
+    assert_allclose(rates(*resumed, range(6, 15)), rates(*theirs, range(6, 15)), rtol=1e-12)
     assert set(ours[1].state_dict()) <= set(theirs[1].state_dict())
 
 

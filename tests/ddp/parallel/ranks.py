@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -25,6 +26,12 @@ def gradients(net: nn.Module) -> Arrays:
 
 def parameters(net: nn.Module) -> Arrays:
     return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+
+
+def assert_same(got: Arrays, expected: Arrays, tolerance: float = 1e-12) -> None:
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 class Mute(ddp.autograd.Function):

@@ -23,13 +23,13 @@ class Recorder:
         self._comm, self._events, self._note = comm, events, note
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
+        result = getattr(self._comm, name)
         if name not in COLLECTIVES:
-            return found
+            return result
 
         def call(*args: Any, **options: Any) -> Any:
             self._events.append(self._note(name, args[0] if args else None))
-            return found(*args, **options)
+            return result(*args, **options)
 
         return call
 

@@ -74,12 +74,12 @@ def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
     def rank(comm: Communicator) -> Any:
         calls: list[str] = []
         model = DataParallel(Counting(step=1), Recorder(comm, calls), check_every=0)
-        found = {}
+        result = {}
 
         def note(what: str, act: Callable[[], Any]) -> None:
             calls.clear()
             act()
-            found[what] = list(calls)
+            result[what] = list(calls)
 
         x = ddp.ones(2)
         note("first", lambda: model(x))
@@ -94,10 +94,17 @@ def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
         with model.no_sync():
             model(x).sum().backward()
         note("after no_sync", lambda: model(x))
-        return found
+        return result
 
-    for found in on_ranks(rank):
-        assert found == {"first": [], "eval": [], "no_grad": [], "due": ["broadcast"], "again": [], "after no_sync": []}
+    for result in on_ranks(rank):
+        assert result == {
+            "first": [],
+            "eval": [],
+            "no_grad": [],
+            "due": ["broadcast"],
+            "again": [],
+            "after no_sync": [],
+        }
 
 
 def test_a_rank_that_made_no_forward_takes_part_and_has_them_at_its_next() -> None:

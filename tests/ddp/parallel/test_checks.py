@@ -84,12 +84,12 @@ def test_every_bit_counts_in_an_arrays_sum(dtype: Any, shape: tuple[int, ...]) -
 
 def test_the_mix_depends_on_every_sum_and_its_place() -> None:
     sums = [1, 2, 3, 2**64 - 1]
-    found = {mix(sums), mix(sums[::-1]), mix([*sums[:3], 0]), mix([*sums, 0]), mix([2, 1, *sums[2:]])}
-    assert len(found) == 5
+    result = {mix(sums), mix(sums[::-1]), mix([*sums[:3], 0]), mix([*sums, 0]), mix([2, 1, *sums[2:]])}
+    assert len(result) == 5
     for place in range(4):
         for bit in range(64):
             assert mix([each ^ (1 << bit) if at == place else each for at, each in enumerate(sums)]) != mix(sums)
-    assert all(0 <= each < 2**52 for each in found)
+    assert all(0 <= each < 2**52 for each in result)
 
 
 @pytest.mark.parametrize(

@@ -254,10 +254,10 @@ def test_under_no_grad_the_values_are_the_same_and_nothing_is_recorded(name: str
 def derivatives(losses: Sequence[ddp.Tensor], inputs: Sequence[Tensors], ranks: Sequence[int]) -> list[Any]:
     """The third derivatives of losses with respect to the inputs of these ranks, by way of a number for each rank."""
     flat = [x for tensors in inputs for x in tensors]
-    found: Any = []
+    results: Any = []
     for order in range(3):
-        found = iter(ddp.autograd.grad(total([*losses]), flat, create_graph=True, allow_unused=True))
-        per_rank = [[next(found) for _ in tensors] for tensors in inputs]
+        results = iter(ddp.autograd.grad(total([*losses]), flat, create_graph=True, allow_unused=True))
+        per_rank = [[next(results) for _ in tensors] for tensors in inputs]
         pairs = zip(per_rank, ranks, strict=True)
         # An unused input counts for 0, as does the second derivative of what is linear.
         losses = [total([loss_of(g, rank + order) for g in gs if g is not None]) for gs, rank in pairs]
@@ -284,8 +284,8 @@ def test_third_derivatives_are_those_of_one_process(name: str) -> None:
         def rank(comm: Communicator, wanting: Sequence[bool] = wanting) -> Any:
             factor, x = inputs_of(comm.rank, wanting)
             y = loss(case.here(x, comm), factor, comm.rank)
-            (found,) = derivatives([y], [[each for each in (factor, x) if each.requires_grad]], [comm.rank])
-            return found
+            (actual,) = derivatives([y], [[each for each in (factor, x) if each.requires_grad]], [comm.rank])
+            return actual
 
         whole = [inputs_of(i, wanting) for i in range(len(wanting))]
         ys = case.at_once([x for _, x in whole])

@@ -13,7 +13,7 @@ from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP
 def test_all_ranks_receive_requests_after_the_same_backward() -> None:
     def run(comm: collectives.Communicator) -> list[Any]:
         model = ddp.DataParallel(nn.Linear(2, 1), comm)
-        requests, found = model.reducer.requests, []
+        requests, by_rank = model.reducer.requests, []
         for step in range(4):
             if step == 1 and comm.rank == 2:
                 requests.requested[STOP] = True
@@ -26,14 +26,14 @@ def test_all_ranks_receive_requests_after_the_same_backward() -> None:
                     loss.backward()
             else:
                 loss.backward()
-            found.append(list(requests.received))
+            by_rank.append(list(requests.received))
             requests.received = [0] * REQUEST_KINDS
-        return found
+        return by_rank
 
     nothing = [0] * REQUEST_KINDS
-    found = collectives.run_threads(run, size=3)
+    by_rank = collectives.run_threads(run, size=3)
     received = [1, 1, 3, 0, 0]
-    assert found == [[nothing, nothing, received, received]] * 3
+    assert by_rank == [[nothing, nothing, received, received]] * 3
 
 
 def test_a_rank_without_data_makes_requests_too() -> None:

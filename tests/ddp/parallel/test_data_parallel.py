@@ -17,7 +17,7 @@ from ddp.errors import ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, ZeroOptimizer
 from ddp.parallel.bucket_plan import Plan
-from tests.ddp.parallel.ranks import gradients, on_ranks
+from tests.ddp.parallel.ranks import assert_same, gradients, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 FEATURES, CLASSES = 6, 3
@@ -42,12 +42,6 @@ def on_whole_batch(n: int) -> dict[str, np.ndarray]:
     x, t = data(n)
     F.cross_entropy(net(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
     return gradients(net)
-
-
-def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert got.keys() == expected.keys()
-    for name in expected:
-        assert_allclose(got[name], expected[name], rtol=0, atol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -99,10 +93,10 @@ def test_buckets_go_in_plan_order_while_backward_runs_though_ranks_become_ready_
 
     ranks = on_ranks(rank)
     for events, planned in ranks:
-        launches = [at for at, event in enumerate(events) if isinstance(event, int)]
+        launches = [position for position, event in enumerate(events) if isinstance(event, int)]
         assert launches[0] == 0  # the control message, before any gradient
-        assert launches[1] < max(at for at, event in enumerate(events) if isinstance(event, str))
-        assert [events[at] for at in launches[1:]] == planned
+        assert launches[1] < max(position for position, event in enumerate(events) if isinstance(event, str))
+        assert [events[position] for position in launches[1:]] == planned
     ready = [[event for event in events if isinstance(event, str)] for events, _ in ranks]
     assert ready[0] != ready[1]
     assert sorted(ready[0]) == sorted(ready[1])
@@ -207,11 +201,11 @@ def test_the_gradient_of_a_frozen_parameter_stays() -> None:
     x, t = data(4)
 
     def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
-        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
+        net, mine, actual = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
         model = DataParallel(net, comm)
         for _ in range(5):  # the plan changes meanwhile
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-            found.append(gradients(net))
+            actual.append(gradients(net))
             net[0].requires_grad_(False)
             net[2].zero_grad()
             net[4].zero_grad()
@@ -220,7 +214,7 @@ def test_the_gradient_of_a_frozen_parameter_stays() -> None:
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
         model.zero_grad()
         model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-        return [*found, gradients(net)]
+        return [*actual, gradients(net)]
 
     expected = on_whole_batch(4)  # the mean over four samples; a step's is their sum over two ranks
     for first, *others in collectives.run_threads(rank, 2):

@@ -80,8 +80,8 @@ def trained(penalized: Callable[..., Any], size: int) -> list[tuple[Arrays, Arra
 def test_a_penalty_is_that_of_the_whole_batch(penalized: Callable[..., Any]) -> None:
     (whole,) = trained(penalized, 1)
     for size in (2, 4):
-        for found in trained(penalized, size):
-            for ours, expected in zip(found, whole, strict=True):
+        for actual in trained(penalized, size):
+            for ours, expected in zip(actual, whole, strict=True):
                 assert ours.keys() == expected.keys()
                 for name, value in expected.items():
                     assert_allclose(ours[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
@@ -147,7 +147,7 @@ def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Ar
         model = ddp.DataParallel(bare, comm, bucket_cap_mb=1e-4, first_bucket_mb=1e-4)
         bare.head.weight.requires_grad_()
         parameters = list(model.parameters())
-        found = []
+        results = []
         (values,) = losses(model, [comm.rank])
         for order in range(3):
             for value in values[:-1]:
@@ -155,10 +155,10 @@ def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Ar
                     value.backward(create_graph=True)
             values[-1].backward(create_graph=True)
             assert all(p.grad is None or p.grad.grad_fn is not None for p in parameters)
-            found.append(gradients(bare))
+            results.append(gradients(bare))
             values = [value_of([p.grad for p in parameters], comm.rank, order)]
             model.zero_grad()
-        return found
+        return results
 
     return on_ranks(rank, size)
 
@@ -166,14 +166,14 @@ def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Ar
 def by_one_process(size: int, net: type[nn.Module], losses: Losses) -> list[Arrays]:
     """The same of the mean over ranks."""
     named = dict((model := filled(net())).named_parameters())
-    found = []
+    results = []
     mean = sum(map(sum, losses(model, list(range(size))))) / size
     for order in range(3):
         slopes = ddp.autograd.grad(mean, list(named.values()), create_graph=True, allow_unused=True)
         pairs = zip(named, slopes, strict=True)
-        found.append({name: slope.detach().numpy() for name, slope in pairs if slope is not None})
+        results.append({name: slope.detach().numpy() for name, slope in pairs if slope is not None})
         mean = sum(value_of(list(slopes), rank, order) for rank in range(size)) / size
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def by_one_process(size: int, net: type[nn.Module], losses: Losses) -> list[Arra
 def test_backward_leaves_means_that_can_be_differentiated(net: type[nn.Module], losses: Losses) -> None:
     for size in (1, 2, 3):
         expected = by_one_process(size, net, losses)
-        for found in by_backward(size, net, losses):
-            for ours, theirs in zip(found, expected, strict=True):
+        for actual in by_backward(size, net, losses):
+            for ours, theirs in zip(actual, expected, strict=True):
                 assert ours.keys() == theirs.keys()
                 largest = max(np.abs(value).max() for value in theirs.values())
                 for name, value in theirs.items():

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
@@ -15,7 +14,7 @@ from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel import DataParallel
-from tests.ddp.parallel.ranks import on_ranks
+from tests.ddp.parallel.ranks import assert_same, on_ranks
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
 
@@ -65,10 +64,8 @@ def by_hand(
 
 def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.ndarray]) -> None:
     for got in everyones:
-        assert got.keys() == expected.keys()
-        for name, value in expected.items():
-            assert_allclose(got[name], value, rtol=0, atol=1e-12, err_msg=name)
-            assert_array_equal(got[name], everyones[0][name])  # bit for bit on all ranks
+        assert_same(got, expected)
+        assert_same(got, everyones[0], 0)  # bit for bit on all ranks
 
 
 @pytest.mark.parametrize("steps", STEPS)

@@ -47,10 +47,10 @@ CLASSES = 10
 def test_the_tree(count: int, expected: str) -> None:
     for size in range(1, count + 1):
         shares = [micro_batches_of(count, rank, size) for rank in range(size)]
-        assert [number for each in shares for number in each] == list(range(count))
+        assert [number for share in shares for number in share] == list(range(count))
         parts = []
-        for each in shares:
-            for start, length in blocks(each):
+        for share in shares:
+            for start, length in blocks(share):
                 leaves = [Subtree(number, 1, str(number)) for number in range(start, start + length)]
                 parts.append(Subtree(start, length, tree_sum(leaves, lambda a, b: f"({a}+{b})")))
         assert tree_sum(parts, lambda a, b: f"({a}+{b})") == expected
@@ -199,8 +199,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_bits_are_the_same_on_any_number_of_ranks(options: dict[str, Any]) -> None:
-    found = {repr(result) for size in SIZES for result in on_ranks(partial(train, **options), size)}
-    assert len(found) == 1
+    by_rank = {repr(result) for size in SIZES for result in on_ranks(partial(train, **options), size)}
+    assert len(by_rank) == 1
 
 
 def sharded(model: DataParallel) -> ZeroOptimizer:
@@ -225,8 +225,8 @@ def test_bits_are_the_same_wherever_ranks_are(job: dict[str, Any], count: Callab
     rank = partial(train, count=8, epochs=count(2, 25), **job)
     [whole] = on_ranks(rank, 1)
     for place in PLACES + MORE_PLACES[: count(0, len(MORE_PLACES))]:
-        found = on_ranks(rank, place) if isinstance(place, int) else run_sharing(rank, place)
-        assert found == [whole] * len(found), place
+        by_rank = on_ranks(rank, place) if isinstance(place, int) else run_sharing(rank, place)
+        assert by_rank == [whole] * len(by_rank), place
 
 
 @pytest.mark.parametrize("name", ["MLP", pytest.param("GPT under autocast", marks=pytest.mark.long)])
@@ -377,7 +377,8 @@ def test_the_gradient_is_that_of_the_whole_batch(size: int) -> None:
 
 
 def test_backward_pass_statistics_are_those_of_the_micro_batches_in_their_order() -> None:
-    torch = pytest.importorskip("torch")
+    from tests.oracle import torch
+
     x = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
 
     def rank(comm: Communicator) -> Any:
@@ -523,8 +524,8 @@ def go_on(comm: Communicator, folder: Path, end: int | None, killed: bool = Fals
 def test_a_run_goes_on_at_other_numbers_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
     def run(folder: Path, ends: list[tuple[int, int | None]]) -> str:
         for size, end in ends:
-            [found, *_] = on_ranks(partial(go_on, folder=folder, end=end), size)
-        return str(found)
+            [result, *_] = on_ranks(partial(go_on, folder=folder, end=end), size)
+        return str(result)
 
     whole = run(tmp_path / "whole", [(1, None)])
     assert run(tmp_path / "parts", [(3, 1), (2, 3), (1, 5), (4, 7), (2, None)]) == whole
@@ -538,8 +539,8 @@ def test_killed_ranks_go_on_as_others_with_the_same_bits(
     done = run_job([*mpiexec, "-n", str(size), sys.executable, __file__, tmp_path / "killed"], timeout=60)
     assert done.returncode in (9, 137), done.stderr
     assert list((tmp_path / "killed").glob("step-*"))
-    [found, *_] = on_ranks(partial(go_on, folder=tmp_path / "killed", end=None), 3)
-    assert found == go_on(collectives.init(), tmp_path / "whole", None)
+    [result, *_] = on_ranks(partial(go_on, folder=tmp_path / "killed", end=None), 3)
+    assert result == go_on(collectives.init(), tmp_path / "whole", None)
 
 
 def test_a_loop_is_left_between_steps() -> None:

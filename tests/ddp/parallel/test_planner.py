@@ -95,23 +95,23 @@ def test_the_first_backwards_show_the_order_and_by_a_cap_it_stays(
     options: dict[str, Any], first: str, second: str
 ) -> None:
     comm = Fake()
-    made = planner(comm, **options)
-    assert letters(made.plan) == first
-    assert made.plan.origin == "in reversed model order"
+    tested = planner(comm, **options)
+    assert letters(tested.plan) == first
+    assert tested.plan.origin == "in reversed model order"
     for _ in range(WARM - 1):
-        assert made.after_backward(READY, ALL) is None
-    assert letters(made.after_backward(READY, ALL)) == second
-    assert made.plan.origin == "in the order in which gradients came"
+        assert tested.after_backward(READY, ALL) is None
+    assert letters(tested.after_backward(READY, ALL)) == second
+    assert tested.plan.origin == "in the order in which gradients came"
     for _ in range(20):
-        assert made.after_backward(LATER, ALL) is None
+        assert tested.after_backward(LATER, ALL) is None
     assert comm.calls == ["all_reduce max"]
 
 
 def test_the_order_is_that_of_the_latest_rank() -> None:
     # This rank has a at 3, c at 4; the others had a at 8, b at 9, and d at 3.5.
-    made = planner(Fake(others=[8.0, 9.0, 1.0, 3.5, 0.0]), cap=4, first=4)
+    tested = planner(Fake(others=[8.0, 9.0, 1.0, 3.5, 0.0]), cap=4, first=4)
     for _ in range(WARM):
-        plan = made.after_backward(timed(3.0, NAN, 4.0, NAN), ALL)
+        plan = tested.after_backward(timed(3.0, NAN, 4.0, NAN), ALL)
     assert letters(plan) == "d c a b"
 
 
@@ -120,9 +120,11 @@ def used(*without: int) -> list[bool]:
 
 
 def test_a_parameter_that_was_frozen_gets_a_place_where_some_rank_uses_it() -> None:
-    made = planner(Fake(), [False, True, True, True], cap=4, first=4)
-    assert letters(made.plan) == "d c b"
-    plans = [made.after_backward(timed(1.0, 2.0, 3.0, 4.0), used(*([0] if step < 5 else []))) for step in range(1, 20)]
+    tested = planner(Fake(), [False, True, True, True], cap=4, first=4)
+    assert letters(tested.plan) == "d c b"
+    plans = [
+        tested.after_backward(timed(1.0, 2.0, 3.0, 4.0), used(*([0] if step < 5 else []))) for step in range(1, 20)
+    ]
     assert {step: letters(plan) for step, plan in enumerate(plans, 1) if plan} == {3: "b c d", 5: "b c d a"}
 
 
@@ -134,14 +136,14 @@ def test_an_automatic_cap_is_chosen_once_from_the_times_of_a_warm_machine(monkey
         return Link(alpha=1.0, beta=1e-6)
 
     monkeypatch.setattr(planner_module, "measure_link", measure)
-    made = Planner(Fake(), "abcd", [1 << 20] * 4, "xxxx", ALL, cap=None, first=1 << 20)
-    assert letters(made.plan) == "d cba"
+    tested = Planner(Fake(), "abcd", [1 << 20] * 4, "xxxx", ALL, cap=None, first=1 << 20)
+    assert letters(tested.plan) == "d cba"
     for _ in range(WARM - 1):
-        assert made.after_backward(READY, ALL) is None
-    plan = made.after_backward(READY, ALL)
+        assert tested.after_backward(READY, ALL) is None
+    plan = tested.after_backward(READY, ALL)
     assert plan is not None
     assert plan.origin == "chosen from measured times"
-    assert [made.after_backward(LATER, ALL) for _ in range(9)] == [None] * 9
+    assert [tested.after_backward(LATER, ALL) for _ in range(9)] == [None] * 9
     assert measured == [4 << 20]
 
 
@@ -151,16 +153,16 @@ GIVEN = Plan(buckets=(("c", "a"), ("d", "b")), nbytes=(8, 8), origin="by hand")
 def test_a_given_plan_stays_whatever_comes_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(planner_module, "measure_link")
     comm = Fake()
-    made = planner(comm, pinned=GIVEN, cap=None)
-    assert letters(made.plan) == "ca db"
-    assert made.plan.origin == "by hand"
+    tested = planner(comm, pinned=GIVEN, cap=None)
+    assert letters(tested.plan) == "ca db"
+    assert tested.plan.origin == "by hand"
     for _ in range(15):
-        assert made.after_backward(READY, used(1)) is None
+        assert tested.after_backward(READY, used(1)) is None
     assert comm.calls == []
     # What is frozen at first has its place when it is used; what the plan does not know comes at its end.
-    made = planner(comm, [False, True, True, True, True], pinned=GIVEN, cap=None)
-    assert letters(made.plan) == "c db e"
-    assert letters(made.after_backward(timed(*[NAN] * 5), [True] * 5)) == "c db e a"
+    tested = planner(comm, [False, True, True, True, True], pinned=GIVEN, cap=None)
+    assert letters(tested.plan) == "c db e"
+    assert letters(tested.after_backward(timed(*[NAN] * 5), [True] * 5)) == "c db e a"
 
 
 @pytest.mark.parametrize(

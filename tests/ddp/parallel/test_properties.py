@@ -160,22 +160,22 @@ def clear(net: Net, how: str) -> None:
 
 def learn(net: Net) -> dict[str, np.ndarray]:
     """The gradients; then moves the parameters along them, so that a later step builds on this one."""
-    found = {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
+    by_name = {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
     with ddp.no_grad():
         for p in net.parameters():
             if p.grad is not None and p.requires_grad:
                 p -= 0.05 * p.grad / (1 + p.grad.abs().sum())
-    return found
+    return by_name
 
 
 def on_one_process(case: Case) -> list[dict[str, np.ndarray]]:
     net = Net(case.blocks, lambda: nn.BatchNorm1d(D), case.seed)
-    found = []
+    results = []
     for number, step in enumerate(case.steps):
         clear(net, step.clearing)
         freeze(net, step)
-        for at in range(len(step.rows)):
-            parts = samples(case, number, at)
+        for position in range(len(step.rows)):
+            parts = samples(case, number, position)
             runs = [not step.skips or len(part) > 0 for part in parts]
             if any(runs):
                 loss = net.loss(ddp.from_numpy(np.concatenate(parts)), turned=False)
@@ -186,20 +186,20 @@ def on_one_process(case: Case) -> list[dict[str, np.ndarray]]:
         for p in net.parameters():
             if p.grad is not None:
                 p.grad /= total
-        found.append(learn(net))
-    return found
+        results.append(learn(net))
+    return results
 
 
 def on_a_rank(case: Case, comm: Communicator) -> list[dict[str, np.ndarray]]:
     net = Net(case.blocks, lambda: SyncBatchNorm(D, comm=comm), case.seed)
     model = DataParallel(net, comm, bucket_cap_mb=case.cap, first_bucket_mb=case.first, check_every=1)
-    found = []
+    results = []
     for number, step in enumerate(case.steps):
         clear(net, step.clearing)
         freeze(net, step)
-        for at, rows in enumerate(step.rows):
-            x = samples(case, number, at)[comm.rank]
-            with contextlib.nullcontext() if at == len(step.rows) - 1 else model.no_sync():
+        for position, rows in enumerate(step.rows):
+            x = samples(case, number, position)[comm.rank]
+            with contextlib.nullcontext() if position == len(step.rows) - 1 else model.no_sync():
                 if step.skips and len(x) == 0:
                     loss = ddp.zeros((), dtype=ddp.float64)
                 else:
@@ -211,8 +211,8 @@ def on_a_rank(case: Case, comm: Communicator) -> list[dict[str, np.ndarray]]:
                     model.backward(loss, weight=rows[comm.rank])
                 else:
                     loss.backward()
-        found.append(learn(net))
-    return found
+        results.append(learn(net))
+    return results
 
 
 @pytest.mark.timeout(900)  # the full count; the sample takes seconds

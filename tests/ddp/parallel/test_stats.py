@@ -25,8 +25,8 @@ def test_the_parts_of_a_step() -> None:
     stats = after(*[[0, 0]] * 4).stats()[0]
     assert (stats.rank, stats.size, stats.steps, stats.compared) == (0, 2, 4, 3)
     # Buckets are under way from 60 to 80 and from 90 to 99; backward computes until 90, ends at 100.
-    found = [stats.step, stats.forward, stats.backward, stats.exposed, stats.other, stats.communication, stats.hidden]
-    assert found == pytest.approx([100, 29, 40, 10, 21, 29, 20])
+    results = [stats.step, stats.forward, stats.backward, stats.exposed, stats.other, stats.communication, stats.hidden]
+    assert results == pytest.approx([100, 29, 40, 10, 21, 29, 20])
     assert stats.hidden_share == pytest.approx(20 / 29)
     first, second = stats.buckets
     assert (first.names, first.mib, first.exposed) == (("out",), 1.0, 0.0)
@@ -103,10 +103,10 @@ def test_clock_offsets(nodes: list[int], tables: list[list[float]], offsets: lis
 
 def test_statistics_are_json_and_print_as_a_table() -> None:
     stats: Any = after(*[[0, 8]] * 3).stats()[0]
-    found = json.loads(json.dumps(asdict(stats), allow_nan=False))
-    assert (found["steps"], found["backward"]) == (3, pytest.approx(40.0))
-    assert found["buckets"][1]["names"] == ["first", "second"]
-    assert found["lateness"][1]["steps"] == 2
+    document = json.loads(json.dumps(asdict(stats), allow_nan=False))
+    assert (document["steps"], document["backward"]) == (3, pytest.approx(40.0))
+    assert document["buckets"][1]["names"] == ["first", "second"]
+    assert document["lateness"][1]["steps"] == 2
     lines = str(stats).splitlines()
     assert lines[0] == "rank 0 of 2, 3 steps; host times in ms, the mean over steps"
     assert "  hidden behind backward                    20.00" in lines

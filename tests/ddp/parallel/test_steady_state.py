@@ -48,7 +48,7 @@ def steps(comm: Communicator, count: int, **options: Any) -> Any:
     seen: Any = Recorder(comm, calls, name_and_bytes)
     model = DataParallel(Net(), seen, **options)
     optimizer = ddp.optim.SGD(model.parameters(), lr=1e-3)
-    found = []
+    results = []
     for step in range(count):
         calls.clear()
         planned = planned_calls(model, comm.size)
@@ -58,8 +58,8 @@ def steps(comm: Communicator, count: int, **options: Any) -> Any:
         out = model(ddp.ones(3, 40), branch=comm.rank == 1 and step % 2 == 1)
         out.sum().backward()
         optimizer.step()
-        found.append((list(calls), planned))
-    return found
+        results.append((list(calls), planned))
+    return results
 
 
 def planned_calls(model: DataParallel, size: int) -> Calls:
@@ -69,11 +69,11 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
     parameters = len(list(model.module.parameters()))
     control = 8 * (4 + REQUEST_KINDS + parameters + size * (2 + model.reducer.timeline.width))
     shapes = {name: (p.shape, p.dtype.itemsize) for name, p in model.module.named_parameters()}
-    found = [control]
+    results = [control]
     for bucket in model.plan.buckets:
         sizes = [math.prod(shapes[name][0]) * shapes[name][1] for name in bucket]
-        found.append(sum(-(-size // 64) * 64 for size in sizes))
-    return [("all_reduce", nbytes) for nbytes in found]
+        results.append(sum(-(-size // 64) * 64 for size in sizes))
+    return [("all_reduce", nbytes) for nbytes in results]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -18,7 +18,7 @@ from ddp import nn
 from ddp.errors import DtypeError, GraphError, ShapeError
 from ddp.parallel import all_reduce
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from tests.ddp.parallel.ranks import Mute, on_ranks
+from tests.ddp.parallel.ranks import Mute, assert_same, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 C = 3
@@ -100,12 +100,6 @@ def together(make: Callable[[Communicator], Any], x: np.ndarray, shards: Sequenc
     return joined
 
 
-def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 1e-12) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
-
-
 # Numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -157,10 +151,10 @@ def test_a_constant_channel_becomes_exact_zeros_and_a_huge_one_keeps_its_digits(
     if dtype == "float32":
         x[:, 1] = numbers(9, 7) * 1e25
     rows = ddp.tensor(x.astype(dtype))
-    found = on_ranks(
+    by_rank = on_ranks(
         lambda comm: SyncBatchNorm(C, affine=False, comm=comm, dtype=dtype)(rows[part(shards, comm.rank)]).numpy(), 3
     )
-    y = np.concatenate(found)
+    y = np.concatenate(by_rank)
     if dtype == "float32":
         assert_allclose(y[:, 1], (x[:, 1] - x[:, 1].mean()) / x[:, 1].std(), atol=1e-5)
         y[:, 1] = 0
@@ -210,11 +204,11 @@ def test_a_rank_whose_input_is_frozen_takes_part_in_the_gradient_of_others(wanti
         return y.requires_grad, gradients[0], gradients[1]
 
     expected = alone(started(nn.BatchNorm1d(C, affine=affine)), x, shards)["x"]
-    for at, (requires_grad, gradient, weight) in enumerate(on_ranks(rank, len(shards))):
+    for rank_number, (requires_grad, gradient, weight) in enumerate(on_ranks(rank, len(shards))):
         assert requires_grad
-        assert (weight is not None) == (affine and at != 0)
-        if wanting[at]:
-            assert_allclose(gradient, expected[part(shards, at)], rtol=1e-12, atol=1e-12)
+        assert (weight is not None) == (affine and rank_number != 0)
+        if wanting[rank_number]:
+            assert_allclose(gradient, expected[part(shards, rank_number)], rtol=1e-12, atol=1e-12)
         else:
             assert gradient is None
 

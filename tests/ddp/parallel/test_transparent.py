@@ -83,9 +83,9 @@ def test_what_is_missing_or_too_much_is_named_as_in_the_model() -> None:
         model.load_state_dict(state)
     for part in ("missing: module.0.bias;", "unexpected: module.strange;", "size mismatch: module.2.weight is (7,)"):
         assert part in str(caught.value)
-    found = Outer(sequential, True).load_state_dict({"body.0.bias": ddp.ones(2), "last": ddp.ones(1)}, strict=False)
-    assert "body.module.2.weight" in found.missing_keys
-    assert found.unexpected_keys == ["last"]
+    result = Outer(sequential, True).load_state_dict({"body.0.bias": ddp.ones(2), "last": ddp.ones(1)}, strict=False)
+    assert "body.module.2.weight" in result.missing_keys
+    assert result.unexpected_keys == ["last"]
     named = nn.Module()
     named.module = nn.Linear(1, 1)  # a name of the user's, and not the wrapper's
     with pytest.raises(StateDictError, match=r"missing: module.bias; unexpected: module.more"):

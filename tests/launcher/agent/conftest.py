@@ -42,7 +42,7 @@ class Kept:
     def until(self, done: Callable[[], Any], limit: float = LIMIT) -> Any:
         """Listens until `done()` is true, and returns it."""
         deadline = time.monotonic() + limit
-        while not (found := done()):
+        while not (result := done()):
             left = deadline - time.monotonic()
             if left < 0 or not select.select([self.channel], [], [], left)[0]:
                 pytest.fail(f"waited {limit} s; heard {self.heard[-5:]}, out {self.out!r}, err {self.err!r}")
@@ -55,7 +55,7 @@ class Kept:
                 self.err += to_bytes(message.get("err", ""))
                 if message.keys().isdisjoint(("out", "err")):
                     self.heard.append(message)
-        return found
+        return result
 
     def next(self, kind: str, limit: float = LIMIT, where: Callable[[Any], Any] = lambda said: True) -> Any:
         """What the next message of this kind says, taken off what was heard. where: it must be so"""
@@ -118,9 +118,9 @@ def becomes() -> Callable[[int, str], None]:
 
     def wait(pid: int, states: str) -> None:
         deadline = time.monotonic() + LIMIT
-        while (found := stat_of(pid).state) not in (states or "Z") and not (found == "" and states == ""):
+        while (result := stat_of(pid).state) not in (states or "Z") and not (result == "" and states == ""):
             if time.monotonic() > deadline:
-                pytest.fail(f"process {pid} is {found!r}, not {states!r}")
+                pytest.fail(f"process {pid} is {result!r}, not {states!r}")
             time.sleep(0.01)
 
     return wait

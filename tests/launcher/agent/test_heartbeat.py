@@ -25,8 +25,8 @@ REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 184467440
     ],
 )
 def test_stat(stat: bytes, expected: tuple[str, float, int]) -> None:
-    found = parse_stat(stat, ticks=100, page=4096)
-    assert (found.state, found.cpu, found.rss) == expected
+    actual = parse_stat(stat, ticks=100, page=4096)
+    assert (actual.state, actual.cpu, actual.rss) == expected
 
 
 def test_this_process() -> None:

@@ -105,11 +105,11 @@ def test_implementations_alternate_and_the_slowest_rank_counts() -> None:
     barrier, *names = (partial(calls.append, name) for name in "|ab")
     entries = [runner.Entry(call=name, settle=lambda: None) for name in names]
     settings = Settings(collectives=("barrier",), warmup=2, iters=3)
-    found = runner.measure(entries, barrier, lambda seconds: seconds + 1.0, settings)
+    actual = runner.measure(entries, barrier, lambda seconds: seconds + 1.0, settings)
     # One call to begin with and two to warm up; then three rounds.
     assert "".join(calls) == "a|aab|bb" + "|a|b" + "|b|a" + "|a|b"
-    assert [timing.calls for timing in found] == [3, 3]
-    assert all(1.0 < each < 2.0 for timing in found for each in timing.rounds)
+    assert [timing.calls for timing in actual] == [3, 3]
+    assert all(1.0 < each < 2.0 for timing in actual for each in timing.rounds)
 
 
 ROW = report.Row(

@@ -43,17 +43,17 @@ def test_every_event(tmp_path: Path, console: Any) -> None:
     events.attempt_started(1, 1)
     events.job_ended(1, "rank 1 raised ValueError: no")
     events.close()
-    found = read(path)
-    assert found.pop(0) == {"event": "before"}  # appended
-    for event in found:
+    result = read(path)
+    assert result.pop(0) == {"event": "before"}  # appended
+    for event in result:
         assert tuple(event)[:4] == HEAD
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event.pop("time"))
         assert event.pop("monotonic") > 0
-    assert found[0].pop("pid") == os.getpid()
-    assert found[0].pop("cwd") == os.getcwd()
-    assert found[0].pop("host")
-    assert 0 <= found[-1].pop("seconds") < 10
-    assert found == [
+    assert result[0].pop("pid") == os.getpid()
+    assert result[0].pop("cwd") == os.getcwd()
+    assert result[0].pop("host")
+    assert 0 <= result[-1].pop("seconds") < 10
+    assert result == [
         {"event": "job_started", "attempt": 0, "command": ["ddp-launch", "x"], "target": ["-m", "train", "--lr", "1"], "n": 2, "engine": "auto"},  # noqa: E501  # one event a line
         {"event": "attempt_started", "attempt": 0, "n": 2},
         {"event": "rank_up", "attempt": 0, "rank": 1, "host": "node7", "pid": 4711, "local_rank": 1, "gpus": [1]},

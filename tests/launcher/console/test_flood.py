@@ -35,10 +35,10 @@ def test_no_line_is_lost_or_torn(
     done = job.wait(240)
     assert done.returncode == 0
     expected = {rank: [f"{rank} {i:07d} {'x' * (i % 97)}" for i in range(each)] for rank in range(RANKS)}
-    found: dict[int, list[str]] = {rank: [] for rank in range(RANKS)}
+    actual: dict[int, list[str]] = {rank: [] for rank in range(RANKS)}
     for line in done.stdout.splitlines():
-        found[int(line[0])].append(line[3:])
+        actual[int(line[0])].append(line[3:])
     # Not `==` in the assertion: pytest would explain a difference of a million lines for an hour.
-    assert [rank for rank in found if found[rank] != expected[rank]] == []
+    assert [rank for rank in actual if actual[rank] != expected[rank]] == []
     logs = {rank: (tmp_path / f"logs/latest/rank-{rank}.log").read_text().splitlines() for rank in range(RANKS)}
     assert [rank for rank in logs if logs[rank] != expected[rank]] == []

@@ -27,9 +27,9 @@ from launcher.console.console import LineSplitter
 )
 def test_lines(chunks: list[bytes], text: bytes, states: list[bytes], rest: bytes) -> None:
     splitter = LineSplitter(limit=8)
-    found = [splitter.feed(chunk) for chunk in chunks]
-    assert b"".join(lines for lines, _ in found) == text
-    assert [state for _, state in found if state] == states
+    results = [splitter.feed(chunk) for chunk in chunks]
+    assert b"".join(lines for lines, _ in results) == text
+    assert [state for _, state in results if state] == states
     assert splitter.close() == rest
 
 

@@ -27,12 +27,12 @@ from tests.launcher.conftest import LAUNCH
 @pytest.fixture
 def status() -> Iterator[Status]:
     """Of two ranks that have just started, for the second time."""
-    made = Status(Job(module="train", args=("--lr", "1"), n=2))
-    made.attempt_started(1, 2)
+    shown = Status(Job(module="train", args=("--lr", "1"), n=2))
+    shown.attempt_started(1, 2)
     for rank in range(2):
-        made.rank_started(rank, {"rank": rank, "pid": 40 + rank, "agent": 30 + rank, "host": "a"})
-    yield made
-    made.close()
+        shown.rank_started(rank, {"rank": rank, "pid": 40 + rank, "agent": 30 + rank, "host": "a"})
+    yield shown
+    shown.close()
 
 
 def beat(step: int | None, **figures: float) -> dict[str, Any]:
@@ -48,15 +48,15 @@ def beat(step: int | None, **figures: float) -> dict[str, Any]:
         ([(0, 5)], None),
         ([(0, None), (1, 5), (2, 9)], 4.0),
         ([(0, 5), (1, 5), (2, 9)], 2.0),
-        ([(at, 10 * at) for at in range(30)], 10.0),
-        ([(at, at // 30) for at in range(120)], 3 / 119),  # a step in half a minute
+        ([(second, 10 * second) for second in range(30)], 10.0),
+        ([(second, second // 30) for second in range(120)], 3 / 119),  # a step in half a minute
         ([(0, 0), (1, 10), (5, 10)], 2.0),  # it hangs
         ([(0, 10), (1, 0)], 0.0),  # the program counts anew
     ],
 )
 def test_steps_a_second(beats: list[tuple[float, int | None]], rate: float | None, status: Status) -> None:
-    for at, step in beats:
-        status.heartbeat(0, beat(step), at)
+    for second, step in beats:
+        status.heartbeat(0, beat(step), second)
     status.tick(200.0)
     assert status.ranks[0].get("step/s") == (None if rate is None else pytest.approx(rate))
 
@@ -72,9 +72,9 @@ def test_steps_a_second(beats: list[tuple[float, int | None]], rate: float | Non
 def test_the_rank_for_which_others_wait(waited: tuple[float, float], slowest: list[int], status: Status) -> None:
     assert status.tick(0.0) == 1.0
     assert [rank["slowest"] for rank in status.ranks] == [0, 0]
-    for at in range(2):
+    for second in range(2):
         for rank, share in enumerate(waited):
-            status.heartbeat(rank, beat(at, waited=share * at), at)
+            status.heartbeat(rank, beat(second, waited=share * second), second)
     status.tick(0.5)
     assert [rank["slowest"] for rank in status.ranks] == [0, 0], "once a second"
     status.tick(1.0)
@@ -87,9 +87,9 @@ def test_what_is_written_can_be_read_from_outside(status: Status) -> None:
     status.heartbeat(0, beat(30, samples=300), 3.0)
     status.rank_ended(1, -9)
     status.tick(3.0)
-    [found] = running_jobs(os.getpid())
-    assert (found["pid"], found["target"]) == (os.getpid(), "-m train --lr 1")
-    first, second = found["ranks"]
+    [result] = running_jobs(os.getpid())
+    assert (result["pid"], result["target"]) == (os.getpid(), "-m train --lr 1")
+    first, second = result["ranks"]
     assert (first["step/s"], first["samples/s"], first["restarts"], first["where"]) == (
         10,
         100,
@@ -129,9 +129,9 @@ def test_prometheus_reads_every_figure_that_is_known(status: Status, port: int) 
     status.heartbeat(0, figures, 3.0)
     status.rank_ended(1, 0)
     status.tick(3.0)
-    found = scrape(port)
-    assert found.pop('ddp_slowest_rank{rank="1"}') == 0
-    assert {name.removesuffix('{rank="0"}'): value for name, value in found.items()} == {
+    result = scrape(port)
+    assert result.pop('ddp_slowest_rank{rank="1"}') == 0
+    assert {name.removesuffix('{rank="0"}'): value for name, value in result.items()} == {
         "ddp_step": 30,
         "ddp_steps_per_second": 10,
         "ddp_samples_total": 300,
@@ -205,7 +205,7 @@ def test_a_training_is_seen_from_outside(start_launch: Callable[..., Any], port:
     until = time.monotonic() + 60
     while [rank.get("slowest") for rank in ranks if "step/s" in rank] != [0, 1] and time.monotonic() < until:
         time.sleep(0.2)
-        ranks = [rank for found in running_jobs(job.process.pid) for rank in found["ranks"]]
+        ranks = [rank for result in running_jobs(job.process.pid) for rank in result["ranks"]]
     first, second = ranks
     seen = scrape(port)
     for rank in ranks:

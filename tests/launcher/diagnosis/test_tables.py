@@ -150,9 +150,9 @@ LATE = "{} ended before all had saved (more time: --grace): start the same comma
     ],
 )
 def test_how_a_job_stopped(ends: list[int | None], steps: Collection[int], stop: Stop | None, text: str) -> None:
-    found = stop_of(dict(enumerate(ends)), steps)
-    assert found == stop
-    assert str(found or "") == text
+    result = stop_of(dict(enumerate(ends)), steps)
+    assert result == stop
+    assert str(result or "") == text
 
 
 def test_who_went_on_is_a_failure() -> None:

@@ -13,9 +13,9 @@ from launcher.doctor.findings import Finding
 def assert_found() -> Callable[..., None]:
     """Each finding is as `level text -> fix` says: these words are in its text and its fix; no fix means no fix."""
 
-    def compare(found: Iterable[Finding], *expected: str) -> None:
-        findings = list(found)
-        assert [each.level for each in findings] == [line.partition(" ")[0] for line in expected], findings
+    def compare(actual: Iterable[Finding], *expected: str) -> None:
+        findings = list(actual)
+        assert [finding.level for finding in findings] == [line.partition(" ")[0] for line in expected], findings
         for each, line in zip(findings, expected, strict=True):
             text, _, fix = line.partition(" ")[2].partition(" -> ")
             assert text in each.text

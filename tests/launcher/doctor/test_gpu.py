@@ -68,6 +68,6 @@ def test_what_nvidia_smi_prints(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu.probe.cache_clear()
-    found = gpu.probe()
+    result = gpu.probe()
     gpu.probe.cache_clear()
-    assert (found.cards, found.failure, found.hidden) == (cards, failure, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert (result.cards, result.failure, result.hidden) == (cards, failure, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -61,32 +61,32 @@ class Strike(NamedTuple):
 def strikes(count: int, seed: int = SEED) -> list[Strike]:
     """The same ones every time."""
     chance = random.Random(seed)
-    found = []
+    results = []
     for _ in range(count):
         n = chance.choice((2, 3))
         victim, number = chance.choice(VICTIMS), chance.choice(SIGNALS)
-        found.append(Strike(victim, number, chance.uniform(0, LAST), n, chance.randrange(n)))
-    return found
+        results.append(Strike(victim, number, chance.uniform(0, LAST), n, chance.randrange(n)))
+    return results
 
 
-def find(strike: Strike, launcher: int, found: dict[int, str]) -> int | None:
+def find(strike: Strike, launcher: int, result: dict[int, str]) -> int | None:
     """The pid of the victim; None if it is not there (yet)."""
     if strike.victim == "launcher":
         return launcher
-    if "-m launcher" not in found.get(launcher, "").partition("mount")[0]:
+    if "-m launcher" not in result.get(launcher, "").partition("mount")[0]:
         return None  # it is not yet what it will be
-    parents = {pid: stat_of(pid).parent for pid in found}
-    reaper = next((pid for pid in found if parents[pid] == launcher), None)
+    parents = {pid: stat_of(pid).parent for pid in result}
+    reaper = next((pid for pid in result if parents[pid] == launcher), None)
     if strike.victim == "reaper" or reaper is None:
         return reaper
     if strike.victim == "engine":  # until it has become that, it is a fork of the reaper
-        return next((pid for pid in found if parents[pid] == reaper and ENGINE.search(stat_of(pid).name)), None)
-    forks = {pid for pid in found if AGENT.search(found[pid])}
+        return next((pid for pid in result if parents[pid] == reaper and ENGINE.search(stat_of(pid).name)), None)
+    forks = {pid for pid in result if AGENT.search(result[pid])}
     number = re.compile(rb"(^|\0)(PMI_RANK|OMPI_COMM_WORLD_RANK)=%d(\0|$)" % strike.rank)
     with contextlib.suppress(OSError, StopIteration):
         of_agents = (pid for pid in forks if parents[pid] not in forks)
         agent = next(pid for pid in of_agents if number.search(Path(f"/proc/{pid}/environ").read_bytes()))
-        return agent if strike.victim == "agent" else next(pid for pid in found if parents[pid] == agent)
+        return agent if strike.victim == "agent" else next(pid for pid in result if parents[pid] == agent)
     return None
 
 
@@ -178,5 +178,5 @@ def hit(job: Any, strike: Strike) -> int | None:
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)
 def test_whatever_is_struck_whenever(strike_at: Callable[[Strike], str], count: Callable[[int, int], int]) -> None:
-    wrong = [found for strike in strikes(count(5, 200)) if (found := strike_at(strike))]
+    wrong = [result for strike in strikes(count(5, 200)) if (result := strike_at(strike))]
     assert not wrong, "\n\n".join(wrong)

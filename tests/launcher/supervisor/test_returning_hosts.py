@@ -51,9 +51,9 @@ def test_hosts_that_answer_are_taken(
     deadline = time.monotonic() + (20 if taken[1] > 2 else 0.5)
     while hosts.answered(now.hosts, limit)[1] <= 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    found = hosts.answered(now.hosts, limit)
+    result = hosts.answered(now.hosts, limit)
     hosts.close()
-    assert found == taken
+    assert result == taken
 
 
 def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:

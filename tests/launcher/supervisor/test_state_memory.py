@@ -70,13 +70,13 @@ def test_it_is_there_where_a_restart_may_come(options: tuple[str, ...], slots: i
 
 def who_has(token: str) -> list[str]:
     """The processes in which the memory of that job is open or mapped."""
-    found = []
+    results = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             links = [os.readlink(fd) for fd in (process / "fd").iterdir()]
             if token in " ".join(links) + (process / "maps").read_text():
-                found.append(process.name)
-    return found
+                results.append(process.name)
+    return results
 
 
 @pytest.mark.mpi

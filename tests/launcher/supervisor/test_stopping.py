@@ -54,11 +54,11 @@ def test_a_rank_that_was_asked_stops_all(start_launch: Any, tmp_path: Path) -> N
     done = job.wait(15)
     assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
     assert done.stdout.count("saved") == 2
-    found = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["event"] for event in found if event["event"] in ("failure", "restart")] == []
-    assert found[-2]["event"] == "stopped"
-    assert (found[-2]["step"], found[-2]["late"]) == (7, [])
-    assert (found[-1]["code"], found[-1]["message"]) == (STOPPED, AS_ASKED[len("ddp-launch: ") : -1])
+    results = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["event"] for event in results if event["event"] in ("failure", "restart")] == []
+    assert results[-2]["event"] == "stopped"
+    assert (results[-2]["step"], results[-2]["late"]) == (7, [])
+    assert (results[-1]["code"], results[-1]["message"]) == (STOPPED, AS_ASKED[len("ddp-launch: ") : -1])
 
 
 @pytest.mark.parametrize(

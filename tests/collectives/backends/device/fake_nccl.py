@@ -116,7 +116,7 @@ class FakeNccl:
 
     def _start(self, stream: int, operations: list[tuple[Any, ...]]) -> None:
         machine, captures = self.hub.machine, self.hub.captures
-        kind = f"nccl {' '.join(sorted({each[0] for each in operations}))}".strip()
+        kind = f"nccl {' '.join(sorted({operation[0] for operation in operations}))}".strip()
 
         def meet() -> Meeting:
             meeting = self.hub.meeting((self.id, self.number), self.size)
@@ -141,7 +141,8 @@ def carry_out(brought: dict[int, list[tuple[Any, ...]]]) -> None:
     size = len(brought)
     letters: dict[tuple[int, int], list[Any]] = {}
     lines = {
-        rank: [each for each in operations if each[0] not in ("send", "recv")] for rank, operations in brought.items()
+        rank: [operation for operation in operations if operation[0] not in ("send", "recv")]
+        for rank, operations in brought.items()
     }
     assert len({tuple((each[0], each[3], each[4], each[6]) for each in line) for line in lines.values()}) == 1, lines
     for step in range(len(lines[0])):

@@ -182,6 +182,6 @@ class Machine:
         if piece.meeting is not None:
             meeting = piece.meeting
             return len(meeting.queues) == meeting.size and all(
-                each.pieces[0].meeting is meeting for each in meeting.queues
+                queue.pieces[0].meeting is meeting for queue in meeting.queues
             )
         return True

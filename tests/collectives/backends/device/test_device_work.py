@@ -19,7 +19,7 @@ from tests.collectives.backends.device.fake_nccl import FakeLibrary
 USER, COMM, DOWN, UP = "user 0.", "comm 0.", "comm 0.1", "comm 0.2"
 
 
-def log_of(made: Rig, fn: Callable[[Any, Any], Any]) -> list[Any]:
+def log_of(ranks: Rig, fn: Callable[[Any, Any], Any]) -> list[Any]:
     """What rank 0 put on its streams in `fn`, after a first call that chose the transport."""
     begin = 0
 
@@ -29,13 +29,13 @@ def log_of(made: Rig, fn: Callable[[Any, Any], Any]) -> list[Any]:
         comm.all_reduce(x)
         comm.barrier()
         if comm.rank == 0:
-            begin = len(made.machine.log)
+            begin = len(ranks.machine.log)
         comm.barrier()
         fn(comm, cupy)
         comm.barrier()
 
-    made.run(rank)
-    return [entry for entry in made.machine.log[begin:] if entry[0] in (USER, COMM, DOWN, UP)]
+    ranks.run(rank)
+    return [entry for entry in ranks.machine.log[begin:] if entry[0] in (USER, COMM, DOWN, UP)]
 
 
 def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
@@ -50,8 +50,8 @@ def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
         with other:
             work.wait()
 
-    made = rig(2, FakeLibrary())
-    assert log_of(made, calls) == [
+    ranks = rig(2, FakeLibrary())
+    assert log_of(ranks, calls) == [
         (USER, "record"),
         (COMM, "wait"),
         (COMM, "nccl all_reduce"),
@@ -59,7 +59,7 @@ def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
         (USER, "multiply"),  # not ordered after the collective
         (USER, "wait"),
     ]
-    assert ("user 0.1", "wait") in made.machine.log  # on whatever stream it is waited for
+    assert ("user 0.1", "wait") in ranks.machine.log  # on whatever stream it is waited for
 
 
 class Imported:
@@ -88,8 +88,8 @@ def test_a_result_does_not_arrive_in_memory_that_is_still_read(rig: Callable[...
 
 @pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[..., Rig], nccl: Any) -> None:
-    made = rig(1, nccl)
-    made.machine._step = lambda: False  # type: ignore[method-assign]  # the device does nothing for now
+    ranks = rig(1, nccl)
+    ranks.machine._step = lambda: False  # type: ignore[method-assign]  # the device does nothing for now
 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.empty(4, np.float32)
@@ -101,42 +101,42 @@ def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[...
         gc.collect()
         time.sleep(0.02)
         assert memory() is not None
-        del made.machine._step
+        del ranks.machine._step
         deadline = time.monotonic() + 10
         while memory() is not None:
             assert time.monotonic() < deadline, "its memory never came back"
-            made.machine.settle()
+            ranks.machine.settle()
             time.sleep(1e-3)
 
-    made.run(rank)
+    ranks.run(rank)
 
 
 def test_threads_of_ours_stay_on_the_device_of_their_rank(rig: Callable[..., Rig]) -> None:
     """Else each rank would take memory of the first GPU, too."""
-    made = rig(2)
+    ranks = rig(2)
 
     def rank(comm: Any, cupy: Any) -> None:
         work = comm.all_reduce(cupy.empty(4, np.float32), async_op=True)
         while not work.done() or comm._device_communicator.watchdog.in_flight():
-            made.machine.settle()
+            ranks.machine.settle()
             time.sleep(1e-3)
 
-    made.run(rank)
-    contexts = made.cupy.contexts
+    ranks.run(rank)
+    contexts = ranks.cupy.contexts
     for ours in ("collectives-world", "collectives-watchdog"):
-        assert sorted(min(contexts[each]) for each in contexts if each.name.startswith(ours)) == [0, 1]
+        assert sorted(min(contexts[context]) for context in contexts if context.name.startswith(ours)) == [0, 1]
     assert {len(gpus) for thread, gpus in contexts.items() if thread.name.startswith("collectives-")} == {1}
 
 
 def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[..., Rig]) -> None:
-    made = rig(1, FakeLibrary())
+    ranks = rig(1, FakeLibrary())
     asked: list[Any] = []
 
     def rank(comm: Any, cupy: Any) -> None:
         comm.registry.requested = "nccl"  # a world of one copies otherwise
         x = cupy.asarray(np.ones(4, np.float32))
         comm.all_reduce(x)
-        made.machine.settle()
+        ranks.machine.settle()
         stream = cupy.cuda.get_current_stream()
         stream.begin_capture()
         query = cupy.cuda.runtime.eventQuery
@@ -150,7 +150,7 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
         assert comm._device_communicator.watchdog.in_flight() == []
         assert any(y is each for kept in comm._device_communicator.watchdog._kept_forever for each in kept)
 
-    made.run(rank)
+    ranks.run(rank)
 
 
 def test_what_needs_the_host_cannot_be_captured(rig: Callable[..., Rig]) -> None:

@@ -25,9 +25,9 @@ def broken(comm: Any, within: float = 5.0) -> None:
         time.sleep(1e-3)
 
 
-def end_of(made: Rig, rank: int) -> FakeNccl:
+def end_of(ranks: Rig, rank: int) -> FakeNccl:
     """A rank's end, which the ranks make in any order."""
-    return next(end for end in made.ends if end.rank == rank)
+    return next(end for end in ranks.ends if end.rank == rank)
 
 
 def state_of(work: Any) -> str:
@@ -37,7 +37,7 @@ def state_of(work: Any) -> str:
 
 
 def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4))
@@ -46,7 +46,7 @@ def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Calla
         while not work.done():
             time.sleep(1e-4)
         comm.barrier()
-        for end in made.ends:
+        for end in ranks.ends:
             end.trouble = collectives.NcclError("the network is down")
         broken(comm)
         for call in (work.wait, lambda: comm.all_reduce(x), lambda: comm.all_reduce(np.ones(4))):
@@ -54,12 +54,12 @@ def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Calla
                 call()
         assert comm._device_communicator.watchdog._received.is_set()
 
-    made.run(rank)
-    assert all(end.aborted for end in made.ends)
+    ranks.run(rank)
+    assert all(end.aborted for end in ranks.ends)
 
 
 def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4))
@@ -67,7 +67,7 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         first.wait().get()
         transport = comm._device_communicator._device_transport
         comm.barrier()
-        end_of(made, comm.rank).timeout = 0.5
+        end_of(ranks, comm.rank).timeout = 0.5
         if comm.rank == 0:
             # The headers met, and then rank 1 never launches its part.
             monkeypatch.setattr(type(transport), "_issue", lambda self, job: launch(self, job))
@@ -86,27 +86,27 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
     def launch(transport: Any, job: Callable[[], None]) -> Any:
         return iter(()) if transport._nccl.rank == 1 else issue(transport, job)
 
-    made.run(rank)
+    ranks.run(rank)
 
 
 def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
-        end_of(made, comm.rank).aborted = True
+        end_of(ranks, comm.rank).aborted = True
         work = comm.all_reduce(x, async_op=True)
         for call in (work.wait, lambda: comm.barrier()):
             with pytest.raises(collectives.NcclError, match="aborted"):
                 call()
 
-    made.run(rank)
+    ranks.run(rank)
 
 
 @pytest.mark.parametrize(("size", "nccl"), [(2, None), (1, FakeLibrary())], ids=["staged", "nccl"])
 def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], size: int, nccl: Any) -> None:
-    made = rig(size, nccl)
+    ranks = rig(size, nccl)
 
     def rank(comm: Any, cupy: Any) -> None:
         comm.registry.requested = None if nccl is None else "nccl"
@@ -123,7 +123,7 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., 
         with pytest.raises(collectives.CollectivesError, match="CUDA error 700"):
             calls()
 
-    made.run(rank)
+    ranks.run(rank)
 
 
 def test_an_array_of_another_gpu_is_refused(rig: Callable[..., Rig]) -> None:
@@ -157,7 +157,7 @@ def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyP
 
 
 def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[..., Rig]) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
     heard = threading.Event()
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[...,
         comm.barrier()
         if comm.rank == 1:
             time.sleep(0.2)  # rank 0 is in its call by then
-            for end in made.ends:
+            for end in ranks.ends:
                 end.trouble = collectives.NcclError("the network is down")
             broken(comm)
         begun = time.monotonic()
@@ -176,4 +176,4 @@ def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[...,
         # Rank 0's own watchdog may be the later one, and a rank that leaves ends the other's wait, too.
         heard.set() if comm.rank == 0 else heard.wait(5)
 
-    made.run(rank)
+    ranks.run(rank)

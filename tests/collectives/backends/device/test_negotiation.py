@@ -84,7 +84,7 @@ def test_a_config_that_sets_nothing_is_none(rig: Callable[..., Rig], max_ctas: i
 def test_without_nccl_on_one_rank_all_go_over_host_memory(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
     cast = negotiation.capability
 
     def one_lacks_it(device: Any, node: int, why_not: str, config: str) -> Any:
@@ -93,7 +93,7 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
 
     monkeypatch.setattr(negotiation, "capability", one_lacks_it)
     with caplog.at_level(logging.INFO, "collectives"):
-        assert made.run(reduce_once) == ["host memory"] * 2
+        assert ranks.run(reduce_once) == ["host memory"] * 2
     expected = "arrays on GPUs go over host memory: rank 1: libnccl is missing"
     assert [record.message for record in caplog.records] == [expected]
 
@@ -130,7 +130,7 @@ def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) ->
 def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = rig(2, FakeLibrary())
+    ranks = rig(2, FakeLibrary())
     connect = negotiation.NcclCommunicator.connect
 
     def refused(nccl: Any, unique_id: bytes, rank: int, *rest: Any, **more: Any) -> Any:
@@ -139,5 +139,5 @@ def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
         return connect(nccl, unique_id, rank, *rest, **more)
 
     monkeypatch.setattr(negotiation.NcclCommunicator, "connect", refused)
-    assert made.run(reduce_once) == ["host memory"] * 2
-    assert [end.closed for end in made.ends] == [True]
+    assert ranks.run(reduce_once) == ["host memory"] * 2
+    assert [end.closed for end in ranks.ends] == [True]

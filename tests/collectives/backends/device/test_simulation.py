@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from collectives.backends.device import cuda, device_communicator
 from collectives.backends.nccl import watchdog
@@ -48,7 +49,7 @@ def program(comm: Any, cupy: Any, seed: int) -> None:
             return
         doubled = result * 2
         del result, work
-        np.testing.assert_array_equal(doubled.get(), 2 * expected)
+        assert_array_equal(doubled.get(), 2 * expected)
 
     for step in range(6):
         name = dice.choice(OPS)
@@ -99,8 +100,8 @@ def program(comm: Any, cupy: Any, seed: int) -> None:
         if dice.random() < 0.5 or step == 5:
             while under_way:
                 finish()
-    for each in bystanders:
-        np.testing.assert_array_equal(each.get(), np.arange(LENGTH))
+    for bystander in bystanders:
+        assert_array_equal(bystander.get(), np.arange(LENGTH))
 
 
 def simulate(rig: Callable[..., Rig], nccl: Any, seed: int) -> None:

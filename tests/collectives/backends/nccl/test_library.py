@@ -139,9 +139,9 @@ def c_type(declared: str) -> str:
 
 def test_every_function_is_declared_as_in_the_header(header: str) -> None:
     for name, arguments in FUNCTIONS.items():
-        found = re.search(rf"^\s*((?:const\s+)?\w+\s*\*?)\s*\b{name}\s*\(([^)]*)\)\s*;", header, re.MULTILINE)
-        assert found, f"nccl.h has no {name}"
-        result, parameters = found.groups()
+        match = re.search(rf"^\s*((?:const\s+)?\w+\s*\*?)\s*\b{name}\s*\(([^)]*)\)\s*;", header, re.MULTILINE)
+        assert match, f"nccl.h has no {name}"
+        result, parameters = match.groups()
         declared = tuple(C_TYPES[c_type(each)] for each in parameters.split(",") if each.strip() not in ("", "void"))
         assert arguments == declared, name
         assert (C_TYPES[c_type(result + " x")] == c_char_p) == (name in library._TEXTS)

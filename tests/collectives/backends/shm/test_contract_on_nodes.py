@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator, world
@@ -85,7 +86,7 @@ def test_ranks_that_are_late_between_any_two_steps(size: int, monkeypatch: pytes
 @pytest.mark.parametrize("nodes", [[0] * 3, [0] * 5, [0, 0, 1], [0, 1, 0, 1, 1]], ids=str)
 def test_long_sums_in_tree_order(nodes: list[int], dtype: np.dtype[Any]) -> None:
     everyones = [np.random.default_rng(rank).normal(size=600_001).astype(dtype) for rank in range(len(nodes))]
-    want = combine_in_tree([each.astype(np.float32) for each in everyones], np.add).astype(dtype).tobytes()
+    want = combine_in_tree([array.astype(np.float32) for array in everyones], np.add).astype(dtype).tobytes()
 
     def check(comm: Communicator) -> None:
         shared = comm.empty(600_001, dtype)
@@ -140,4 +141,4 @@ if started is not None:
                 x = np.arange(length, dtype=np.float32) % 1000 + comm.rank
                 got = comm.reduce(x, "mean", root)
                 if comm.rank == root:
-                    np.testing.assert_array_equal(got, np.arange(length) % 1000 + (comm.size - 1) / 2)
+                    assert_array_equal(got, np.arange(length) % 1000 + (comm.size - 1) / 2)

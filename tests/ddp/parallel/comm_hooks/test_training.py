@@ -59,9 +59,9 @@ def train(comm: Communicator, hook: Any, steps: int = 6) -> dict[str, np.ndarray
                 model.backward((model(ddp.from_numpy(rows), whole) ** 2).sum(), weight=len(rows))
             model.backward((model(ddp.from_numpy(mine), whole) ** 2).sum(), weight=len(mine))
         optimizer.step()
-    found = {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
+    by_name = {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
     model.close()
-    return found
+    return by_name
 
 
 @pytest.mark.parametrize("size", [1, 3])

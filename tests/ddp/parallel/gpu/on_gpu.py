@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import cupy
-import numpy as np
+from numpy.testing import assert_allclose
 
 import collectives
 from ddp.parallel import comm_hooks
@@ -55,7 +55,7 @@ def same(comm: Any, program: Any, seed: int, **options: Any) -> None:
     expected = collectives.run_threads(lambda cpu: program(cpu, "cpu", seed, **options), comm.size)[comm.rank]
     assert got.keys() == expected.keys()
     for name in expected:
-        np.testing.assert_allclose(got[name], expected[name], rtol=1e-7, atol=1e-9, err_msg=f"{name}, seed {seed}")
+        assert_allclose(got[name], expected[name], rtol=1e-7, atol=1e-9, err_msg=f"{name}, seed {seed}")
 
 
 def say(comm: Any, what: str) -> None:

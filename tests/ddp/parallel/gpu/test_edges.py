@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -30,9 +30,9 @@ class Trainer:
     """A model on one rank's GPU, and its steps. made: where backwards are marked in the log; frozen: a parameter"""
 
     def __init__(
-        self, comm: Any, made: Rig, layers: int = 2, frozen: str = "", zero: bool = False, **options: Any
+        self, comm: Any, ranks: Rig, layers: int = 2, frozen: str = "", zero: bool = False, **options: Any
     ) -> None:
-        self.rank, self.machine, self.layers = comm.rank, made.machine, layers
+        self.rank, self.machine, self.layers = comm.rank, ranks.machine, layers
         self.device = f"cuda:{comm.rank}"
         self.net = Net(layers).to(self.device)
         if frozen:
@@ -59,10 +59,10 @@ class Trainer:
             self.machine.log.append((f"user {self.rank}.", what))
 
 
-def between(made: Rig, begins: str, ends: str) -> Iterator[list[tuple[str, str]]]:
+def between(ranks: Rig, begins: str, ends: str) -> Iterator[list[tuple[str, str]]]:
     """What was noted of each backward or step of rank 0, on all its streams, from the machine's log."""
     inside: list[tuple[str, str]] | None = None
-    for stream, what in made.machine.log:
+    for stream, what in ranks.machine.log:
         if " 0." not in stream:
             continue
         if inside is not None and what == ends:
@@ -93,25 +93,25 @@ TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged
     "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
 )
 def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
-    made, steps = rig(2, nccl), WARM + 8
+    ranks, steps = rig(2, nccl), WARM + 8
 
     def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_every=5, **WAYS[way]())
+        trainer = Trainer(comm, ranks, check_every=5, **WAYS[way]())
         for _ in range(steps):
             trainer.step()
 
-    made.run(rank)
-    found = [waits(each) for each in between(made, STEP, STEP)]
-    assert len(found) == steps
+    ranks.run(rank)
+    actual = [waits(each) for each in between(ranks, STEP, STEP)]
+    assert len(actual) == steps
     leaves = 4
     watched = [f"{WAITS} for an event"] * (leaves + 1)  # when each gradient came, and when all were there
     checked = [WAITS]  # the parameters' checksums, which were taken a step ago
-    for step, waited in enumerate(found):
+    for step, waited in enumerate(actual):
         expected = watched if 1 <= step < WARM else []  # the first one's times do not count
         assert waited == (checked if step % 5 == 1 else []) + expected, step
 
 
-def steps_ahead_of_the_device(made: Rig) -> None:
+def steps_ahead_of_the_device(ranks: Rig) -> None:
     """Steps while the device does nothing, among them one after which the buckets move.
 
     The old ones go to nobody while the device still needs them, and the numbers are right when it has caught up.
@@ -119,15 +119,15 @@ def steps_ahead_of_the_device(made: Rig) -> None:
     steps, late = WARM + 6, 3
 
     def rank(comm: Any, cupy: Any) -> list[Any]:
-        trainer = Trainer(comm, made, layers=3, frozen="w1", check_every=0)
+        trainer = Trainer(comm, ranks, layers=3, frozen="w1", check_every=0)
         net = trainer.net
         for _ in range(WARM):
             trainer.step()
         comm.barrier()
-        made.machine.settle()
+        ranks.machine.settle()
         comm.barrier()
         if comm.rank == 0:
-            made.machine._step = lambda: False  # type: ignore[method-assign]
+            ranks.machine._step = lambda: False  # type: ignore[method-assign]
         comm.barrier()
         old = [weakref.ref(buffer._memptr.mem) for buffer in trainer.model.reducer.buckets.memory.buffers]
         for step in range(WARM, steps):
@@ -139,16 +139,16 @@ def steps_ahead_of_the_device(made: Rig) -> None:
         gc.collect()
         time.sleep(0.02)  # for the thread that lets go of buffers
         assert all(memory() is not None for memory in old), "given away"
-        assert any(queue.pieces for queue in made.machine.queues.values())
+        assert any(queue.pieces for queue in ranks.machine.queues.values())
         comm.barrier()
         if comm.rank == 0:
-            del made.machine._step
+            del ranks.machine._step
         return [p.detach().cpu().numpy() for p in net.parameters()]
 
-    found = made.run(rank)
-    for got, expected in zip(found, collectives.run_threads(lambda comm: alone(comm, steps, late), 2), strict=True):
+    actual = ranks.run(rank)
+    for got, expected in zip(actual, collectives.run_threads(lambda comm: alone(comm, steps, late), 2), strict=True):
         for one, other in zip(got, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12)
+            assert_allclose(one, other, rtol=1e-12)
 
 
 def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
@@ -184,14 +184,14 @@ def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
         start(self, stream, operations)
 
     monkeypatch.setattr(FakeNccl, "_start", noted)
-    made = rig(2, FakeLibrary(), seed)
+    ranks = rig(2, FakeLibrary(), seed)
 
     def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, layers=4, **WAYS[way]())
+        trainer = Trainer(comm, ranks, layers=4, **WAYS[way]())
         for _ in range(4):
             trainer.step()
 
-    made.run(rank)
+    ranks.run(rank)
     one, other = started.values()
     assert one == other
     assert len(one) > 8

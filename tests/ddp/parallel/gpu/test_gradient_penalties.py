@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddp
 from collectives import run_threads
@@ -48,7 +48,7 @@ def train(comm: Any, device: str, penalized: Callable[..., Any]) -> list[Any]:
 @pytest.mark.parametrize("penalized", [of_slopes, of_weights])
 def test_penalties_train_as_on_the_cpu(rig: Callable[..., Rig], penalized: Callable[..., Any]) -> None:
     expected = run_threads(lambda comm: train(comm, "cpu", penalized), 2)
-    found = rig(2, FakeLibrary()).run(lambda comm, cupy: train(comm, f"cuda:{comm.rank}", penalized))
-    for ours, theirs in zip(found, expected, strict=True):
+    actual = rig(2, FakeLibrary()).run(lambda comm, cupy: train(comm, f"cuda:{comm.rank}", penalized))
+    for ours, theirs in zip(actual, expected, strict=True):
         for p, q in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(p, q, rtol=1e-9, atol=1e-11)
+            assert_allclose(p, q, rtol=1e-9, atol=1e-11)

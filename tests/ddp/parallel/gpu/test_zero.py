@@ -45,7 +45,7 @@ def train(
     model = DataParallel(net, comm, bucket_cap_mb=0.0005, first_bucket_mb=0.0002, check_every=3)
     zero = ZeroOptimizer(model, kind, **settings)
     scaler = GradScaler(device, init_scale=8.0, growth_interval=2)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for step in range(STEPS):
         # Of one rank alone: its part of the gradients is nobody else's.
         factor = math.inf if step == OVERFLOW and comm.rank == 0 else 1.0
@@ -57,7 +57,7 @@ def train(
             between()
         if step % 2:
             scaler.unscale_(zero)
-            found[f"norm at {step}"] = zero.clip_grad_norm_(0.01, [2.0, float("inf"), 1.0, 2.0][step // 2])
+            result[f"norm at {step}"] = zero.clip_grad_norm_(0.01, [2.0, float("inf"), 1.0, 2.0][step // 2])
         between()
         scaler.step(zero)
         scaler.update()
@@ -66,15 +66,15 @@ def train(
         if step == 3:
             zero.load_state_dict(zero.state_dict())
         if step in (OVERFLOW, STEPS - 1):
-            found[f"scale at {step}"] = scaler.get_scale()
-    found.update(net.named_parameters())
+            result[f"scale at {step}"] = scaler.get_scale()
+    result.update(net.named_parameters())
     for number, entry in zero.state_dict()["state"].items():
         for name, value in entry.items():
             assert str(value.device) == ("cpu" if name == "step" else device)
-            found[f"{name} of {number}"] = value
+            result[f"{name} of {number}"] = value
     return {
         name: np.array(value) if isinstance(value, float) else value.detach().cpu().numpy()
-        for name, value in found.items()
+        for name, value in result.items()
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -132,8 +133,8 @@ def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: N
         between()
         optimizer.step()
         optimizer.zero_grad()
-    found = [*net.named_parameters(), *net.named_buffers()]
-    return {name: tensor.detach().cpu().numpy() for name, tensor in found}
+    results = [*net.named_parameters(), *net.named_buffers()]
+    return {name: tensor.detach().cpu().numpy() for name, tensor in results}
 
 
 def assert_numbers_of_the_cpu(
@@ -161,4 +162,4 @@ def assert_numbers_of_the_cpu(
     for got, expected in zip(on_gpu, on_cpu, strict=True):
         assert got.keys() == expected.keys()
         for name in expected:
-            np.testing.assert_allclose(got[name], expected[name], rtol, 1e-3 * rtol, err_msg=f"{name}, seed {seed}")
+            assert_allclose(got[name], expected[name], rtol, 1e-3 * rtol, err_msg=f"{name}, seed {seed}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
@@ -52,7 +53,8 @@ def test_the_state_dict_is_that_of_the_plain_optimizer(kind: Any, settings: dict
 
 
 def test_state_of_pytorch_loads() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
     theirs = torch.nn.Parameter(torch.linspace(-1, 1, 60).reshape(12, 5))
     adam = torch.optim.Adam([theirs], lr=0.1)
@@ -78,7 +80,7 @@ def test_state_of_pytorch_loads() -> None:
             zero.zero_grad()
             model(ddp.from_numpy(g)).backward()
             zero.step()
-        np.testing.assert_allclose(net.weight.detach().numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+        assert_allclose(net.weight.detach().numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
 
     collectives.run_threads(rank, 3)
 

@@ -65,7 +65,7 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
         assert 2 <= events[:last].count("reduce_scatter") < events.count("reduce_scatter")
         events.clear()
         zero.step()
-        updates = [at for at, event in enumerate(events) if event == "update"]
+        updates = [position for position, event in enumerate(events) if event == "update"]
         assert "all_gather" in events[updates[0] : updates[-1]]
 
     collectives.run_threads(rank, 2)

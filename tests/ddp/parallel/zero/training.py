@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
@@ -15,9 +17,10 @@ from ddp.nn import functional as F
 from ddp.parallel import DataParallel
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.zero import ZeroOptimizer
+from tests.ddp.parallel.ranks import Arrays, assert_same
 
 FEATURES, CLASSES, BATCH = 6, 3, 12
-Arrays = dict[str, np.ndarray[Any, Any]]
+assert_equal = functools.partial(assert_same, tolerance=0.0)
 
 OPTIMIZERS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
     (optim.SGD, {"lr": 0.1}),
@@ -140,12 +143,6 @@ def compare(rank: Callable[[Communicator, Make], Any], size: int = 2) -> tuple[A
     return run(False)[0], run(True)
 
 
-def assert_equal(got: Arrays, expected: Arrays) -> None:
-    assert got.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
-
-
 def assert_same_state(got: dict[str, Any], expected: dict[str, Any]) -> None:
     """Two state dicts hold the same entries, in the same order, of the same shapes, dtypes and values."""
     assert got["param_groups"] == expected["param_groups"]
@@ -155,4 +152,4 @@ def assert_same_state(got: dict[str, Any], expected: dict[str, Any]) -> None:
         for name, value in entry.items():
             mine = got["state"][number][name]
             assert (mine.shape, mine.dtype, mine.device) == (value.shape, value.dtype, value.device), (number, name)
-            np.testing.assert_array_equal(mine.double().numpy(), value.double().numpy(), err_msg=f"{number} {name}")
+            assert_array_equal(mine.double().numpy(), value.double().numpy(), err_msg=f"{number} {name}")
