@@ -173,7 +173,7 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
 
-    Each takes one of those that have the fewest copies so far, the next in rank order.
+    Ranks choose in turn: the one with the fewest copies so far, and of several the next in rank order.
 
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
@@ -392,7 +392,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]]) -> Choice | None:
     A rank of whose slots none can be read was lost with its host, or with the agent that held them. A state is complete
     without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
 
-    As many ranks as before, each with the slot that it wrote, need no arrays of other hosts: only the texts are moved.
+    If there are as many ranks as before, and each can read the slot that it wrote, it needs no array of another host:
+    only the texts are moved.
     """
     everything = set().union(*slots_by_rank)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):

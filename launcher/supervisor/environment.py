@@ -50,7 +50,7 @@ class StateMemory:
     held: number of the newest start whose ranks have all copied their state; -1: none
     """
 
-    #: For how long (s) agents that hold the state stay for ranks that have begun their loop and not copied theirs.
+    #: How long (s) agents that hold the state stay after the next ranks have begun their loop, if these copy nothing.
     copy_limit = 600.0
 
     def __init__(self, ranks: int) -> None:

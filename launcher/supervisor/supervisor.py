@@ -171,7 +171,7 @@ class _Supervisor:
             try:
                 attempt.run()
                 if (attempt.ranks.max_ranks or math.inf) < math.inf:
-                    # The bits of micro-batches are the same on any number of ranks, not of BLAS threads.
+                    # With micro-batches, bits depend on the number of BLAS threads, and not on that of the ranks.
                     self.environ.setdefault(THREADS, str(attempt.ranks[0].threads))
                 resized = self._after_resize()
                 if resized is None:

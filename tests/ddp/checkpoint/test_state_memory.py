@@ -155,6 +155,13 @@ def test_state_of_another_checkpointer_or_of_none_is_passed_over(slots: Slots) -
     assert newest(slots, owner="other") == 4
 
 
+@pytest.mark.parametrize("held", [-1, 0])
+def test_a_state_that_was_held_and_is_gone_is_said(held: int, slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        assert newest(slots, start=1, held=held) is None
+    assert caplog.messages == ["no complete state is left in memory: training goes on from disk"] * (held + 1)
+
+
 def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     write(slots, 4)
     with pytest.raises(OSError, match="none of the job's memory"):

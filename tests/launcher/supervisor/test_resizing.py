@@ -155,6 +155,13 @@ def test_a_job_goes_on_with_more_ranks_and_with_fewer(ask: Any, tmp_path: Path) 
     assert [event["event"] for event in events if event["event"] in ("failure", "stopped")] == ["stopped"]
 
 
+@pytest.mark.parametrize(("held", "clause"), [("", ", with no state in memory"), ("report(held=1)", "")])
+def test_a_restart_without_a_state_in_memory_says_so(held: str, clause: str, ddp_launch: Any) -> None:
+    leave = f"report(resizable=0); {held}\nif attempt == 0: os.kill(os.getpid(), 9)"
+    done = ddp_launch(LOOP + leave, n=1, options=("--max-restarts", "1"))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"ddp-launch: restart 1 of 1{clause}")
+
+
 @pytest.mark.mpi
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("micro_batches", [3, 0])
