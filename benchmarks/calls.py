@@ -43,7 +43,8 @@ def op(lib: Any, device: str, name: str, grad: bool) -> Call:
     """One op on small tensors. grad: with its backward, into gradients that are there"""
     x, y = (tensor(lib, device, ROWS, WIDTH, grad=grad) for _ in range(2))
     bias, gain = (tensor(lib, device, WIDTH, grad=grad) for _ in range(2))
-    weight, grad_out = tensor(lib, device, WIDTH, WIDTH, grad=grad), tensor(lib, device, ROWS, WIDTH)
+    weight = tensor(lib, device, WIDTH, WIDTH, grad=grad)
+    grad_out = tensor(lib, device, ROWS, WIDTH)
     forward: Call = {
         "add": lambda: x + y,
         "linear": lambda: lib.nn.functional.linear(x, weight, bias),

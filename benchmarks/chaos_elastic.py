@@ -88,7 +88,9 @@ def plan(count: int, chance: random.Random) -> list[Event]:
     >>> plan(2, random.Random(1))
     [Event(kind='resize', step=17, ranks=1, rank=None), Event(kind='agent', step=36, ranks=1, rank=0)]
     """
-    step, ranks, events = 0, 2, []
+    step = 0
+    ranks = 2
+    events = []
     for _ in range(count):
         step += BETWEEN + chance.randrange(BETWEEN)
         number = chance.random()
@@ -103,7 +105,8 @@ def plan(count: int, chance: random.Random) -> list[Event]:
 
 def pauses(events: Sequence[Event]) -> list[float]:
     """The pause that ddp-launch makes at each event: a resize ends a row of failures."""
-    seconds, in_a_row = [], 0
+    seconds = []
+    in_a_row = 0
     for event in events:
         in_a_row = 0 if event.rank is None else in_a_row + 1
         seconds.append(restart_delay(in_a_row) if in_a_row else 0.0)
@@ -153,7 +156,8 @@ def follow(event: Event, job: subprocess.Popen[bytes], notes: Notes, cause: Call
         return any(starts_of(list(done)).values())
 
     wait_until(reached, PATIENCE, job, POLL)
-    before, began = max(note["start"] for note in notes.all()), time.time()
+    before = max(note["start"] for note in notes.all())
+    began = time.time()
     cause()
 
     def later() -> list[float]:

@@ -86,7 +86,10 @@ def _run(case: Case, work: Path, digits: Path) -> Ended:
     script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={PAUSE}"]
     script += [f"--memory-every={case.memory}", f"--strikes={json.dumps(case.strikes)}"]
     script += [*["--async-save"] * case.background]
-    began, number, struck, wrong = time.monotonic(), 0, False, ""
+    began = time.monotonic()
+    number = 0
+    struck = False
+    wrong = ""
     for number, ranks in enumerate(case.sizes):
         launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={case.restarts}"]
         command = [*launch, "--events", str(work / "events.jsonl"), *script, f"--run={number}"]
@@ -101,7 +104,8 @@ def _run(case: Case, work: Path, digits: Path) -> Ended:
     events = [json.loads(line)["event"] for line in (work / "events.jsonl").read_text().splitlines()]
     notes = Notes(work).all()
     results = results_of(work) if not wrong else []
-    restarts, starts = events.count("restart"), number + 1
+    restarts = events.count("restart")
+    starts = number + 1
     struck = struck or restarts > 0 or starts > 1
     seconds = time.monotonic() - began
     output = (work / "output").read_text()

@@ -33,7 +33,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, size, start = dist.get_rank(), dist.get_world_size(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (args.folder / f"pid-{rank}").write_text(str(os.getpid()))
     notes = (args.folder / f"rank-{rank}.jsonl").open("a", buffering=1)
     with np.load(args.digits) as read:

@@ -152,7 +152,8 @@ def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, i
 
     exactly: it ran on as many ranks, so that all bits must be the same
     """
-    steps, again = that_count(ended.notes), repeated(ended.notes)
+    steps = that_count(ended.notes)
+    again = repeated(ended.notes)
     if wrong := samples_wrong(steps, undisturbed.steps):
         return wrong, again, float("nan")
     difference = loss_difference(steps, undisturbed.steps)
@@ -183,7 +184,9 @@ def undisturbed(folder: Path) -> Undisturbed:
 def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, Any], str]:
     """Strikes a job; its row of the results, and its output. It may have come to its end before."""
     ended = run(folder, case)
-    wrong, again, difference = ended.wrong, 0, 0.0
+    wrong = ended.wrong
+    again = 0
+    difference = 0.0
     if not wrong:
         wrong, again, difference = judge(ended, reference, case.kind != MOVE)
     if not wrong and case.kind == "memory" and again > 1:
@@ -200,7 +203,8 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     for kind, rows_of_kind in results.items():
         if rows_of_kind:
             sums = (sum(one[key] for one in rows_of_kind) for key in ("struck", "restarts", "starts", "repeated"))
-            difference, same = max(one["loss"] for one in rows_of_kind), sum(not one["wrong"] for one in rows_of_kind)
+            difference = max(one["loss"] for one in rows_of_kind)
+            same = sum(not one["wrong"] for one in rows_of_kind)
             seconds = [one["recovery"] for one in rows_of_kind if one["recovery"] is not None]
             median = f"{statistics.median(seconds):.2f}" if seconds else "-"
             cells = (*sums, f"{difference:.1e}", median, f"{same}/{len(rows_of_kind)}")

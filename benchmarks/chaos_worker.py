@@ -75,7 +75,8 @@ class Struck:
             self._count(self.during)
 
     def _count(self, during: str) -> None:
-        number, self.events[during] = self.events[during], self.events[during] + 1
+        number = self.events[during]
+        self.events[during] = self.events[during] + 1
         for strike in self._strikes:
             if (strike.during, strike.event) == (during, number):
                 self._note(struck=time.time())

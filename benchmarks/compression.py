@@ -69,7 +69,8 @@ def main() -> None:
     two_hosts.add_options(parser)
     parser.add_argument("--hooks", default=",".join(HOOKS), help=f"default: {','.join(HOOKS)}")
     args = parser.parse_args()
-    hooks, tasks = args.hooks.split(","), {}
+    hooks = args.hooks.split(",")
+    tasks = {}
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(RankPool("ddp", 2, two_hosts.wanted(stack, args)))
         for task in args.only:

@@ -73,7 +73,8 @@ def rate(make: Callable[[], Any]) -> float:
     """Samples a second from the first batch on, which is when workers have started."""
     batches = iter(make())
     x, _ = next(batches)
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     start = time.perf_counter()
     for x, _ in batches:
         total += float(x.numpy()[:, ::16].sum())  # by the same library, whichever made the batch
@@ -133,7 +134,8 @@ def main() -> None:
         harness.show(f"{row}, {'ms' if starts else 'samples/s'}", rounds, 1e3 if starts else 1, 1)
         for name, values in rounds.items():
             if name != "ours":
-                what, ratio = f"{row}: ours / {name}", harness.over(rounds["ours"], values)
+                what = f"{row}: ours / {name}"
+                ratio = harness.over(rounds["ours"], values)
                 goals.append(harness.at_most(what, START, ratio) if starts else harness.at_least(what, RATE, ratio))
     harness.write(args.json, "dataloader", goals, rounds=results)
 

@@ -69,7 +69,8 @@ def maml(t: Any) -> Step:
 def hvp(t: Any) -> Step:
     """The gradient of half the squared gradient of a GPT's loss: its Hessian times the gradient."""
     task = train_step.gpt(t, {**train_step.GPT, "layers": 2, "length": 64}, 8)
-    net, attention = load_weights(t, task.model), t.nn.attention
+    net = load_weights(t, task.model)
+    attention = t.nn.attention
 
     def loss() -> Any:
         with attention.sdpa_kernel(attention.SDPBackend.MATH):  # PyTorch's others are differentiable once

@@ -145,7 +145,8 @@ def has_torch() -> bool:
 
 def printed(code: str, **environ: str) -> float:
     """The number that a program prints, in a fresh process. Raises: SystemExit with what it said if it fails."""
-    command, environ = [sys.executable, "-c", code], {**os.environ, **environ}
+    command = [sys.executable, "-c", code]
+    environ = {**os.environ, **environ}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
     if done.returncode:
         sys.exit(done.stderr)

@@ -26,7 +26,8 @@ def gpt(t: Any, *, vocabulary: int, layers: int, width: int, heads: int, length:
 
     tanh: GELU by tanh, in one call where the library has a feed-forward network; else the exact GELU
     """
-    nn, functional = t.nn, t.nn.functional
+    nn = t.nn
+    functional = t.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc]  # either library's
         def __init__(self) -> None:
@@ -43,7 +44,8 @@ def gpt(t: Any, *, vocabulary: int, layers: int, width: int, heads: int, length:
             return x + self.feed_forward(self.between(x))
 
         def feed_forward(self, x: Any) -> Any:
-            up, down = self.up, self.down
+            up = self.up
+            down = self.down
             if not tanh:
                 return down(functional.gelu(up(x)))
             if hasattr(functional, "feed_forward"):  # what a user of ours writes; PyTorch fuses when it compiles

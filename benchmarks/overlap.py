@@ -118,7 +118,8 @@ def best(side: dict[str, Rounds], without: Sequence[str]) -> str:
 def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
     """What is promised of this task."""
     ours, torch = results["ours"], results["theirs"]
-    default, off = ours["default"], ours["off"]["step"]
+    default = ours["default"]
+    off = ours["off"]["step"]
     at_limit = [a + b for a, b in zip(default["limit"], default["update"], strict=True)]
 
     def against(what: str, wanted: float, others: list[float] | None) -> Goal:

@@ -158,7 +158,8 @@ def main() -> None:
     for port in [port for port in PORTS if port.name in args.only]:
         runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
         torch, ours = runs["torch"], runs["ddp"]
-        largest, count = difference(ours.noted, torch.noted), sum(len(run) for run in torch.noted)
+        largest = difference(ours.noted, torch.noted)
+        count = sum(len(run) for run in torch.noted)
         cells = (count, f"{largest:.1e}", f"{torch.seconds:.1f}", f"{ours.seconds:.1f}")
         print(harness.row(port.name, cells, 24), flush=True)
         failed = {library: run.error for library, run in runs.items() if run.error}

@@ -79,7 +79,8 @@ def mlp(t: Any, widths: tuple[int, ...], batch: int, optimizer: Callable[[Any, A
     for n, m in itertools.pairwise(widths):
         layers += [t.nn.Linear(n, m), t.nn.ReLU()]
     model = t.nn.Sequential(*layers[:-1])
-    x, y = floats(t, batch, widths[0], seed=seed), integers(t, widths[-1], batch, seed=seed)
+    x = floats(t, batch, widths[0], seed=seed)
+    y = integers(t, widths[-1], batch, seed=seed)
     return Task(model=model, optimizer=optimizer, x=x, y=y)
 
 
@@ -97,7 +98,8 @@ def cnn(t: Any) -> Task:
         *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10)),
     )
-    x, y = floats(t, 64, 1, 28, 28), integers(t, 10, 64)
+    x = floats(t, 64, 1, 28, 28)
+    y = integers(t, 10, 64)
     return Task(model=model, optimizer=sgd, x=x, y=y)
 
 
@@ -107,7 +109,8 @@ GPT2 = {"vocabulary": 50257, "layers": 12, "width": 768, "heads": 12, "length": 
 
 def gpt(t: Any, sizes: dict[str, int] = GPT, batch: int = 16, seed: int = 0) -> Task:
     vocabulary, length = sizes["vocabulary"], sizes["length"]
-    x, y = integers(t, vocabulary, batch, length, seed=seed), integers(t, vocabulary, batch * length, seed=seed)
+    x = integers(t, vocabulary, batch, length, seed=seed)
+    y = integers(t, vocabulary, batch * length, seed=seed)
     return Task(model=models.gpt(t, **sizes), optimizer=adamw, x=x, y=y)
 
 

@@ -57,7 +57,8 @@ class Ours:
 
         self.t: Any = ddp
         self.comm = collectives.init(timeout=LIMIT)
-        self.rank, self.barrier = self.comm.rank, self.comm.barrier
+        self.rank = self.comm.rank
+        self.barrier = self.comm.barrier
         self._alone = self.comm.duplicate()
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
@@ -85,7 +86,8 @@ class Theirs:
         self._dist: Any = torch.distributed
         limit = datetime.timedelta(seconds=LIMIT)
         self._dist.init_process_group("gloo", f"file://{store}", limit, size, rank)
-        self.rank, self.barrier = rank, self._dist.barrier
+        self.rank = rank
+        self.barrier = self._dist.barrier
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         return self.t.nn.parallel.DistributedDataParallel(net, **options)
@@ -226,7 +228,8 @@ class Worker:
 
         self._ranks.barrier()
         call()
-        taken, cpu = [], time.process_time()
+        taken = []
+        cpu = time.process_time()
         for _ in range(times):
             self._ranks.barrier()
             taken.append(harness.seconds(call))

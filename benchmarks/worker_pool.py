@@ -108,7 +108,8 @@ class WorkerPool:
             try:
                 answer, error = connection.recv() if connection.poll(limit) else (None, f"no answer for {limit:.0f} s")
             except (EOFError, OSError):
-                answer, error = None, "it has ended"
+                answer = None
+                error = "it has ended"
             if error:
                 raise WorkerError(f"{self.name}: {error}")
             answers.append(answer)
@@ -143,7 +144,8 @@ class RankPool(WorkerPool):
     """
 
     def __init__(self, library: str, size: int, hosts: list[str] | None = None) -> None:
-        self.library, self.size = library, size
+        self.library = library
+        self.size = size
         environ = {"OMP_NUM_THREADS": "1"} | ({} if hosts is None else {"GLOO_SOCKET_IFNAME": "eth0"})
         commands = lambda path: rank_commands(library, size, hosts, path)  # noqa: E731
         super().__init__(commands, size, f"a rank of {library}", **environ)

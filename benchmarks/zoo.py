@@ -36,27 +36,31 @@ def load_weights(t: Any, model: Any) -> Any:
 def classify(t: Any, model: Any, batch: int) -> Step:
     """Images of 32x32 in ten classes."""
     load_weights(t, model)
-    x, y = floats(t, batch, 3, 32, 32), integers(t, 10, batch)
+    x = floats(t, batch, 3, 32, 32)
+    y = integers(t, 10, batch)
     return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x), y))
 
 
 def unet(t: Any) -> Step:
     """Noise of images of 32x32 is told from them, as in a diffusion model."""
     model = load_weights(t, models.unet(t, widths=(32, 64, 128)))
-    x, y = floats(t, 16, 3, 32, 32), floats(t, 16, 3, 32, 32, seed=1)
+    x = floats(t, 16, 3, 32, 32)
+    y = floats(t, 16, 3, 32, 32, seed=1)
     return step_of(adamw(t, model), lambda: t.nn.functional.mse_loss(model(x), y))
 
 
 def label(t: Any, model: Any, vocabulary: int, labels: int, batch: int, length: int) -> Step:
     """A label for each token."""
     load_weights(t, model)
-    x, y = integers(t, vocabulary, batch, length), integers(t, labels, batch * length, seed=1)
+    x = integers(t, vocabulary, batch, length)
+    y = integers(t, labels, batch * length, seed=1)
     return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x).reshape(-1, labels), y))
 
 
 def translate(t: Any) -> Step:
     model = load_weights(t, models.encoder_decoder(t, vocabulary=1000, width=256, heads=4, layers=2))
-    source, target = integers(t, 1000, 16, 48), integers(t, 1000, 16, 40, seed=1)
+    source = integers(t, 1000, 16, 48)
+    target = integers(t, 1000, 16, 40, seed=1)
     y = integers(t, 1000, 16 * 40, seed=2)
     return step_of(adamw(t, model), lambda: t.nn.functional.cross_entropy(model(source, target).reshape(-1, 1000), y))
 
@@ -67,8 +71,10 @@ def dcgan(t: Any) -> Step:
     fit_generator, fit_discriminator = (
         t.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999)) for model in (generator, discriminator)
     )
-    noise, real = floats(t, 32, 64, 1, 1), floats(t, 32, 3, 32, 32, seed=1)
-    ones, zeros = t.ones(32), t.zeros(32)
+    noise = floats(t, 32, 64, 1, 1)
+    real = floats(t, 32, 3, 32, 32, seed=1)
+    ones = t.ones(32)
+    zeros = t.zeros(32)
     loss_of = t.nn.functional.binary_cross_entropy_with_logits
 
     def step() -> float:

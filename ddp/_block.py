@@ -91,7 +91,8 @@ class Block:
 
     def close(self) -> None:
         """Closes the descriptor: no other process can open the block any more; arrays over it stay valid."""
-        fd, self._fd = self._fd, -1
+        fd = self._fd
+        self._fd = -1
         if fd >= 0:
             os.close(fd)
 
@@ -111,7 +112,8 @@ class _Holder:
     def __init__(self, block: Block, offset: int, size: int, keep: Any) -> None:
         start = block._bytes.__array_interface__["data"][0] + offset
         self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (start, False)}
-        self.block, self.keep = block, keep
+        self.block = block
+        self.keep = keep
 
 
 def block_of(array: Any) -> tuple[Block, int] | None:

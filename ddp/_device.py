@@ -46,7 +46,8 @@ class device:
             self = super().__new__(cls)
             self.type, self.index = key
             if self.type == "cpu":
-                self.xp, self.watched = np, 0
+                self.xp = np
+                self.watched = 0
             _known.setdefault(key, self)
         return _known[key]
 
@@ -265,7 +266,8 @@ class BaseGenerator:
         """Restarts at `seed`, a non-negative integer, and returns this. Raises: ArgumentError for a negative one."""
         if seed < 0:
             raise ArgumentError(f"manual_seed({seed}): a seed is a non-negative integer")
-        self._seed, self._rng = int(seed), None
+        self._seed = int(seed)
+        self._rng = None
         return self
 
     def seed(self) -> int:

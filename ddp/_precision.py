@@ -35,7 +35,8 @@ class Precision:
         """Chooses one of PRECISIONS. Raises: ArgumentError for another name."""
         if name not in PRECISIONS:
             raise ArgumentError(f"set_float32_matmul_precision({name!r}): expected {', '.join(map(repr, PRECISIONS))}")
-        self.name, self.tf32 = name, name != "highest"
+        self.name = name
+        self.tf32 = name != "highest"
 
 
 matmul = Precision()

@@ -74,7 +74,9 @@ def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
 
 def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
     """Moves the frequency 0 to the middle, along `dim` or all dimensions."""
-    dims = range(input.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    if dim is None:
+        dim = range(input.ndim)
+    dims = [dim] if isinstance(dim, int) else dim
     return input.roll([input.shape[d] // 2 * _sign for d in dims], dims)
 
 

@@ -62,10 +62,12 @@ def _problem(a: Any, e: Any, given: Any, equal_nan: bool, check_dtype: bool) -> 
     if given[0] is None:
         given = max(_TOLERANCES.get(x.dtype.name, (0, 0)) for x in (a, e))
     rtol, atol = given
-    wrong, dtype = a != e, np.result_type(a, e, "float64")
+    wrong = a != e
+    dtype = np.result_type(a, e, "float64")
     a, e = a.astype(dtype), e.astype(dtype)
     with np.errstate(all="ignore"):
-        difference, allowed = abs(a - e), atol + rtol * abs(e)
+        difference = abs(a - e)
+        allowed = atol + rtol * abs(e)
     # Without a tolerance, only the exact comparison counts: float64 does not tell large integers apart.
     wrong &= ~((difference <= allowed) & (allowed > 0) & np.isfinite(difference))
     if equal_nan:

@@ -46,7 +46,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def load_text(size: int) -> np.ndarray:
     """The library's sources, in the order of their names, as numbers below 96."""
-    text, length = [], 0
+    text = []
+    length = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text.append(path.read_text(errors="ignore"))
         length += len(text[-1])

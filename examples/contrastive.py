@@ -51,7 +51,8 @@ class Halves(nn.Module):
         self.scale = nn.Parameter(ddp.tensor(math.log(10.0)))
 
     def forward(self, images: ddp.Tensor) -> tuple[ddp.Tensor, ddp.Tensor]:
-        left, right = self.left(images[..., :4]), self.right(images[..., 4:])
+        left = self.left(images[..., :4])
+        right = self.right(images[..., 4:])
         return F.normalize(left, dim=1), F.normalize(right, dim=1)
 
 

@@ -103,7 +103,8 @@ def main() -> None:
             totals = np.zeros(3)
             for (real,) in loader:
                 fake = generator(ddp.randn(len(real), NOISE, 1, 1))
-                ones, zeros = ddp.ones(len(real), 1), ddp.zeros(len(real), 1)
+                ones = ddp.ones(len(real), 1)
+                zeros = ddp.zeros(len(real), 1)
 
                 # The discriminator separates real from generated images: the generator learns nothing here.
                 optimizer_d.zero_grad()

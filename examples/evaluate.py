@@ -47,7 +47,8 @@ def fit(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.N
 
 def predict(net: nn.Module, images: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[np.ndarray, float]:
     """The most likely classes (N,) of images (N, 1, 8, 8), and the sum of their cross entropies."""
-    guesses, total = np.zeros(len(images), np.int64), 0.0
+    guesses = np.zeros(len(images), np.int64)
+    total = 0.0
     starts = range(0, len(images), batch_size)
     with ddp.no_grad(), progress_bar(starts, desc="evaluation", unit="batch") as bar:
         for start in bar:

@@ -58,8 +58,10 @@ def main() -> None:
     comm = collectives.init()
     ddp.manual_seed(args.seed)
     images, labels, test_images, test_labels = load_digits(args.seed, "float32")
-    low, high = labels < 5, labels >= 5
-    test_low, test_high = test_labels < 5, test_labels >= 5
+    low = labels < 5
+    high = labels >= 5
+    test_low = test_labels < 5
+    test_high = test_labels >= 5
 
     trunk = make_trunk()
     model = fit(nn.Sequential(trunk, nn.Linear(256, 5)), images[low], labels[low], args)
@@ -71,7 +73,8 @@ def main() -> None:
 
     # eval() keeps the running statistics of batch normalization: these are part of what is frozen.
     trunk.requires_grad_(False).eval()
-    few_images, few_labels = images[high][: args.few], labels[high][: args.few] - 5
+    few_images = images[high][: args.few]
+    few_labels = labels[high][: args.few] - 5
     before = [p.numpy().copy() for p in trunk.parameters()]
     model = fit(nn.Sequential(trunk, nn.Linear(256, 5)), few_images, few_labels, args)
     assert all(np.array_equal(p.numpy(), old) for p, old in zip(trunk.parameters(), before, strict=True))

@@ -42,7 +42,8 @@ class Turning:
     """An implementation that gives so many answers."""
 
     def __init__(self, name: str, answers: int) -> None:
-        self.library, self.left = name, answers
+        self.library = name
+        self.left = answers
 
     def answer(self, limit: float, do: str, count: int) -> float:
         if not self.left:

@@ -79,7 +79,8 @@ def compile(device: str) -> None:
 def cases() -> dict[str, Case]:
     """Ops that have kernels or library calls of their own, and what they are called with."""
     index = ddp.from_numpy(np.arange(48) % 40)
-    rows, row = (48, 40), (40,)
+    rows = (48, 40)
+    row = (40,)
     layer = [rows, (24, 40), (24,)]
     heads = [(2, 4, 16, 64)] * 3
     return {

@@ -26,7 +26,8 @@ class Library:
     """What differs between the two. t: the module; name: as in the table of results"""
 
     def __init__(self, name: str, device: str) -> None:
-        self.name, self.device = name, device
+        self.name = name
+        self.device = device
         if name.startswith("torch"):
             import torch as t
         else:
@@ -66,7 +67,9 @@ def train(library: Library, task: Task, backwards: bool = False) -> Step:
 
     backwards: the last sample of the batch comes first
     """
-    t, name, device = library.t, library.name, library.device
+    t = library.t
+    name = library.name
+    device = library.device
     model = task.model(t, task.size)
     model.load_state_dict({key: t.from_numpy(value) for key, value in weights(model).items()}, strict=False)
     model = model.to(device)
@@ -112,7 +115,8 @@ class Worker:
     """One implementation of a task, on request."""
 
     def __init__(self, key: str, name: str, device: str) -> None:
-        self._name, self._device = name, device
+        self._name = name
+        self._device = device
         self._task = TASKS[key] if device == "cuda" else TASKS[key].small()
 
     def versions(self) -> dict[str, Any]:

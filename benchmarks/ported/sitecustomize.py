@@ -56,7 +56,9 @@ def compute_in_float64(library: Any) -> None:
 
 def record(library: Any) -> None:
     """Notes the value of each loss that goes backward, and each number that the script takes out of a tensor."""
-    folder, backward, item = os.environ["PORTS_OUT"], library.Tensor.backward, library.Tensor.item
+    folder = os.environ["PORTS_OUT"]
+    backward = library.Tensor.backward
+    item = library.Tensor.item
     began: dict[int, float] = {}
 
     def note(value: float) -> None:
@@ -76,7 +78,8 @@ def record(library: Any) -> None:
         note(float(value))
         return value
 
-    library.Tensor.backward, library.Tensor.item = noted_backward, noted_item
+    library.Tensor.backward = noted_backward
+    library.Tensor.item = noted_item
 
 
 def draw_from_ddp(torch: Any) -> None:
@@ -149,8 +152,11 @@ def draw_from_ddp(torch: Any) -> None:
         filled(method)
     for function in ("dropout", "dropout1d", "dropout2d"):
         dropped(function)
-    torch.Generator, torch.normal = ddp.Generator, normal
-    torch.multinomial, torch.manual_seed, torch.utils.data.DataLoader.__iter__ = multinomial, manual_seed, iterate
+    torch.Generator = ddp.Generator
+    torch.normal = normal
+    torch.multinomial = multinomial
+    torch.manual_seed = manual_seed
+    torch.utils.data.DataLoader.__iter__ = iterate
 
 
 if "PORTS_LIBRARY" in os.environ:

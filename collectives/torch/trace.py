@@ -81,7 +81,8 @@ class StepRecorder:
 
     def _step(self) -> dict[str, Any]:
         """The backward that has ended."""
-        since, self._ended = self._ended, self._now()
+        since = self._ended
+        self._ended = self._now()
         times = [[each - self._ahead for each in work.times() or ()] for work, _ in self._calls]
         return {
             "number": next(self._numbers),

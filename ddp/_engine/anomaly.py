@@ -45,7 +45,8 @@ class set_detect_anomaly(Assignment):
     """
 
     def __init__(self, mode: bool = True, check_nan: bool = True) -> None:
-        self.mode, self.check_nan = mode, check_nan
+        self.mode = mode
+        self.check_nan = check_nan
         super().__init__()
 
     def settings(self) -> dict[str, Any]:

@@ -182,7 +182,8 @@ def _run(
             return
         node = heappop(ready)[1]
         assert node.edges is not None
-        edges, g = node.edges, incoming.pop(node, None)
+        edges = node.edges
+        g = incoming.pop(node, None)
         if sync is not None:
             sync.enter(node, g)
         if g is None and type(node) is not CollectiveNode:  # no use gave a gradient: the inputs get none

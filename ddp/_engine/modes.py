@@ -101,7 +101,8 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         generator = function(*args, **kwargs)
-        resume, value = generator.send, None
+        resume = generator.send
+        value = None
         try:
             while True:
                 try:
@@ -113,7 +114,8 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
                 except GeneratorExit:
                     raise
                 except BaseException as error:
-                    resume, value = generator.throw, error
+                    resume = generator.throw
+                    value = error
         finally:
             scope(generator.close)()
 

@@ -156,7 +156,8 @@ class StreamSync:
     def _name_failed_op(error: Exception, node: Node) -> None:
         """Raises: CudaError if CUDA reported `error`, naming the op whose backward ran."""
         inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
-        errors, op = _device.runtime().cuda_errors, f"the backward of {node.op.name}"
+        errors = _device.runtime().cuda_errors
+        op = f"the backward of {node.op.name}"
         named = errors.attribute_to_op(error, op, inputs or "not saved", forward_line(node))
         if named is not error:
             raise named from error

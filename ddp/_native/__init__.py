@@ -51,4 +51,5 @@ def install() -> None:
             _set_thread_pool(library)
             importlib.import_module("ddp._native.register")
         except AttributeError as error:  # it looks up every kernel before it attaches one
-            library, missing = None, f"they are older than this source ({error}): install the package again"
+            library = None
+            missing = f"they are older than this source ({error}): install the package again"

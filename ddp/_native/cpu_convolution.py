@@ -32,7 +32,8 @@ _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
 
 def _kernel(name: str, *arguments: Any) -> Any:
     function = getattr(library, f"{name}_f32")
-    function.argtypes, function.restype = (_P, *arguments), _FLAG
+    function.argtypes = (_P, *arguments)
+    function.restype = _FLAG
     return function
 
 
@@ -143,5 +144,6 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     dw = None if x is None else _filter_gradient(shape, g, x)
     if (dx is None and w is not None) or (dw is None and x is not None):
         rest = convolution.adjoint.__wrapped__(xp, g, w if dx is None else None, x if dw is None else None, shape)
-        dx, dw = rest[0] if dx is None else dx, rest[1] if dw is None else dw
+        dx = rest[0] if dx is None else dx
+        dw = rest[1] if dw is None else dw
     return dx, dw

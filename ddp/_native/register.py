@@ -44,7 +44,8 @@ def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]
     """By dtype character: the kernel `name` for arrays of that dtype."""
     functions = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
     for function in functions.values():
-        function.argtypes, function.restype = arguments, None
+        function.argtypes = arguments
+        function.restype = None
     return functions
 
 
@@ -186,7 +187,9 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     if not _takes(x, w, b):
         return normalization.layer_norm.reference.forward(xp, x, w, b, axes=axes, eps=eps)
     rows = as_rows(x, axes)
-    out, mean, rstd = np.empty_like(x), np.empty(len(rows)), np.empty(len(rows), x.dtype)
+    out = np.empty_like(x)
+    mean = np.empty(len(rows))
+    rstd = np.empty(len(rows), x.dtype)
     _normalize(rows, w, b, eps, out, mean, rstd)
     return out, (axes, mean, rstd, normalization.weight_dtype_of(x, w, b))
 
@@ -203,7 +206,8 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tupl
     if not _takes(x, w):
         return normalization.rms_norm.reference.forward(xp, x, w, axes=axes, eps=eps)
     rows = as_rows(x, axes)
-    out, rstd = np.empty_like(x), np.empty(len(rows), x.dtype)
+    out = np.empty_like(x)
+    rstd = np.empty(len(rows), x.dtype)
     _normalize(rows, w, None, eps, out, None, rstd)
     return out, (axes, rstd, normalization.weight_dtype_of(x, w))
 
@@ -235,7 +239,8 @@ def _normalize(
 def _normalize_backward(
     g: Array, x: Array, w: Array | None, axes: int, mean: Array | None, rstd: Array, needs: Needs
 ) -> Gradients:
-    rows, inner = as_rows(x, axes), x.shape[x.ndim - axes :]
+    rows = as_rows(x, axes)
+    inner = x.shape[x.ndim - axes :]
     dx = np.empty_like(x) if needs[0] else None
     blocks = min(len(rows), _ROW_BLOCKS)
     sums = [np.zeros((blocks, *inner), x.dtype) if need else None for need in needs[1:]]
@@ -475,7 +480,8 @@ _BLOCK = 16
 
 
 def _attach_steps(function: Any, kernel: Any, *arguments: Any) -> None:
-    kernel.argtypes, kernel.restype = arguments, None
+    kernel.argtypes = arguments
+    kernel.restype = None
 
     def form(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, *others: Array) -> None:
         if w_hr is not None or gates.dtype.char != "f" or cs.shape[2] % _BLOCK or not gates.size:
@@ -522,14 +528,16 @@ def _describe(
     """The description of a call, and the offsets that it points to. q, k: the shapes; strides, itemsizes: of arrays"""
     lead = q[:-2]
     addresses = np.zeros((*lead, _ARRAYS), np.int64)
-    rows, column = (ctypes.c_int64 * _ARRAYS)(), 0
+    rows = (ctypes.c_int64 * _ARRAYS)()
+    column = 0
     for array, (steps, itemsize) in enumerate(zip(strides, itemsizes, strict=True)):
         if steps is not None:
             for axis, step in enumerate(steps[:-2]):
                 addresses[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (
                     step // itemsize
                 )
-            rows[array], column = steps[-2] // itemsize, steps[-1] // itemsize
+            rows[array] = steps[-2] // itemsize
+            column = steps[-1] // itemsize
     sizes = addresses.size // _ARRAYS, q[-2], k[-2], q[-1], width
     return _Shape(*sizes, causal, masked, column, rows, addresses.ctypes.data, scale), addresses
 
@@ -543,7 +551,9 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
     everything = (*arrays, *[None] * (_ARRAYS - 1 - len(arrays)), mask)
     strides = tuple([None if x is None else x.strides for x in everything])
     itemsizes = tuple([1 if x is None else x.itemsize for x in everything])
-    masked = 0 if mask is None else 1 if mask.dtype == bool else 2
+    masked = 0
+    if mask is not None:
+        masked = 1 if mask.dtype == bool else 2
     return _describe(q.shape, k.shape, v.shape[-1], strides, itemsizes, float(scale), bool(causal), masked)[0]
 
 

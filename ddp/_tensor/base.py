@@ -162,7 +162,8 @@ class TensorBase:
 
 def share_storage(self: Self, data: TensorBase) -> Self:
     """Makes `self`, a new object, a tensor over the memory of `data`, outside of the graph."""
-    self.array, self._device = data.array, data._device
+    self.array = data.array
+    self._device = data._device
     self.edge = self.accumulate_grad = self.grad_view = None
     alias(self, data)
     return self
@@ -283,7 +284,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         alias(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
         if wide and run is op and not op.backward_supports_bfloat16:  # its backward cannot take bfloat16
-            run, residual = op.upcast, (residual, None)
+            run = op.upcast
+            residual = (residual, None)
         node = make_node(Node, op, run, xp, inputs, result, residual)
         if op.derived:
             keep_call(node, inputs, arrays, parameters)
@@ -491,7 +493,8 @@ def guarded_run(name: str, device: Device, arrays: Sequence[Any], run: Callable[
 
     blocking = cuda_errors.blocking()
     stream_sync.enable(blocking)
-    before, modes.state.guarded = modes.state.guarded, True
+    before = modes.state.guarded
+    modes.state.guarded = True
     try:
         with on(device):
             result = run()

@@ -55,7 +55,10 @@ class Tensor(
     # Not in __new__, which would run for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
         data = construct("Tensor", get_default_dtype(), given, device)
-        self.array, self._device, self.version, self._epoch = data.array, data._device, data.version, data._epoch
+        self.array = data.array
+        self._device = data._device
+        self.version = data.version
+        self._epoch = data._epoch
         self.edge = self.accumulate_grad = self.grad_view = None
 
     @property

@@ -150,7 +150,8 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 
     Raises: ArgumentError if an integer dtype cannot hold the value.
     """
-    value, shape = as_number(fill_value, "full"), parse_shape((size,), None, "full")
+    value = as_number(fill_value, "full")
+    shape = parse_shape((size,), None, "full")
 
     @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
@@ -183,7 +184,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
         if dtype == dtypes.int64:
             return xp.arange(int(first), int(last), int(stride), dtype)
         # start + i * step in float64 and rounded once: adding up steps would add up their errors.
-        count, floating = math.ceil((last - first) / stride), dtypes.is_float(dtype)
+        count = math.ceil((last - first) / stride)
+        floating = dtypes.is_float(dtype)
         steps = xp.arange(count, dtype=dtypes.float64 if floating else dtypes.int64)
         return (first + steps * stride if floating else int(first) + steps * int(stride)).astype(dtype)
 
@@ -214,7 +216,8 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
         if steps == 1:
             return xp.full((1,), float(low))
         # From each end towards the middle, so that both ends are exact.
-        i, step = xp.arange(steps, dtype=dtypes.float64), (high - low) / max(steps - 1, 1)
+        i = xp.arange(steps, dtype=dtypes.float64)
+        step = (high - low) / max(steps - 1, 1)
         return xp.where(i < steps // 2, low + i * step, high - (steps - 1 - i) * step)
 
     return points
@@ -378,7 +381,9 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     dtype = dtypes.parse(dtype)
     dtypes.parse(array.dtype)
     if dtype in dtypes.INTEGERS and array.size:
-        limits, low, high = dtypes.iinfo(dtype), array.min(), array.max()
+        limits = dtypes.iinfo(dtype)
+        low = array.min()
+        high = array.max()
         if not (low >= limits.min and high <= limits.max):
             raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {dtype}")
     return cast(array, dtype)
@@ -443,7 +448,8 @@ def asarray(
     if isinstance(obj, TensorBase) or not hasattr(obj, "__dlpack__") or hasattr(obj, "__array__"):
         array, new = array_of(obj, dtype, "asarray")
     else:
-        array, new = from_dlpack(obj).array, False
+        array = from_dlpack(obj).array
+        new = False
     target = _target_device(obj, array, device)
     moved = to_device(array, target)
     new = new or moved is not array

@@ -49,7 +49,7 @@ TYPES: dict[str, Dtype] = {
     "FloatTensor": float32,
     "DoubleTensor": float64,
 }
-CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
+CATEGORY = dict.fromkeys(SUPPORTED, 0) | dict.fromkeys(INTEGERS, 1) | dict.fromkeys(FLOATS, 2)
 
 
 def parse(dtype: Any) -> Dtype:
@@ -105,7 +105,9 @@ def promote_scalar(dtype: Dtype, number: Number) -> Dtype:
 
 def of_number(number: Number) -> Dtype:
     """The dtype of a tensor made of a Python number alone."""
-    return bool_ if isinstance(number, bool) else int64 if isinstance(number, int) else _default
+    if isinstance(number, bool):
+        return bool_
+    return int64 if isinstance(number, int) else _default
 
 
 def promote_types(type1: Any, type2: Any) -> Dtype:
@@ -175,4 +177,7 @@ class iinfo(_Limits):
         if dtype not in INTEGERS:
             raise DtypeError(f"iinfo: expected an integer dtype, got {dtype.name}; finfo has the limits of floats")
         limits = np.iinfo(dtype)
-        self.dtype, self.bits, self.max, self.min = dtype.name, limits.bits, limits.max, limits.min
+        self.dtype = dtype.name
+        self.bits = limits.bits
+        self.max = limits.max
+        self.min = limits.min

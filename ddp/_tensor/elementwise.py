@@ -383,7 +383,9 @@ class Elementwise(TensorBase):
         """
         pair = promote_all("isclose", self, operand_as_tensor(other, self, "isclose"))
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
-        xp, a, b = x._device.xp, x.array, y.array
+        xp = x._device.xp
+        a = x.array
+        b = y.array
         if not is_float(a.dtype) or a.dtype == bfloat16:
             # A difference of unsigned integers would wrap around, and float64 holds bfloat16 whole.
             a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")

@@ -174,7 +174,8 @@ def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
         raise DtypeError(f"{name}: expected a sequence of tensors")
     if not tensors:
         raise ArgumentError(f"{name}: expected at least one tensor")
-    dtype, dims = tensors[0].dtype, tensors[0].ndim
+    dtype = tensors[0].dtype
+    dims = tensors[0].ndim
     for x in tensors[1:]:
         dtype = promote(dtype, dims, x.dtype, x.ndim)
     return [convert(x, dtype) for x in tensors]
@@ -336,7 +337,7 @@ def atleast_2d(*tensors: Any) -> Any:
 
 def atleast_3d(*tensors: Any) -> Any:
     """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several give a tuple."""
-    return _map_tensors(tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1))
+    return _map_tensors(tensors, lambda x: x if x.ndim > 2 else atleast_2d(x).unsqueeze(-1))
 
 
 def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

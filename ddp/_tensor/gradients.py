@@ -94,7 +94,8 @@ class Gradients(TensorBase):
         """
         edge = required_edge(self, "register_hook")
         hooks = edge.ensure_metadata().hooks if isinstance(edge, Node) else edge.hooks
-        like, where = (self.array.shape, self.array.dtype), self._device
+        like = (self.array.shape, self.array.dtype)
+        where = self._device
 
         def run(g: Any) -> Any:
             if isinstance(g, TensorBase):  # under create_graph
@@ -162,7 +163,8 @@ def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool =
 
     g: an array, or a list of one for each result. zeros: in the place of None; else None stays.
     """
-    xp, grads = where.xp, g if isinstance(g, list) else [g]
+    xp = where.xp
+    grads = g if isinstance(g, list) else [g]
     return [
         wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), where)
         if zeros or one is not None

@@ -85,7 +85,8 @@ def _parse_part(part: Any, x: TensorBase) -> Any:
 
 
 def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
-    xp, shape = x._device.xp, x.array.shape
+    xp = x._device.xp
+    shape = x.array.shape
     if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the most frequent case, handled fast
         part = parts[0]
         taken = part.ndim if part.dtype.kind == "b" else 1
@@ -319,7 +320,8 @@ def _scatter(
     else:
         v = _fill_value(x, name, v)
     if not positions.size:  # an empty index names no place, so its shape does not matter
-        positions, v = positions.reshape((0,) * x.array.ndim), 0
+        positions = positions.reshape((0,) * x.array.ndim)
+        v = 0
     if reduce != "add":
         return x, ops.scatter, v, {"index": positions, "dim": axis}
     if not isinstance(v, TensorBase):
@@ -348,7 +350,8 @@ def _check_vector(
 def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
     """`source`, if it is what a vector of places along `axis` asks for. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
-    shape, n = x.array.shape, positions.size
+    shape = x.array.shape
+    n = positions.size
     number = source.array.ndim == 0 and n == 1 and len(shape) == 1
     if not number and source.array.shape != (*shape[:axis], n, *shape[axis + 1 :]):
         raise ShapeError(f"{name}: {n} places along dimension {axis} of {shape}, but a source of {source.array.shape}")
@@ -410,14 +413,16 @@ def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
     """self with the elements of source, in order, where `mask` (bool) holds; self and mask broadcast."""
     target, selected = _masked(x, name, mask)
-    shape, xp = target.array.shape, x._device.xp
+    shape = target.array.shape
+    xp = x._device.xp
     selected = xp.broadcast_to(selected, shape)
     value = _check_source(x, name, source).reshape(-1)
     n = value.array.size
     if x._device is CPU:
         if n < (count := int(selected.sum())):
             raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
-        selected, value = copy_if_needed(selected, x, value), value[:count]
+        selected = copy_if_needed(selected, x, value)
+        value = value[:count]
         return target, ops.setitem, value, {"steps": ((selected,),)}
     # Without waiting for the number of places: each place counts those before it, and takes the element of that number.
     if not n:
@@ -517,7 +522,8 @@ class Indexing(TensorBase):
 
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
-        array, xp = self.array, self._device.xp
+        array = self.array
+        xp = self._device.xp
         indices = xp.nonzero(array if array.ndim else array.reshape(1))
         if as_tuple:
             return tuple([wrap(index, self._device) for index in indices])

@@ -75,7 +75,8 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
     if CATEGORY[values.dtype] > CATEGORY[array.dtype]:
         raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
-    before, node = x.edge, None
+    before = x.edge
+    node = None
     if recorded := must_record(x, name, result):
         node = convert(result, array.dtype).edge
         if isinstance(node, Leaf):  # the result is an operand itself
@@ -92,7 +93,8 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
     x.edge = node
     old = before.metadata if isinstance(before, Node) else None
     if isinstance(node, Node) and old is not None and old.retained_grad is not None:
-        node.ensure_metadata().retained_grad, old.retained_grad = old.retained_grad, None
+        node.ensure_metadata().retained_grad = old.retained_grad
+        old.retained_grad = None
     return x
 
 
@@ -112,7 +114,8 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
     changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
     for _, _, position in changed if saved else ():  # a checkpointed region has saved nothing
         saved[position] = saved[position].copy()
-    node.saved, node.versions = tuple(saved), [entry for entry in node.versions if entry not in changed]
+    node.saved = tuple(saved)
+    node.versions = [entry for entry in node.versions if entry not in changed]
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
@@ -190,7 +193,10 @@ def become_view(x: Self, name: str, view: TensorBase) -> Self:
             "leaf or where no graph is recorded; use the out-of-place form"
         )
     x.check_replaceable()
-    x.array, x.edge, x.accumulate_grad, x.grad_view = view.array, view.edge, None, None
+    x.array = view.array
+    x.edge = view.edge
+    x.accumulate_grad = None
+    x.grad_view = None
     return x
 
 
@@ -236,7 +242,8 @@ def _described(form: Any, function: Any, module: str) -> Any:
     first, *rest = inspect.signature(function).parameters.values()
     out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
     form.__signature__ = inspect.Signature([first.replace(name="input") if first.name == "self" else first, *rest, out])
-    form.__module__, form.__qualname__ = module, function.__name__
+    form.__module__ = module
+    form.__qualname__ = function.__name__
     return form
 
 
@@ -259,9 +266,7 @@ def _write_one(name: str, result: Any, out: Any) -> Any:
         raise DeviceError(f"{name}: the result is on {result._device}, out on {out._device}")
     if not out.array.size and out.array.shape != result.array.shape:
         out.check_replaceable()
-        out.array, out.accumulate_grad, out.grad_view = (
-            out._device.xp.empty(result.array.shape, out.array.dtype),
-            None,
-            None,
-        )
+        out.array = out._device.xp.empty(result.array.shape, out.array.dtype)
+        out.accumulate_grad = None
+        out.grad_view = None
     return assign(out, name, result)

@@ -211,7 +211,8 @@ class Interop(TensorBase):
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             if tuple(dl_device) != (1, 0) or copy is False:
                 raise BufferError(f"__dlpack__: a tensor on {self._device} has no memory on {dl_device} to share")
-            array, copy = to_device(array, CPU), None
+            array = to_device(array, CPU)
+            copy = None
         if copy:
             array = array.copy()
         if not isinstance(array, np.ndarray):

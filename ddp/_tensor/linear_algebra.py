@@ -175,7 +175,8 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> T
     """Each label is a number. Those of "..." are negative, counted from the right."""
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
-    full, most = [], 0
+    full = []
+    most = 0
     for x, labels in zip(operands, terms, strict=True):
         spare = x.array.ndim - len([k for k in labels if k != DOTS])
         if spare < 0 or (spare and DOTS not in labels):
@@ -276,7 +277,8 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     if isinstance(equation, TensorBase):
         parts = [equation, *operands]
         result = [] if len(parts) % 2 == 0 else ["->" + _letters(parts.pop())]
-        equation, operands = ",".join(map(_letters, parts[1::2])) + "".join(result), tuple(parts[::2])
+        equation = ",".join(map(_letters, parts[1::2])) + "".join(result)
+        operands = tuple(parts[::2])
     if isinstance(operands[0], ComplexTensor):
         return product(partial(einsum, equation), *operands)
     return einsum_of(*parse_equation(equation, operands))

@@ -146,13 +146,16 @@ def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     """The tensors in the dtype of their common result. Raises: ShapeError if they do not broadcast."""
     first = tensors[0]
-    dtype, dims, shape = first.array.dtype, first.array.ndim, first.array.shape
+    dtype = first.array.dtype
+    dims = first.array.ndim
+    shape = first.array.shape
     for x in tensors[1:]:
         if not isinstance(x, TensorBase):
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         broadcast(shape, x.array.shape, name)
         shape = np.broadcast_shapes(shape, x.array.shape)
-        dtype, dims = promote(dtype, dims, x.array.dtype, x.array.ndim), max(dims, x.array.ndim)
+        dtype = promote(dtype, dims, x.array.dtype, x.array.ndim)
+        dims = max(dims, x.array.ndim)
     return [convert(x, dtype) for x in tensors]
 
 
@@ -175,7 +178,9 @@ def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
 
 def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
     """`function` renamed to its public name, by which it is also pickled."""
-    function.__name__, function.__qualname__, function.__module__ = name, f"Tensor.{name}", "ddp._tensor.core"
+    function.__name__ = name
+    function.__qualname__ = f"Tensor.{name}"
+    function.__module__ = "ddp._tensor.core"
     function.__doc__ = doc
     if wrapped is not None:
         function.__wrapped__ = wrapped

@@ -60,7 +60,8 @@ def set_printoptions(
 
 def text_of(x: Tensor) -> str:
     """The text of `tensor(...)`."""
-    dtype, shape = x.array.dtype, x.array.shape
+    dtype = x.array.dtype
+    shape = x.array.shape
     notes = [] if x._device is CPU else [f"device='{x._device}'"]
     if not x.array.size:
         body = "[]"
@@ -93,7 +94,8 @@ def _append_notes(text: str, notes: list[str], indent: int) -> str:
 
 
 def _body(array: Any, xp: Any, indent: int) -> str:
-    edge, shape = _options.edgeitems, array.shape
+    edge = _options.edgeitems
+    shape = array.shape
     gaps = [n > 2 * edge and array.size > _options.threshold for n in shape]
     for axis, n in enumerate(shape):
         if gaps[axis]:  # only the elements that are printed are copied from the device
@@ -133,7 +135,8 @@ def _format_floats(array: Any) -> tuple[Callable[[float], str], int]:
     exponent = _options.sci_mode if sizes.size else False
     if exponent is None:
         exponent = high > 1000 * low or high > 1e8 or (not whole and low < 1e-4)
-    style = f".{_options.precision}e" if exponent else ".0f" if whole else f".{_options.precision}f"
+    decimals = 0 if whole and not exponent else _options.precision
+    style = f".{decimals}{'e' if exponent else 'f'}"
     point = "." if whole and not exponent else ""
     width = max([len(format(value, style)) + len(point) for value in values.tolist()], default=1)
 

@@ -178,7 +178,9 @@ class RecordingArray:
 
 def _add_reduction(name: str, op: Op) -> None:
     def reduce(self: RecordingArray, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> RecordingArray:
-        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+        if axis is None:
+            axis = range(self.ndim)
+        axes = (axis,) if isinstance(axis, int) else axis
         # float32 stays float32: float64 would only reduce the rounding of sums.
         x = self.astype(dtype, copy=False) if dtype is not None and self.dtype.itemsize == 2 else self
         return record(op, x, dims=tuple([a % self.ndim for a in axes]), keepdim=keepdims)

@@ -69,7 +69,8 @@ def required_float(x: Self, name: str) -> Self:
 
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     check_not_empty(x, resolve_axes(x, dim, name), name)
-    array, xp = upcast(x.array), x._device.xp
+    array = upcast(x.array)
+    xp = x._device.xp
     if dim is None:
         index = xp.asarray(getattr(array, name)())
         return index.reshape((1,) * array.ndim) if keepdim else index
@@ -145,7 +146,8 @@ def _running(result_type: Any, ufunc: str, which: str) -> Any:
     name = result_type.__name__
 
     def method(self: TensorBase, dim: int) -> Any:
-        xp, axis = self._device.xp, resolve_axis(self, dim, name)
+        xp = self._device.xp
+        axis = resolve_axis(self, dim, name)
         if not self.array.ndim:
             return result_type(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
         index = reduction.running(xp, ufunc, upcast(self.array), axis)
@@ -177,7 +179,8 @@ def _spread(name: str, doc: str) -> Any:
 
 def _truth(name: str, doc: str) -> Any:
     def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        array, xp = self.array, self._device.xp
+        array = self.array
+        xp = self._device.xp
         truth = array if array.dtype.kind == "b" else array != 0
         out = xp.asarray(getattr(truth, name)(axis=resolve_axes(self, dim, name), keepdims=keepdim))
         return wrap(out.astype(uint8) if array.dtype == uint8 else out, self._device)
@@ -265,7 +268,8 @@ class Reductions(TensorBase):
         if dim is None:
             return apply(reduction.median, (check_not_empty(self, resolve_axes(self, None, "median"), "median"),))
         axis = resolve_axis(self, dim, "median")
-        array, xp = upcast(check_not_empty(self, resolve_axes(self, axis, "median"), "median").array), self._device.xp
+        array = upcast(check_not_empty(self, resolve_axes(self, axis, "median"), "median").array)
+        xp = self._device.xp
         if not array.ndim:
             return results.median(*_values_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
         middle = (array.shape[axis] - 1) // 2
@@ -331,7 +335,8 @@ class Reductions(TensorBase):
 
         The result has max(minlength, the largest + 1) elements. Raises: DtypeError, ShapeError, RangeError.
         """
-        x, xp = self.array, self._device.xp
+        x = self.array
+        xp = self._device.xp
         if x.dtype.kind not in "iu" or x.ndim != 1:
             raise DtypeError(f"bincount: expected a vector of integers, got {x.dtype} of shape {x.shape}")
         if minlength < 0 or (x.size and x.min() < 0):
@@ -349,13 +354,15 @@ class Reductions(TensorBase):
 
         In this dtype, which is floating; elements outside, and nan, are not counted. Raises: DtypeError, ArgumentError.
         """
-        array, xp = self.array.reshape(-1), self._device.xp
+        array = self.array.reshape(-1)
+        xp = self._device.xp
         required_float(self, "histc")
         low, high = float(min), float(max)
         if low == high and array.size:
             low, high = float(array.min()), float(array.max())
         if low == high:
-            low, high = low - 1, high + 1
+            low = low - 1
+            high = high + 1
         if bins < 1 or not 0 < high - low < float("inf"):
             raise ArgumentError(f"histc: {bins} bins from {low} to {high}: expected some, in a finite range")
         inside = array[(array >= low) & (array <= high)].astype("float64")

@@ -162,7 +162,9 @@ def randint(
         raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
     if int(high) <= int(low):
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
-    first, last, shape = int(low), int(high), parse_sizes((size,))
+    first = int(low)
+    last = int(high)
+    shape = parse_sizes((size,))
     return _sampled(lambda rng, kind: rng.integers(first, last, shape), dtypes.int64, **options)
 
 
@@ -216,7 +218,8 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
 
     Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
     """
-    x, xp = input.array, input._device.xp
+    x = input.array
+    xp = input._device.xp
     chance = _probability(required_float(input, "bernoulli") if p is None else p, "bernoulli")
     with on(input._device):
         drawn = _device.generator(input._device, generator).random(x.shape, dtype=dtypes.float64)
@@ -243,7 +246,8 @@ def multinomial(
     int64. Weights are non-negative and need not sum to 1. Raises: ShapeError for other dimensions; DtypeError unless
     floating; ArgumentError for weights that are negative, not finite or all 0, or fewer than asked for.
     """
-    x, xp = input.array, input._device.xp
+    x = input.array
+    xp = input._device.xp
     required_float(input, "multinomial")
     if x.ndim not in (1, 2) or not x.shape[-1]:
         raise ShapeError(f"multinomial: expected weights of shape (C,) or (N, C), got {x.shape}")

@@ -24,10 +24,13 @@ Self = TypeVar("Self", bound="Shapes")
 
 def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
     """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
-    total, count, sizes = math.prod(old), math.prod(new), new
+    total = math.prod(old)
+    count = math.prod(new)
+    sizes = new
     if -1 in new and count < 0 and total % count == 0:
         index = new.index(-1)
-        sizes, count = (*new[:index], total // -count, *new[index + 1 :]), total
+        sizes = (*new[:index], total // -count, *new[index + 1 :])
+        count = total
     if count != total or min(sizes, default=0) < 0:
         raise ShapeError(f"{name}: shape {old} of {total} elements cannot become {new}")
     return sizes
@@ -179,7 +182,11 @@ class Shapes(TensorBase):
     def squeeze(self, dim: Dims | None = None) -> Tensor:
         """Removes all dimensions of size 1, or those of `dim` that have size 1."""
         old = self.array.shape
-        among = range(len(old)) if dim is None else () if dim == () else resolve_axes(self, dim, "squeeze")
+        among: Sequence[int] = ()
+        if dim is None:
+            among = range(len(old))
+        elif dim != ():
+            among = resolve_axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
@@ -326,9 +333,11 @@ class Shapes(TensorBase):
         """
         x: Any = self
         if dim is None or not self.array.ndim:
-            x, dim = x.reshape(-1), 0
+            x = x.reshape(-1)
+            dim = 0
         axis = resolve_axis(x, dim, "repeat_interleave")
-        n, xp = x.array.shape[axis], self._device.xp
+        n = x.array.shape[axis]
+        xp = self._device.xp
         if isinstance(repeats, TensorBase):
             times = to_device(repeats.array, self._device)
             if times.dtype.kind not in "iu":
@@ -338,7 +347,9 @@ class Shapes(TensorBase):
             check_all(xp, times >= 0, ArgumentError, "repeat_interleave: a number of repeats is negative")
             # By search: CuPy's repeat takes no array.
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
-            total = output_size if output_size is not None else int(ends[-1]) if n else 0
+            total = output_size
+            if total is None:
+                total = int(ends[-1]) if n else 0
             positions = xp.searchsorted(ends, xp.arange(total), side="right")
             return apply(indexing.index, (x,), places=index_along(x, axis, positions))
         if repeats < 0:
@@ -377,7 +388,9 @@ class Shapes(TensorBase):
         Raises: ArgumentError unless there are as many shifts as dims.
         """
         by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-        along = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+        if dims is None:
+            dims = ()
+        along = (dims,) if isinstance(dims, int) else tuple(dims)
         if len(along or (0,)) != len(by):
             raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {along}: expected as many")
         if not along:

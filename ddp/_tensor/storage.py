@@ -212,7 +212,8 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
         # Not isinstance: that asks objects for their __class__, and lazy ones do things when asked.
         moving = [x for x in gc.get_objects() if issubclass(type(x), TensorBase) and _is_over(x, roots)]
         moving += [x for x in tensors if not any(x is y for y in moving)]  # `gc.freeze` hides objects from this list
-    places, nbytes = {}, 0
+    places = {}
+    nbytes = 0
     for key, root in roots.items():
         low, high = byte_bounds(root)
         places[key] = (low, nbytes)
@@ -305,7 +306,8 @@ class Conversion(TensorBase):
         flags = [value for value in target if isinstance(value, bool)]
         for value in target:
             if isinstance(value, TensorBase):
-                dtype, device = value.array.dtype, value._device
+                dtype = value.array.dtype
+                device = value._device
             elif isinstance(value, bool) or value is None:
                 continue
             elif isinstance(value, _Device | int) or (isinstance(value, str) and value[:4] in ("cpu", "cpu:", "cuda")):

@@ -147,10 +147,8 @@ def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     """`x` in 16 bits, for all graphs that will ask for it."""
     state = modes.state
     # Only stream tracking observes the cast: a checkpointed region's second run finds it in the cache.
-    before, state.observers = (
-        state.observers,
-        tuple([observer for observer in state.observers if observer is stream_sync.note_stream]),
-    )
+    before = state.observers
+    state.observers = tuple([observer for observer in state.observers if observer is stream_sync.note_stream])
     try:
         result = convert(x, low)
     finally:

@@ -121,7 +121,8 @@ class GradScaler:
         if id(optimizer) not in self._found_infs:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found_inf, device = self._found_infs[id(optimizer)], self._state.device
+        found_inf = self._found_infs[id(optimizer)]
+        device = self._state.device
         devices = {p.device for group in optimizer.param_groups for p in group["params"]}
         on_gpu = device.type == "cuda" and devices == {device}
         if not (on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)):
@@ -229,7 +230,8 @@ class _ScaleState:
     """
 
     def __init__(self, device: device, scale: float, good_steps: int) -> None:
-        self.device, xp = device, device.xp
+        self.device = device
+        xp = device.xp
         with on(device):
             self.scale: Tensor = wrap(xp.full((), scale, np.float32), device)
             self._good = xp.full(1, good_steps, np.int32)

@@ -31,7 +31,9 @@ class _Region:
     def empty(self, node: Node) -> None:
         """Observes the first run: drops what a new node saved. Its versions stay, to be compared in backward."""
         self.nodes.append(weakref.ref(node))
-        node.saved, node.residual, node.call = (), None, None
+        node.saved = ()
+        node.residual = None
+        node.call = None
         node.ensure_metadata().recompute = self.fill
 
     def collect(self, node: Node) -> None:
@@ -45,7 +47,9 @@ class _Region:
         state = modes.state
         before = state.observers, state.autocast, state.inference
         random = _device.random_state()
-        state.observers, state.autocast, state.inference = (self.collect,), self.autocast, False
+        state.observers = (self.collect,)
+        state.autocast = self.autocast
+        state.inference = False
         try:
             if self.random is not None:
                 _device.set_random_state(self.random)
@@ -70,11 +74,9 @@ class _Region:
                 )
             node.metadata.recompute = None
             node.check_versions()
-            node.saved, node.residual, node.versions = (
-                recomputed[i].saved,
-                recomputed[i].residual,
-                recomputed[i].versions,
-            )
+            node.saved = recomputed[i].saved
+            node.residual = recomputed[i].residual
+            node.versions = recomputed[i].versions
             node.call = recomputed[i].call
 
 

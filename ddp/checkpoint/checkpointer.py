@@ -307,7 +307,9 @@ class Checkpointer:
     def _write(self, background: bool = False) -> None:
         """Saves the state, either now and without a copy, or a copy of it in the background."""
         captured = capture(self._training, self._store.ranks)
-        sources, state, own_state = captured.sources, captured.state, captured.own_state
+        sources = captured.sources
+        state = captured.state
+        own_state = captured.own_state
         pieces = {source.name: source.piece for source in sources if source.piece is not None}
         if not background:
             arrays = {source.name: np.asarray(to_device(source.array, CPU), order="C") for source in sources}

@@ -120,7 +120,8 @@ def _check_same(values: Sequence[Any], what: str, path: str, error: type[Argumen
 def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
     """(N, ...) from N arrays of shape (...)."""
     _check_kind(arrays, (np.ndarray, np.generic), path)
-    shape, dtype = arrays[0].shape, arrays[0].dtype
+    shape = arrays[0].shape
+    dtype = arrays[0].dtype
     if len({array.shape for array in arrays}) > 1:
         _check_same([array.shape for array in arrays], "shape", path, ShapeError)
     for other in {array.dtype for array in arrays}:

@@ -67,7 +67,8 @@ def read_idx(path: Path) -> Array:
     begin = bytes(data[:4])
     if len(begin) < 4 or begin[:2] != b"\0\0" or begin[2] not in _IDX_TYPES:
         raise DataFileError(f"{path}: expected an IDX file, which begins with 0, 0 and a type, found {begin!r}")
-    dtype, dimensions = np.dtype(_IDX_TYPES[begin[2]]), begin[3]
+    dtype = np.dtype(_IDX_TYPES[begin[2]])
+    dimensions = begin[3]
     try:
         shape = np.frombuffer(data, ">u4", dimensions, 4).tolist()
         return data[4 + 4 * dimensions :].view(dtype).reshape(shape).astype(dtype.newbyteorder("="))
@@ -85,7 +86,8 @@ def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
     """
     if classes not in _CIFAR_LABELS:
         raise ArgumentError(f"read_cifar: expected 10 or 100 classes, got {classes}")
-    limits, data = _CIFAR_LABELS[classes], _map(path)
+    limits = _CIFAR_LABELS[classes]
+    data = _map(path)
     record = len(limits) + 3 * 32 * 32
     if not len(data) or len(data) % record:
         raise DataFileError(f"{path}: expected records of {record} bytes, found {len(data):,} bytes")
@@ -98,7 +100,8 @@ def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
 
 def _npy(path: Path) -> Array:
     """The array of an .npy file, mapped and read-only."""
-    size, begin = len(data := _map(path)), bytes(data[:12])
+    size = len(data := _map(path))
+    begin = bytes(data[:12])
     header = int.from_bytes(begin[8 : 10 if begin[6:7] == b"\1" else 12], "little")
     # NumPy allocates as much as a header says that it takes.
     if begin[:6] == np.lib.format.MAGIC_PREFIX and header > size:
@@ -188,7 +191,8 @@ class TokenFile(_MappedDataset):
         self.dtype = np.dtype(dtype)
         if self.dtype.kind not in "iu":
             raise DtypeError(f"TokenFile: expected a dtype of integers, got {self.dtype}")
-        self.path, self.block_size = os.path.abspath(path), block_size
+        self.path = os.path.abspath(path)
+        self.block_size = block_size
         self.stride = block_size if stride is None else stride
         if self.block_size < 1 or self.stride < 1:
             raise ArgumentError(
@@ -219,7 +223,9 @@ class _Pictures(Dataset[Any]):
 
     def __init__(self, folder: Path, train: bool = True, transform: Any = None, target_transform: Any = None) -> None:
         self.folder = os.path.abspath(folder)
-        self.train, self.transform, self.target_transform = train, transform, target_transform
+        self.train = train
+        self.transform = transform
+        self.target_transform = target_transform
         self.data, self.targets = self._read()
 
     def _read(self) -> tuple[Array, Array]:
@@ -230,7 +236,8 @@ class _Pictures(Dataset[Any]):
         return len(self.targets)
 
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        picture, label = self.data[index], int(self.targets[index])
+        picture = self.data[index]
+        label = int(self.targets[index])
         target = label if self.target_transform is None else self.target_transform(label)
         return picture if self.transform is None else self.transform(picture), target
 

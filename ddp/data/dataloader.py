@@ -124,7 +124,8 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         self.in_order = in_order
         if batch_sampler is not None:
-            batch_size, drop_last = None, False
+            batch_size = None
+            drop_last = False
         elif not self._stream and sampler is None:
             sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
         self.batch_size = batch_size
@@ -155,7 +156,8 @@ class DataLoader:
     def __len__(self) -> int:
         """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
         if self._stream:
-            samples, size = len(self.dataset), self.batch_size or 1
+            samples = len(self.dataset)
+            size = self.batch_size or 1
             return samples // size if self.drop_last else -(-samples // size)
         return len(self._order)
 
@@ -163,8 +165,10 @@ class DataLoader:
         if self._current is not None:
             self._leave(self._current)
         if not self._loaded:
-            self._batches, self._streams = 0, None
-        self._loaded, self._began = False, None
+            self._batches = 0
+            self._streams = None
+        self._loaded = False
+        self._began = None
         try:
             return _Pass(self)
         except BaseException:
@@ -184,7 +188,8 @@ class DataLoader:
         state: State = {"epoch": self.epoch, "batches": batches, "seed": self._seed}
         if self._stream:
             return {**state, "streams": self._streams}
-        order, inner = self._order, None
+        order = self._order
+        inner = None
         if self._began is not None:
             began, first = self._began
             inner = order.state_after(began, self._batches - first)
@@ -197,13 +202,15 @@ class DataLoader:
 
         Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset.
         """
-        state, wanted = state_dict, "streams" if self._stream else "sampler"
+        state = state_dict
+        wanted = "streams" if self._stream else "sampler"
         if not isinstance(state, Mapping) or wanted not in state:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateDictError(f"DataLoader: the state has {keys!r}, expected {wanted!r} among them")
         for name in ("epoch", "batches", *(["seed"] if state.get("seed") is not None else [])):
             check_count(self, state, name, 2**63)
-        inner, order = state[wanted], self._order
+        inner = state[wanted]
+        order = self._order
         if self._stream:
             if inner is not None:
                 check_streams(inner, max(1, self.num_workers))
@@ -216,7 +223,9 @@ class DataLoader:
         self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
         if (steps := self._steps()) is not None:
             self._batches = steps.batches_of(self._batches, all_ranks=False)
-        self._loaded, self._current, self._began = True, None, None
+        self._loaded = True
+        self._current = None
+        self._began = None
 
     def _sampler_of_rank(self) -> Any:
         """The sampler that gives each rank its part, if there is one."""
@@ -238,7 +247,10 @@ class DataLoader:
                     stacklevel=3,
                 )
             self.epoch += 1
-            self._batches, self._streams, self._current, self._began = 0, None, None, None
+            self._batches = 0
+            self._streams = None
+            self._current = None
+            self._began = None
 
     def _leave(self, source: Batches, failed: bool = False) -> None:
         """Ends a pass early. It counts as complete if all of it was handed out."""
@@ -269,7 +281,8 @@ class DataLoader:
         if self._stream:
             self._current = StreamBatches(pool, seed, ahead, self._streams)
             return self._current
-        sampler, first = self._order, self._batches
+        sampler = self._order
+        first = self._batches
         order = iter(sampler)
         if has_position(sampler):
             self._began = sampler.state_dict(), first
@@ -326,7 +339,8 @@ class _Pass(Iterator[Any]):
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
 
     def __next__(self) -> Any:
-        source, loader = self._source, self._loader
+        source = self._source
+        loader = self._loader
         if source is None:
             raise StopIteration
         if loader._pool is not None and loader._current is not source:

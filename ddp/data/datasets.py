@@ -138,7 +138,8 @@ class ConcatDataset(Dataset[T_co]):
         self.cumulative_sizes = list(itertools.accumulate(map(len, self.datasets)))
 
     def __getitem__(self, index: Any) -> T_co:
-        index, length = operator.index(index), len(self)
+        index = operator.index(index)
+        length = len(self)
         if not -length <= index < length:
             raise RangeError(f"ConcatDataset: index {index} of {length} samples")
         index %= length

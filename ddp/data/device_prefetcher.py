@@ -38,8 +38,10 @@ class DevicePrefetcher(Iterator[Any]):
     def __init__(self, batches: Any, device: device) -> None:
         from ddp._cuda import copies, stream_order
 
-        self._batches, self._xp = batches, device.xp
-        self._copies, self._streams = copies, stream_order
+        self._batches = batches
+        self._xp = device.xp
+        self._copies = copies
+        self._streams = stream_order
         with on(device):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
@@ -51,7 +53,8 @@ class DevicePrefetcher(Iterator[Any]):
             if self._failed is not None:
                 raise self._failed
             self._sent = self._send(*next(self._batches))
-        (batch, arrived), self._sent = self._sent, None
+        batch, arrived = self._sent
+        self._sent = None
         if self._batches.ready():
             try:
                 self._sent = self._send(*next(self._batches))
@@ -61,7 +64,8 @@ class DevicePrefetcher(Iterator[Any]):
         return batch
 
     def _send(self, batch: Any, position: Any) -> tuple[Any, Any]:
-        gpu, under_way = device("cuda", self._stream.device), []
+        gpu = device("cuda", self._stream.device)
+        under_way = []
 
         def copied(tensor: Any) -> Any:
             source = self._pinned(tensor.array)

@@ -99,11 +99,15 @@ class DistributedSampler(IndexSampler):
             raise ArgumentError(
                 f"num_replicas should be at least 1 and rank from 0 to below it, are {num_replicas!r} and {rank!r}"
             )
-        self.dataset, self.num_replicas, self.rank = dataset, int(num_replicas), int(rank)
+        self.dataset = dataset
+        self.num_replicas = int(num_replicas)
+        self.rank = int(rank)
         self._from_sampler = hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
         if seed < 0:
             raise ArgumentError(f"seed should be a number of at least 0, is {seed}")
-        self.shuffle, self.seed, self.tail = bool(shuffle) and not self._from_sampler, int(seed), tail
+        self.shuffle = bool(shuffle) and not self._from_sampler
+        self.seed = int(seed)
+        self.tail = tail
         if micro_batches is not None and not is_count(micro_batches, 1):
             raise ArgumentError(f"micro_batches should be a number above 0, is {micro_batches!r}")
         self.micro_batches = micro_batches
@@ -154,7 +158,8 @@ class DistributedSampler(IndexSampler):
         return self._lists(self._begin(), self.micro_batches_of_rank, batch_size, drop_last)
 
     def _lists(self, began: State, numbers: range, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
-        order, cursor = self._order(began), began["cursor"]
+        order = self._order(began)
+        cursor = began["cursor"]
         while self.most_after({"cursor": cursor}) >= (batch_size if drop_last else 1):
             for turn in numbers:
                 left = count(len(order) - cursor, turn, self._stride, self.tail)
@@ -174,7 +179,8 @@ class DistributedSampler(IndexSampler):
         """
         if self.micro_batches_of_rank is None:
             return batches
-        own, total = len(self.micro_batches_of_rank), self._stride
+        own = len(self.micro_batches_of_rank)
+        total = self._stride
         return batches // own * total if all_ranks else batches // total * own
 
     def state_after(self, state: State, count: int) -> State:
@@ -227,7 +233,9 @@ class DistributedSampler(IndexSampler):
         return {"epoch": self.epoch, "cursor": 0, **self._fixed()}
 
     def _indices(self, began: State) -> tuple[Order]:
-        length, cursor, order = len(self.dataset), began["cursor"], self._order(began)
+        length = len(self.dataset)
+        cursor = began["cursor"]
+        order = self._order(began)
         count_here = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(count_here)
         return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
@@ -262,7 +270,8 @@ def draw(sampler: Any, seed: int, epoch: int) -> Order:
         sampler.set_epoch(epoch)
     if isinstance(sampler, IndexSampler):  # it would draw a seed from its own generator
         sampler._loaded = {**sampler._next(draw=False), "seed": [seed, epoch]}
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
     with restored_generators():
         seed_everything(mix_seed(seed, epoch))
         try:

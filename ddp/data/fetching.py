@@ -150,7 +150,9 @@ class BatchMaker:
 
     def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
         self.position: Any = None
-        self._config, self._seeding, self._out = config, seeding, out
+        self._config = config
+        self._seeding = seeding
+        self._out = out
         plain = config.collate is default_collate
         self._collate = functools.partial(default_collate, out=out) if plain else config.collate
         self._rows = _rows(config.dataset) if plain and config.size is not None and not config.stream else None
@@ -158,7 +160,9 @@ class BatchMaker:
 
     def start_pass(self, start: StartPass) -> None:
         """Prepares a pass: that over a stream begins, or goes on, here."""
-        dataset, size, self.position = self._config.dataset, self._config.size, None
+        dataset = self._config.dataset
+        size = self._config.size
+        self.position = None
         self._seeding(start.seed)
         if not self._config.stream:
             return
@@ -214,7 +218,8 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     arrays = [x.array if isinstance(x, TensorBase) else x for x in dataset.tensors]
     if not all(isinstance(array, np.ndarray) and array.dtype in SUPPORTED for array in arrays):
         return None
-    length, chosen = len(dataset), [np.asarray(positions) for positions in subsets]
+    length = len(dataset)
+    chosen = [np.asarray(positions) for positions in subsets]
     if any(
         positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen
     ):  # as a mask, which is no index

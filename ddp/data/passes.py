@@ -32,7 +32,8 @@ class Batches(Iterator[tuple[Any, Any]]):
     position: State | None = None  # of a stream: its state after the last batch that was received
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
-        self._pool, self._seed = pool, seed
+        self._pool = pool
+        self._seed = seed
         pool.start_pass([StartPass(seed(OF_WORKER, worker), *self._start(worker)) for worker in range(len(pool))])
         self._requested: deque[int] = deque()  # the worker of each requested batch, in order
         for worker in [*self.turns] * ahead:
@@ -85,7 +86,9 @@ class IndexBatches(Batches):
     """
 
     def __init__(self, pool: Any, seed: Seed, ahead: int, sampler: Any, order: Iterator[Any], first: int) -> None:
-        self._sampler, self._order, self._number = sampler, order, first
+        self._sampler = sampler
+        self._order = order
+        self._number = first
         self.turns = range(len(pool))
         super().__init__(pool, seed, ahead)
 
@@ -129,7 +132,8 @@ class StreamBatches(Batches):
         count = len(pool)
         if position is None:
             position = {"states": [None] * count, "handed": [0] * count, "turns": [*range(count)]}
-        self.position, self.turns = position, position["turns"]
+        self.position = position
+        self.turns = position["turns"]
         self._tasks = [itertools.count(worker + count * position["handed"][worker], count) for worker in range(count)]
         super().__init__(pool, seed, ahead)
 
@@ -137,7 +141,8 @@ class StreamBatches(Batches):
         assert self.position is not None
         if worker not in self.turns:  # it is at its end: its next pass would begin where this one has ended
             return None, ()
-        state, count = self.position["states"][worker], len(self._tasks)
+        state = self.position["states"][worker]
+        count = len(self._tasks)
         skipped = range(worker, worker + count * self.position["handed"][worker], count) if state is None else ()
         return state, [self._seed(OF_BATCH, number) for number in skipped]
 
@@ -155,7 +160,8 @@ class StreamBatches(Batches):
             after["handed"][worker] += 1
             if not result.last:
                 after["turns"].append(worker)
-        self.position, self.turns = after, after["turns"]
+        self.position = after
+        self.turns = after["turns"]
 
 
 def check_streams(position: Any, workers: int) -> None:

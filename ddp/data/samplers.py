@@ -79,7 +79,8 @@ class IndexSampler(Sampler[int]):
 
     def _begin(self) -> State:
         """Begins a pass; returns its first position."""
-        self._began, self._loaded = self._loaded or self._next(draw=True), None
+        self._began = self._loaded or self._next(draw=True)
+        self._loaded = None
         self._cursor, self._chunk = self._began["cursor"], iter(())
         return self._began
 
@@ -89,9 +90,11 @@ class IndexSampler(Sampler[int]):
         for part in self._indices(began):
             for start in range(0, len(part), _AT_ONCE):
                 indices = part[start : start + _AT_ONCE].tolist()
-                chunk, cursor = iter(indices), cursor + len(indices) * self._stride
+                chunk = iter(indices)
+                cursor = cursor + len(indices) * self._stride
                 if self._began is began:
-                    self._cursor, self._chunk = cursor, chunk
+                    self._cursor = cursor
+                    self._chunk = chunk
                 yield chunk
         if self._began is began:
             self._cursor = None
@@ -121,7 +124,8 @@ class IndexSampler(Sampler[int]):
                 )
         check_count(self, state_dict, "cursor", self._span())
         self._loaded = {name: state_dict[name] for name in self._next(draw=False)}
-        self._began, self._cursor = {}, None
+        self._began = {}
+        self._cursor = None
 
     def _next(self, draw: bool) -> State:
         """The position at which a new pass begins. draw: draws its seed, because it begins now"""
@@ -255,7 +259,8 @@ class RandomSampler(_Drawn):
         return {"length": length, "num_samples": self.num_samples, "replacement": self.replacement}
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
-        length, wanted = len(self.data_source), self.num_samples
+        length = len(self.data_source)
+        wanted = self.num_samples
         if self.replacement:
             return (rng.integers(length, size=size) for size in _sizes(wanted))
         return (rng.permutation(length)[: wanted - start] for start in range(0, wanted, length or 1))
@@ -295,7 +300,8 @@ class WeightedRandomSampler(_Drawn):
         self, weights: Any, num_samples: int, replacement: bool = True, generator: BaseGenerator | None = None
     ) -> None:
         super().__init__(generator)
-        self.num_samples, self.replacement = _asked(num_samples), bool(replacement)
+        self.num_samples = _asked(num_samples)
+        self.replacement = bool(replacement)
         self.weights = np.array(weights, np.float64)
         if self.weights.ndim != 1 or not np.isfinite(self.weights).all() or (self.weights < 0).any():
             raise ArgumentError("WeightedRandomSampler: expected weights of shape (N), each a number of at least 0")

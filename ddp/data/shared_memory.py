@@ -82,7 +82,8 @@ class BatchWriter:
         """A batch is about to be made. returned: slots of batches that the consumer has done with"""
         if self._slot is not None:
             self._free.append(self._slot)
-        self._slot, self._used = None, 0
+        self._slot = None
+        self._used = 0
         self._free += returned
 
     def _take(self, nbytes: int) -> int:
@@ -115,7 +116,8 @@ class BatchWriter:
             return PackedBatch(None, 0, [], file.getvalue()), []
         starts = self._placed([array for array, _ in pickler.arrays])
         self._usual = max(self._usual, self._used)
-        slot, self._slot = self._slot, None
+        slot = self._slot
+        self._slot = None
         assert slot is not None
         leaves = [
             (start, array.dtype.name if array.dtype.kind == "V" else array.dtype.str, array.shape, is_tensor)
@@ -134,7 +136,8 @@ class BatchWriter:
         starts = [start for block, start in filter(None, blocks) if block is self._blocks[self._slot or 0]]
         if len(starts) == len(arrays):
             return starts
-        starts, end = [], 0
+        starts = []
+        end = 0
         for array in arrays:
             starts.append(_aligned(end))
             end = starts[-1] + array.nbytes
@@ -142,7 +145,8 @@ class BatchWriter:
         for array, start in zip(arrays, starts, strict=True):
             self._blocks[slot].array(array.dtype, array.shape, start)[...] = array
         self.begin()  # only now: some may have been in the block before
-        self._slot, self._used = slot, end
+        self._slot = slot
+        self._used = end
         return starts
 
 
@@ -248,13 +252,16 @@ class Payload:
             ) from error
         pickled = file.getvalue()
         self.needs_script = _SCRIPT in pickled
-        self._pieces, arrays, end = [(0, memoryview(pickled))], [], len(pickled)
+        self._pieces = [(0, memoryview(pickled))]
+        arrays = []
+        end = len(pickled)
         for raw in buffers:
             start = _aligned(end)
             end = start + raw.nbytes
             self._pieces.append((start, raw))
             arrays.append((start, raw.nbytes, raw.readonly))
-        self._nbytes, self.layout = end, (len(pickled), arrays)
+        self._nbytes = end
+        self.layout = (len(pickled), arrays)
         self._block: Block | None = None
 
     def share_memory_of(self, previous: Payload | None) -> bool:
@@ -268,7 +275,8 @@ class Payload:
         pieces = ((offset, np.frombuffer(piece, np.uint8)) for offset, piece in self._pieces)
         if any(_memcmp(start + offset, _address(piece), piece.nbytes) for offset, piece in pieces):
             return False
-        self._block, self._pieces = previous._block, []
+        self._block = previous._block
+        self._pieces = []
         return True
 
     def allocate(self) -> Block:
@@ -282,7 +290,8 @@ class Payload:
         for offset, piece in self._pieces:
             while piece:  # by the system: through the mapping, each page would be a fault
                 written = os.pwrite(self._block.fileno(), piece, offset)
-                piece, offset = piece[written:], offset + written
+                piece = piece[written:]
+                offset = offset + written
         self._pieces = []
 
 

@@ -179,7 +179,8 @@ def run(
                 # The consumer reads nothing while it sends a long task: each would wait for the other for ever.
                 with open(memory := os.memfd_create("ddp-result"), "wb", closefd=False) as file:
                     file.write(data)
-                data, fds = b"", [memory, *fds]
+                data = b""
+                fds = [memory, *fds]
             connection.post(data, fds)
             for fd in fds:
                 os.close(fd)
@@ -193,7 +194,10 @@ def run(
 
 class _Worker:
     def __init__(self, id: int, workers: int, payload: Any, failure: BaseException | None) -> None:
-        self._id, self._workers, self._payload, self._failure = id, workers, payload, failure
+        self._id = id
+        self._workers = workers
+        self._payload = payload
+        self._failure = failure
         self._writer = BatchWriter()
         self._maker: BatchMaker | None = None
 

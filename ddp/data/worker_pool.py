@@ -34,7 +34,8 @@ class WorkerPool:
 
     def __init__(self, payload: Payload, modules: Iterable[str], count: int, timeout: float) -> None:
         server = fork_server({*modules, "__main__"} if payload.needs_script else modules)
-        environ, block = worker_environment(), payload.allocate()
+        environ = worker_environment()
+        block = payload.allocate()
         self._timeout = timeout
         self._connections: list[SharingConnection] = []
         self._processes: list[WorkerProcess] = []
@@ -91,7 +92,8 @@ class WorkerPool:
         except (EOFError, OSError):
             raise WorkerError(self._death(worker)) from None
         self._pending[worker] -= 1
-        data, fds = received.data, list(received.fd_owners)
+        data = received.data
+        fds = list(received.fd_owners)
         if not data:  # a long result comes as a file
             with open(fds.pop(0), "rb") as file:
                 file.seek(0)

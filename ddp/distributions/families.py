@@ -145,7 +145,8 @@ class Gamma(Distribution):
         return _standard_gamma(self.concentration, shape) / self.rate
 
     def _log_density(self, logs: Tensor, value: Tensor) -> Tensor:
-        a, rate = self.concentration, self.rate
+        a = self.concentration
+        rate = self.rate
         return a * rate.log() + logs - rate * value - lgamma(a)
 
     def _log_prob(self, value: Tensor) -> Tensor:

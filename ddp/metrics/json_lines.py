@@ -55,7 +55,8 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file; a later `log` opens it again."""
         if self._number is not None:
-            number, self._number = self._number, None
+            number = self._number
+            self._number = None
             os.close(number)
 
     def __enter__(self) -> JsonLines:

@@ -54,7 +54,8 @@ class TensorBoard:
     def close(self) -> None:
         """Writes what is left; a later `log` begins another file."""
         if self._writer is not None:
-            writer, self._writer = self._writer, None
+            writer = self._writer
+            self._writer = None
             writer.close()
 
     def __enter__(self) -> TensorBoard:

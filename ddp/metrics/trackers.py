@@ -151,7 +151,8 @@ class MLflow(Tracker):
 
 def _start_mlflow(experiment: str, name: str | None) -> Any:
     mlflow = importlib.import_module("mlflow")
-    client, place = mlflow.MlflowClient(), mlflow.set_experiment(experiment).experiment_id
+    client = mlflow.MlflowClient()
+    place = mlflow.set_experiment(experiment).experiment_id
     runs = [] if name is None else client.search_runs([place], f"attributes.run_name = '{name}'", max_results=1)
     run = mlflow.start_run(run_id=runs[0].info.run_id if runs else None, run_name=name)
 

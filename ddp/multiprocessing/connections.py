@@ -152,7 +152,8 @@ class _DeferredPickle:
     __slots__ = ("_obj", "_queue")
 
     def __init__(self, queue: Queue, obj: Any) -> None:
-        self._queue, self._obj = queue, obj
+        self._queue = queue
+        self._obj = obj
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (self._queue._number(pack(self._obj)),)

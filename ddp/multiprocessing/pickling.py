@@ -41,11 +41,13 @@ class PackedObject:
     __slots__ = ("data", "fd_owners")
 
     def __init__(self, data: Any, fd_owners: list[Any]) -> None:
-        self.data, self.fd_owners = data, fd_owners
+        self.data = data
+        self.fd_owners = fd_owners
 
     def open(self) -> Any:
         """Unpickles a message that was received, once. Closes the descriptors that no object took over."""
-        outer, _unpacking.fds = _unpacking.fds, self.fd_owners
+        outer = _unpacking.fds
+        _unpacking.fds = self.fd_owners
         try:
             return pickle.loads(self.data)
         finally:
@@ -71,7 +73,8 @@ def take_fd(index: int) -> int:
     """One descriptor of the message that is being unpickled; the caller owns it from now on."""
     fds = _unpacking.fds
     assert fds is not None, "only a channel's message holds such a thing"
-    fd, fds[index] = fds[index], -1
+    fd = fds[index]
+    fds[index] = -1
     return fd
 
 

@@ -149,7 +149,9 @@ class ProcessException(Exception):
 
     def __init__(self, msg: str, error_index: int, pid: int) -> None:
         super().__init__(msg, error_index, pid)
-        self.msg, self.error_index, self.pid = msg, error_index, pid
+        self.msg = msg
+        self.error_index = error_index
+        self.pid = pid
 
     def __str__(self) -> str:
         return self.msg
@@ -167,7 +169,8 @@ class ProcessExitedException(ProcessException):
     ) -> None:
         super().__init__(msg, error_index, error_pid)
         self.args = (msg, error_index, error_pid, exit_code, signal_name)  # from which it is pickled
-        self.exit_code, self.signal_name = exit_code, signal_name
+        self.exit_code = exit_code
+        self.signal_name = signal_name
 
 
 class ProcessContext:
@@ -219,7 +222,8 @@ class ProcessContext:
         self._running.clear()
 
     def _raise(self, index: int) -> None:
-        process, report = self.processes[index], self._reports[index]
+        process = self.processes[index]
+        report = self._reports[index]
         with contextlib.suppress(EOFError):  # it sent no traceback
             if report.poll():  # does not wait for the end of file: a child of the process may still hold the pipe
                 message = f"\n\n-- Process {index} terminated with the following error:\n{report.recv()}"

@@ -48,7 +48,8 @@ def scaled_dot_product_attention(
 
     Raises: ShapeError, DtypeError, ArgumentError. Source: Dao et al. 2022, arXiv:2205.14135.
     """
-    tensors, shapes = (query, key, value), [tuple(x.shape) for x in (query, key, value)]
+    tensors = (query, key, value)
+    shapes = [tuple(x.shape) for x in (query, key, value)]
     if any(len(shape) < 2 for shape in shapes) or shapes[0][-1] != shapes[1][-1] or shapes[1][-2] != shapes[2][-2]:
         raise ShapeError(
             f"{_NAME}: query {shapes[0]}, key {shapes[1]}, value {shapes[2]}: expected (..., L, E), (..., S, E), "
@@ -68,7 +69,8 @@ def scaled_dot_product_attention(
     q, k, v = (x.reshape((1,) * (ndim - x.ndim) + tuple(x.shape)) if x.ndim < ndim else x for x in tensors)
     grouped = 1
     if enable_gqa:
-        heads, shared = q.shape[-3], k.shape[-3]
+        heads = q.shape[-3]
+        shared = k.shape[-3]
         if v.shape[-3] != shared or not shared or heads % shared:
             raise ShapeError(
                 f"{_NAME}: enable_gqa: {heads} heads of query are no multiple of those of key {shapes[1]} and value "
@@ -272,7 +274,8 @@ class MultiheadAttention(Layer):
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Projections, (N, num_heads, L or S, head_dim) each: views of the results of as few products as possible."""
-        weight, bias = self.in_proj_weight, self.in_proj_bias
+        weight = self.in_proj_weight
+        bias = self.in_proj_bias
         parts: list[Tensor]
         if weight is not None and query is key and key is value:
             parts = self._parts(linear(query, weight, bias), 3)
@@ -313,7 +316,8 @@ class MultiheadAttention(Layer):
         batch, heads, length = q.shape[:3]
         masks = []
         if attn_mask is not None:
-            shared, per_head = (length, keys), (batch * heads, length, keys)
+            shared = (length, keys)
+            per_head = (batch * heads, length, keys)
             if tuple(attn_mask.shape) not in (shared, per_head):
                 raise ShapeError(
                     f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {shared} or {per_head}"

@@ -38,7 +38,8 @@ class _Sequence(_Container):
 
     def _position(self, index: int, inserting: bool = False) -> int:
         """Raises: RangeError."""
-        n, i = len(self), operator.index(index)
+        n = len(self)
+        i = operator.index(index)
         if not -n <= i < n + inserting:
             raise RangeError(f"{type(self).__name__} of {n} entries has no entry {i}")
         return i + n if i < 0 else i
@@ -175,7 +176,8 @@ class ModuleList(_ModuleSequence):
         return ModuleList([*self, *other])
 
     def _children_text(self) -> list[str]:
-        lines, start = [], 0
+        lines = []
+        start = 0
         for text, run in itertools.groupby(map(repr, self)):
             count = len(list(run))
             lines.append(f"({start}): {text}" if count == 1 else f"({start}-{start + count - 1}): {count} x {text}")

@@ -127,7 +127,8 @@ def _conv(
 ) -> Tensor:
     """A convolution of lines or images, or its transpose, which has an output_padding. tensors: input, weight, bias."""
     input, weight, bias = tensors
-    dims, transposed = int(name[-2]), output_padding is not None
+    dims = int(name[-2])
+    transposed = output_padding is not None
     if input.ndim == dims + 1:
         batch = input.unsqueeze(0), weight, bias
         return _conv(name, batch, stride, padding, dilation, groups, output_padding).squeeze(0)
@@ -137,7 +138,8 @@ def _conv(
         layout = "(C, O/groups" if transposed else "(O, C/groups"
         raise ShapeError(f"{shapes}: expected (N, C, {lengths}) and {layout}, {window})")
     one_dtype(name, input, weight, bias)
-    first, second = weight.shape[0], weight.shape[1] * groups
+    first = weight.shape[0]
+    second = weight.shape[1] * groups
     channels, out = (first, second) if transposed else (second, first)
     if groups < 1 or first % groups or input.shape[1] != channels:
         raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels}")
@@ -277,7 +279,8 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         """The convolution with this weight and bias. The name is PyTorch's: layers of users call and override it."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
-            input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
+            input = pad(input, self._widths(), mode=self.padding_mode)
+            padding = 0
         return _conv(f"conv{self._dims}d", (input, weight, bias), self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
@@ -359,7 +362,8 @@ class _Transposed(_Conv, transposed=True):
                     f"{type(self).__name__}: output_size {tuple(output_size)} for input {tuple(input.shape)}: "
                     f"expected {least} to {most}"
                 )
-        tensors, name = (input, self.weight, self.bias), f"conv_transpose{self._dims}d"
+        tensors = (input, self.weight, self.bias)
+        name = f"conv_transpose{self._dims}d"
         return _conv(name, tensors, self.stride, self.padding, self.dilation, self.groups, extra)
 
 

@@ -43,7 +43,9 @@ def ctc_loss(
         raise ShapeError(
             f"ctc_loss: log_probs {log_probs.shape}, targets {targets.shape}: expected (T, N, C), and int64 (N, L)"
         )
-    device, xp, (steps, n, classes) = x.device, x.device.xp, x.shape
+    device = x.device
+    xp = x.device.xp
+    (steps, n, classes) = x.shape
     if not 0 <= blank < classes:
         raise RangeError(f"ctc_loss: blank {blank} is not one of the {classes} labels")
     times = _lengths("input_lengths", input_lengths, n, steps)

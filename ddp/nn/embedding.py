@@ -49,7 +49,8 @@ def embedding(
         raise DtypeError(f"embedding: input holds row numbers (int64), not {input.dtype}")
     if weight.ndim != 2:
         raise ShapeError(f"embedding: weight {tuple(weight.shape)}: expected (V, D)")
-    rows, index = weight.shape[0], input.array
+    rows = weight.shape[0]
+    index = input.array
     if padding_idx is not None:
         padding_idx = _check_padding_idx("embedding", padding_idx, rows)
     message = "embedding: input {value} is not one of the {limit} rows 0 to {last}"
@@ -113,7 +114,8 @@ def embedding_bag(
             f"embedding_bag: per_sample_weights {per_sample_weights.shape} with mode={mode!r}: expected 'sum', and "
             f"the input's shape {input.shape}"
         )
-    device, xp = weight.device, weight.device.xp
+    device = weight.device
+    xp = weight.device.xp
     count, bag = _bags(xp, device, input, offsets, include_last_offset)
     index = input.to(device).reshape(-1)
     if padding_idx is not None:
@@ -138,7 +140,8 @@ def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_l
         return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
     if input.ndim != 1 or offsets is None or offsets.ndim != 1 or offsets.array.dtype.kind != "i":
         raise ShapeError(f"embedding_bag: input {input.shape}: expected (B, N) alone, or (N,) and int64 offsets (B,)")
-    n, starts = input.shape[0], to_device(offsets.array, device)
+    n = input.shape[0]
+    starts = to_device(offsets.array, device)
     lengths = xp.diff(starts, append=n)
     fine = (lengths >= 0).all() & (starts[:1] == 0).all() & ((lengths[-1:] == 0).all() | (not include_last))
     message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"
@@ -164,7 +167,8 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
     Raises: DtypeError; RangeError for a class that does not exist; ArgumentError if the number cannot be inferred.
     """
-    array, xp = input.array, input.device.xp
+    array = input.array
+    xp = input.device.xp
     if array.dtype != "int64":
         raise DtypeError(f"one_hot: expected class numbers of int64, got {array.dtype}")
     if num_classes < 0 and (num_classes != -1 or not array.size):

@@ -188,7 +188,8 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | No
         raise ShapeError(f"orthogonal_: expected at least two dimensions, got shape {tensor.shape}")
     if not tensor.numel():
         return tensor
-    rows, xp = tensor.shape[0], tensor.device.xp
+    rows = tensor.shape[0]
+    xp = tensor.device.xp
     columns = tensor.numel() // rows
     flat = randn(rows, columns, generator=generator, dtype="float64", device=tensor.device)
     with on(flat.device):

@@ -36,7 +36,8 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
     order = names.split()
 
     def decorate(function: F) -> F:
-        name, count = function.__name__, function.__code__.co_argcount
+        name = function.__name__
+        count = function.__code__.co_argcount
         declared = inspect.signature(function).parameters
         first = [*list(declared)[:count], *order]
         reduction_index = first.index("reduction") if "reduction" in first[:count] else count
@@ -55,7 +56,8 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
                 raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
             return function(*args, **named)
 
-        either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             declared[key].replace(kind=either) if key in declared else inspect.Parameter(key, either, default=None)
             for key in first
@@ -71,15 +73,20 @@ def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **n
     """The other arguments, and the reduction that PyTorch's deprecated flags stand for."""
     if size_average is None and reduce is None:
         return named
-    mean, reduced = size_average is None or size_average, reduce is None or reduce
-    word = ("mean" if mean else "sum") if reduced else "none"
+    mean = size_average is None or size_average
+    reduced = reduce is None or reduce
+    word = "none"
+    if reduced:
+        word = "mean" if mean else "sum"
     warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=3)
     return {**named, "reduction": word}
 
 
 def _reduce_losses(losses: Any, reduction: str) -> Any:
     """The mean or the sum of the losses, or the losses."""
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+    if reduction == "mean":
+        return losses.mean()
+    return losses.sum() if reduction == "sum" else losses
 
 
 def _broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:

@@ -375,7 +375,9 @@ class Module(HasStateDict, HasHooks):
         return [f"({name}): {module!r}" for name, module in self._modules.items()]
 
     def __repr__(self) -> str:
-        name, head, below = type(self).__name__, self.extra_repr(), self._children_text()
+        name = type(self).__name__
+        head = self.extra_repr()
+        below = self._children_text()
         lines = head.split("\n") if head else []
         if len(lines) < 2 and not below:
             return f"{name}({head})"

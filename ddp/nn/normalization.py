@@ -26,7 +26,8 @@ _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised 
 
 def _check_trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
     """How many axes are normalised. Raises: ShapeError, DtypeError."""
-    shape, whole = tuple(normalized_shape), input.array.shape
+    shape = tuple(normalized_shape)
+    whole = input.array.shape
     if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
         raise ShapeError(f"{name}: input {input.shape} does not end in normalized_shape {shape}")
     for parameter in parameters:
@@ -125,7 +126,8 @@ class _DeferredStatistics(threading.local):
     @contextlib.contextmanager
     def into(self, records: RecordedStatistics) -> Iterator[None]:
         """A context in which updates are appended to `records`, for the caller to make."""
-        before, self.records = self.records, records
+        before = self.records
+        self.records = records
         try:
             yield
         finally:
@@ -332,7 +334,8 @@ class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track
         self.affine = affine
         self.track_running_stats = track_running_stats
         self._register_affine((num_features,), affine, affine and bias, device, dtype)
-        kept, like = track_running_stats, {"device": device, "dtype": dtype}
+        kept = track_running_stats
+        like = {"device": device, "dtype": dtype}
         self.register_buffer("running_mean", zeros(num_features, **like) if kept else None)
         self.register_buffer("running_var", ones(num_features, **like) if kept else None)
         self.register_buffer("num_batches_tracked", zeros((), dtype="int64", device=device) if kept else None)
@@ -428,7 +431,8 @@ class _InstanceNorm(_ChannelNorm):
             raise ShapeError(
                 f"{type(self).__name__}: input {input.shape} has {batch.shape[1]} channels, not {self.num_features}"
             )
-        own, momentum = self.training or not self.track_running_stats, self.momentum or 0.0
+        own = self.training or not self.track_running_stats
+        momentum = self.momentum or 0.0
         kept = self.running_mean, self.running_var
         out = instance_norm(batch, *kept, self.weight, self.bias, own, momentum, self.eps)
         return out.squeeze(0) if single else out

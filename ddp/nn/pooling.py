@@ -178,7 +178,10 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
     around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
     if dims == 1:  # lines are images one line high
-        size, step, around, spread = (1, *size), (1, *step), (0, *around), (1, *spread)
+        size = (1, *size)
+        step = (1, *step)
+        around = (0, *around)
+        spread = (1, *spread)
     checked = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
     if any(2 * p > k for p, k in zip(checked.padding, size, strict=True)):
         raise ArgumentError(f"{name}: padding {checked.padding} is more than half of kernel {size}")

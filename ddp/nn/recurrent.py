@@ -151,7 +151,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
                 x = dropout(x, self.dropout, self.training)
         final = [stack(value) for value in zip(*lasts, strict=True)]
         if not batched:
-            x, final = x.squeeze(1), [value.squeeze(1) for value in final]
+            x = x.squeeze(1)
+            final = [value.squeeze(1) for value in final]
         elif self.batch_first:
             x = x.transpose(0, 1)
         return x, (tuple(final) if self.mode == "LSTM" else final[0])
@@ -163,7 +164,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
 
     def _initial_states(self, x: Tensor, hx: Any, batched: bool) -> list[Tensor]:
         """The first states, (layers*directions, N, H). Raises: ShapeError, DtypeError."""
-        name, many = type(self).__name__, self.num_layers * self._directions
+        name = type(self).__name__
+        many = self.num_layers * self._directions
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
         if hx is None:
             return [zeros((many, x.shape[1], n), dtype=x.dtype, device=x.device) for n in sizes]

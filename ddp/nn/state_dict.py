@@ -72,7 +72,8 @@ class HasStateDict:
 
         Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.
         """
-        module, name = cast("Module", self), type(self).__name__
+        module = cast("Module", self)
+        name = type(self).__name__
         if not isinstance(state_dict, Mapping):
             raise DtypeError(f"load_state_dict into {name}: expected a dict, got {type(state_dict).__name__}")
         keys = IncompatibleKeys([], [])
@@ -230,7 +231,8 @@ def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bo
         except Exception as error:  # raised by the other library
             yield f"no tensor: {path} is a {type(state[path]).__name__} in the state dict: {error}"
             continue
-        value, shape = state[path], entry.tensor.shape
+        value = state[path]
+        shape = entry.tensor.shape
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             yield f"no tensor: {path} is a {type(value).__name__} in the state dict"
         elif tuple(value.shape) != tuple(shape):

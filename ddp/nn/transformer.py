@@ -91,7 +91,9 @@ class _TransformerLayer(Layer):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
-        first, second, dropout = self.linear1, self.linear2, self.dropout
+        first = self.linear1
+        second = self.linear2
+        dropout = self.dropout
         how = None if x.device.type == "cpu" else _fusable(self.activation)
         if how is None or any(type(layer) is not Linear or layer._hooks_ is not None for layer in (first, second)):
             return second(dropout(self.activation(first(x))))

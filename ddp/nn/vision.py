@@ -124,7 +124,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     Raises: ShapeError unless r * r divides the channels; ArgumentError for a factor below 1.
     Source: Shi et al. 2016, arXiv:1609.05158.
     """
-    r, lead = upscale_factor, tuple(input.shape[:-3])
+    r = upscale_factor
+    lead = tuple(input.shape[:-3])
     channels, h, w = _image("pixel_shuffle", input, r)
     if channels % (r * r):
         raise ShapeError(f"pixel_shuffle: input {tuple(input.shape)}: {r} * {r} does not divide {channels} channels")
@@ -138,7 +139,8 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
 
     Raises: ShapeError unless r divides height and width; ArgumentError for a factor below 1.
     """
-    r, lead = downscale_factor, tuple(input.shape[:-3])
+    r = downscale_factor
+    lead = tuple(input.shape[:-3])
     channels, h, w = _image("pixel_unshuffle", input, r)
     if h % r or w % r:
         raise ShapeError(f"pixel_unshuffle: input {tuple(input.shape)}: {r} does not divide {(h, w)}")

@@ -116,7 +116,8 @@ def _gelu(xp: Any, x: Array, tanh: bool) -> ValueAndDerivative:
     if not tanh:
         c = compute_erfc(xp, x * -sqrt(0.5)) * 0.5
         return x * c, lambda: c + x * xp.exp(x * x * -0.5) * (1 / sqrt(2 * pi))
-    k, a = sqrt(2 / pi), 0.044715
+    k = sqrt(2 / pi)
+    a = 0.044715
     y = x * x
     s = (1 + xp.tanh(k * x * (1 + a * y))) * 0.5
     z = x * s

@@ -147,10 +147,10 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
                 xp, (probabilities if kept is None else probabilities * kept).swapaxes(-1, -2), g[heads]
             )
         if dmask is not None:
-            index = [
-                i if n > 1 else slice(None) if isinstance(i, slice) else 0
-                for i, n in zip(heads, mask.shape, strict=False)
-            ]
+            index = list(heads)
+            for axis, n in enumerate(mask.shape[: len(heads)]):
+                if n <= 1:  # broadcast: every head adds to the same part
+                    index[axis] = slice(None) if isinstance(index[axis], slice) else 0
             part = dmask[tuple(index)]
             part += unbroadcast(dscores, part.shape)
     if not k.shape[-2] and dq is not None:

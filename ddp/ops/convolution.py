@@ -34,8 +34,16 @@ class Window:
     def __init__(
         self, image: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, out: Pair | None = None
     ) -> None:
-        self.image, self.kernel, self.stride, self.padding, self.dilation = image, kernel, stride, padding, dilation
-        (h, w), (kh, kw), (sh, sw), (ph, pw), (dh, dw) = image, kernel, stride, padding, dilation
+        self.image = image
+        self.kernel = kernel
+        self.stride = stride
+        self.padding = padding
+        self.dilation = dilation
+        (h, w) = image
+        (kh, kw) = kernel
+        (sh, sw) = stride
+        (ph, pw) = padding
+        (dh, dw) = dilation
         self.out = out or (output_size(h, kh, sh, ph, dh), output_size(w, kw, sw, pw, dw))
         self.elements = kh * kw
         # A transposed convolution's image may be larger than what its positions see.
@@ -91,7 +99,8 @@ def patches(xp: Any, x: Array, window: Window) -> Array:
 @array_function
 def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
     """The gradient of `patches`: adds each column to the pixels that it was read from. Returns (N, C, H, W)."""
-    n, channels = len(columns), columns.shape[1] // window.elements
+    n = len(columns)
+    channels = columns.shape[1] // window.elements
     parts = columns.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
     x = xp.zeros((n, channels, *window.image), compute_dtype(columns))
     col2im_lines(xp, parts, window, slice(0, window.out[0]), x)
@@ -158,7 +167,8 @@ class Shape(NamedTuple):
         """Samples and lines of positions: some samples with all lines, or some lines of one sample."""
         oh, ow = self.window.out
         positions = max(MIN_POSITIONS, tile_bytes(xp) // (self.groups * (self.length + self.filters) * itemsize + 1))
-        samples, lines = max(1, positions // (oh * ow)), oh if self.window.is_identity else max(1, positions // ow)
+        samples = max(1, positions // (oh * ow))
+        lines = oh if self.window.is_identity else max(1, positions // ow)
         for start, line in itertools.product(range(0, self.n, samples), range(0, oh, lines)):
             yield slice(start, min(start + samples, self.n)), slice(line, min(line + lines, oh))
 
@@ -184,7 +194,8 @@ def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Arr
     (kernel,) = as_float32(w.reshape(groups, filters, shape.length))
     out = xp.empty((n, groups, filters, *window.out), kernel.dtype)
     for tile, lines in shape.tiles(xp, kernel.itemsize):
-        columns, z = _columns(xp, x[tile], shape, lines), out[tile, :, :, lines]
+        columns = _columns(xp, x[tile], shape, lines)
+        z = out[tile, :, :, lines]
         if len(z) == 1:
             product(xp, kernel, columns, z.reshape(groups, filters, -1))
         else:
@@ -206,7 +217,8 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     if w is not None:
         (kernel,) = as_float32(w.reshape(groups, filters, shape.length).swapaxes(1, 2))
         if window.is_identity:
-            dx, kernel = correlate(xp, g, kernel, None, Shape(n, groups, filters, channels, window)), None
+            dx = correlate(xp, g, kernel, None, Shape(n, groups, filters, channels, window))
+            kernel = None
         else:
             dx = xp.zeros((n, groups * channels, *window.image), kernel.dtype)
     if x is not None:

@@ -59,7 +59,11 @@ def update_scale(
     overflowed = bool(found_inf.any())
     found_inf[...] = 0
     good[...] = 0 if overflowed else good + 1
-    factor = backoff if overflowed else growth if int(good.reshape(())) == interval else 1.0
+    factor = 1.0
+    if overflowed:
+        factor = backoff
+    elif int(good.reshape(())) == interval:
+        factor = growth
     if math.isfinite(after := float(scale.reshape(())) * factor):
         scale[...] = after
     good[...] = good % interval

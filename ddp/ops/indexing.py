@@ -197,14 +197,16 @@ def add_rows_into(xp: Any, row_index: Array, g: Array, out: Array) -> None:
     xp.not_equal(row_index[1:], row_index[:-1], out=first[1:])
     starts = xp.flatnonzero(first)
     rank = xp.arange(n) - xp.repeat(starts, xp.diff(xp.append(starts, n)))
-    rows, sums = xp.arange(n), g[order]
+    rows = xp.arange(n)
+    sums = g[order]
     while True:
         odd = xp.flatnonzero(rank & 1)
         if not odd.size:
             break
         sums[rows[odd - 1]] += sums[rows[odd]]
         even = xp.flatnonzero((rank & 1) == 0)
-        rows, rank = rows[even], rank[even] >> 1
+        rows = rows[even]
+        rank = rank[even] >> 1
     out[row_index[starts]] = sums[starts]
 
 
@@ -221,7 +223,8 @@ def _embedding_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Saved = (None,)
 ) -> Gradients:
     shape, index, padding, by_frequency = residual
-    row_index, rows = index.reshape(-1), g.reshape(index.size, shape[1])
+    row_index = index.reshape(-1)
+    rows = g.reshape(index.size, shape[1])
     if by_frequency:
         rows = rows / xp.bincount(row_index, minlength=shape[0])[row_index][:, None].astype(g.dtype)
     dw = add_rows(xp, shape[0], row_index, rows, grad_outs[0])

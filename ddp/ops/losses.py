@@ -80,7 +80,8 @@ def _cross_entropy(
 
     Backward reads `target`, too: nothing else writes to it. float32_loss: the loss is float32, whatever x is
     """
-    rows, shape = columns(x), target.shape
+    rows = columns(x)
+    shape = target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     keep = None if keep is None else keep.reshape(target.shape)
     flat_index, weights = classes(xp, rows, target, keep, weight)
@@ -130,7 +131,8 @@ def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
     top, sums, target, keep, weight, smoothing, scale, reduction = residual
-    rows, sum_dtype = columns(x), sums.dtype
+    rows = columns(x)
+    sum_dtype = sums.dtype
     flat_index, weights = classes(xp, rows, target, keep, weight)
     at_target = of_all = sample_gradient(
         xp, g.astype(sum_dtype, copy=False), scale, weights, keep, flat_index, reduction
@@ -176,7 +178,8 @@ def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardR
 def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, t = saved
     top, sums, mass, scale, reduction = residual
-    rows, sum_dtype = columns(x).astype(sums.dtype, copy=False), sums.dtype
+    rows = columns(x).astype(sums.dtype, copy=False)
+    sum_dtype = sums.dtype
     g = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
@@ -202,7 +205,8 @@ def _nll_loss(
     xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None, reduction: str
 ) -> ForwardResult:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
-    rows, shape = columns(x), target.shape
+    rows = columns(x)
+    shape = target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     flat_index, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
     losses = -rows.reshape(-1).take(flat_index).astype(compute_dtype(x), copy=False)

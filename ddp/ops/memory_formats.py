@@ -50,7 +50,8 @@ def prefers_channels_last(x: Array) -> bool:
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of an array without gaps whose axes lie in `order`, the outermost first."""
-    strides, step = [0] * len(shape), 1
+    strides = [0] * len(shape)
+    step = 1
     for axis in reversed(order):
         strides[axis] = step
         step *= max(shape[axis], 1)

@@ -23,7 +23,9 @@ def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
 def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> ForwardResult:
     """w, b: of the last `axes` axes of x."""
-    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
+    dtype = x.dtype
+    shape = x.shape
+    weight_dtype = weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     rows = as_rows(x, axes)
     mean, var = moments(xp, rows[None])
@@ -59,7 +61,8 @@ def _rows_backward(
     needs: Needs,
 ) -> Gradients:
     """mean, rstd: (rows, 1); mean: None where none was taken off."""
-    dtype, shape = g.dtype, g.shape
+    dtype = g.dtype
+    shape = g.shape
     inner = shape[len(shape) - axes :]
     g, x, w = as_float32(as_rows(g, axes), x, w)
     dx = dw = None
@@ -87,7 +90,9 @@ layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w
 # with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
 def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> ForwardResult:
     """w: of the last `axes` axes of x."""
-    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w)
+    dtype = x.dtype
+    shape = x.shape
+    weight_dtype = weight_dtype_of(x, w)
     x, w = as_float32(x, w)
     rows = as_rows(x, axes)
     rstd = 1 / xp.sqrt(row_mean(xp, xp.square(rows, dtype="float64")) + eps)
@@ -234,7 +239,9 @@ def channel_gradient(
 def _forward(
     xp: Any, x: Array, w: Array | None, b: Array | None, layout: ChannelGroups, eps: float, tell: Tell | None
 ) -> ForwardResult:
-    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
+    dtype = x.dtype
+    shape = x.shape
+    weight_dtype = weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     x = x.reshape(layout.shape)
     mean, var = layout.statistics(xp, x)
@@ -248,7 +255,8 @@ def _forward(
 def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
     layout, mean, rstd, weight_dtype, fixed = residual
-    dtype, shape = g.dtype, g.shape
+    dtype = g.dtype
+    shape = g.shape
     g, x, w = as_float32(g, x, w)
     g = g.reshape(layout.shape)
     if x is None:
@@ -264,7 +272,8 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
         dx = g * scale[:, None].astype(g.dtype)
     else:
         if w is not None:
-            along, across = along * w, across * w
+            along = along * w
+            across = across * w
         means = [total / layout.count for total in layout.collect(xp, along, across)]
         if not needs[0]:
             return None, dw, db
@@ -309,9 +318,12 @@ def _channel_affine(
     xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
 ) -> ForwardResult:
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
-    dtype, shape, weight_dtype = x.dtype, x.shape, weight_dtype_of(x, w, b)
+    dtype = x.dtype
+    shape = x.shape
+    weight_dtype = weight_dtype_of(x, w, b)
     x, w, b = as_float32(x, w, b)
-    mean, rstd = mean.astype("float64"), 1 / xp.sqrt(var.astype("float64") + float(eps))
+    mean = mean.astype("float64")
+    rstd = 1 / xp.sqrt(var.astype("float64") + float(eps))
     layout = ChannelGroups(shape)
     out = channel_norm(xp, x.reshape(layout.shape), layout, mean, rstd, w, b)
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, weight_dtype, True)

@@ -96,7 +96,9 @@ class Op:
         self.reference.reference = self.reference.device_form = self.reference
         if self.device_form is self:
             self.device_form = self.reference
-        self.forward, self.backward, self._upcast = forward, backward or self.backward, None
+        self.forward = forward
+        self.backward = backward or self.backward
+        self._upcast = None
 
     def attach_device_form(
         self,
@@ -115,7 +117,8 @@ class Op:
         formulas.
         """
         form = self.device_form = copy.copy(self)
-        form.forward, form.backward = forward, backward
+        form.forward = forward
+        form.backward = backward
         form.supports_bfloat16 = form.backward_supports_bfloat16 = True
         form._upcast = None
         form.reference_residual = residual
@@ -157,7 +160,9 @@ class Upcast:
     grad_out = False
 
     def __init__(self, op: Op) -> None:
-        self.name, self.saves, self.plan = op.name, op.saves, op.plan
+        self.name = op.name
+        self.saves = op.saves
+        self.plan = op.plan
         self._forward = op.forward
         self._backward = op.backward
         self._grad_outs = ((None,) * len(op.inputs),) if op.grad_out else ()

@@ -28,7 +28,8 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
-    index, places = xp.full(top.shape, -1, "int32"), _places(xp, window)
+    index = xp.full(top.shape, -1, "int32")
+    places = _places(xp, window)
     for position, seen in window.shifts():
         value = x[seen]
         better = (value > top[position]) | (value != value) | (index[position] < 0)
@@ -40,7 +41,8 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
 @array_function
 def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     """Each of g added up where the maximum lies."""
-    dx, places = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g)), _places(xp, window)
+    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
+    places = _places(xp, window)
     for position, seen in window.shifts():
         dx[seen] += where_or_zero(xp, index[position] == places[seen], g[position])
     return dx.astype(g.dtype, copy=False)
@@ -109,7 +111,8 @@ def _avg_pool2d(
 
 def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     window, divisor = residual
-    part, dx = (g / divisor).astype(g.dtype, copy=False), xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
+    part = (g / divisor).astype(g.dtype, copy=False)
+    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     if _few(window):
         for position, seen in _patches(window):
             dx[seen] += part[position]
@@ -222,7 +225,8 @@ def _resample_backward(xp: Any, g: Array, axis: int, taps: list[Tap], n: int) ->
     """dx[j] = sum over the taps, and the outputs that read j through them, of weight * g."""
     dx = None
     for read, weight in taps:
-        start, stop = np.searchsorted(read, np.arange(n)), np.searchsorted(read, np.arange(n), side="right")
+        start = np.searchsorted(read, np.arange(n))
+        stop = np.searchsorted(read, np.arange(n), side="right")
         for k in range(max(int((stop - start).max(initial=0)), 1)):
             reader = np.minimum(start + k, len(read) - 1)
             part = g.take(xp.asarray(reader), axis=axis)
@@ -246,7 +250,9 @@ def _interpolate(
 ) -> ForwardResult:
     axes = []
     for axis in (3, 2):  # lines last: they are copied whole
-        n, out, scale = x.shape[axis], size[axis - 2], scales[axis - 2]
+        n = x.shape[axis]
+        out = size[axis - 2]
+        scale = scales[axis - 2]
         if n != out or scale not in (None, 1):
             axes.append((axis, n, taps(n, out, scale, mode, align_corners, x.dtype)))
     (out,) = as_float32(x)
@@ -291,7 +297,8 @@ def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slic
     """The slices of x that are kept, and their places in the result."""
     kept, inside = [], []
     for (before, after), n in zip(widths, shape, strict=True):
-        first, last = max(-before, 0), n - max(-after, 0)
+        first = max(-before, 0)
+        last = n - max(-after, 0)
         kept.append(slice(first, last))
         inside.append(slice(first + before, last + before))
     return tuple(kept), tuple(inside)
@@ -318,7 +325,9 @@ def _continued_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 
 
 def _reflect(inner: Array, head: Array, tail: Array, axis: int) -> None:
-    n, before, after = inner.shape[axis], head.shape[axis], tail.shape[axis]
+    n = inner.shape[axis]
+    before = head.shape[axis]
+    after = tail.shape[axis]
     back = along(axis, slice(None, None, -1))
     inner[along(axis, slice(1, 1 + before))] += head[back]
     inner[along(axis, slice(n - 1 - after, n - 1))] += tail[back]

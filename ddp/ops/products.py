@@ -278,7 +278,8 @@ def _feed_forward_backward(
     w2, w1, x = saved
     hidden, inner, shape = residual
     first = any(needs[:3])
-    wants, places = (first, *needs[3:]), (None, *grad_outs[3:])
+    wants = (first, *needs[3:])
+    places = (None, *grad_outs[3:])
     dh, dw2, db2 = _linear_backward(xp, g, wants, (w2, hidden), shape, places)
     if not first:
         return None, None, None, dw2, db2

@@ -83,7 +83,9 @@ def _rnn(
     xp: Any, x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array | None, b_hh: Array | None, **how: Any
 ) -> tuple[Any, Any]:
     """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); gives (T, N, H), (N, H)."""
-    relu, reverse, dtype = how["relu"], how["reverse"], x.dtype
+    relu = how["relu"]
+    reverse = how["reverse"]
+    dtype = x.dtype
     x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
     added = _in_order(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
@@ -245,7 +247,8 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     hs, cs, gates, reverse = residual
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
-    activations, da = _in_order(gates, reverse), xp.empty_like(gates)
+    activations = _in_order(gates, reverse)
+    da = xp.empty_like(gates)
     lstm_steps_backward(xp, w_hh, w_hr, activations, cs, step_gradients, _in_order(da, reverse), dh, dc)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
@@ -290,7 +293,8 @@ def _gru(
     half = halves(xp, 3, size, x.dtype)
     bias = b_new = None
     if b_ih is not None:
-        bias, b_new = b_ih.copy(), b_hh[2 * size :]
+        bias = b_ih.copy()
+        b_new = b_hh[2 * size :]
         bias[: 2 * size] += b_hh[: 2 * size]
     gates = _projected(xp, x, w_ih, bias)
     gates *= half
@@ -298,8 +302,10 @@ def _gru(
     turned = _in_order(gates, reverse)
     news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
     for t in range(len(x)):
-        a, new = turned[t], turned[t][:, 2 * size :]
-        open_, e = a[:, : 2 * size], news[t]
+        a = turned[t]
+        new = turned[t][:, 2 * size :]
+        open_ = a[:, : 2 * size]
+        e = news[t]
         product(xp, hs[t], recurrent, room)
         open_ += room[:, : 2 * size]
         xp.tanh(open_, out=open_)
@@ -336,7 +342,8 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_z *= hs[:-1] - n
     da_n = xp.empty_like(hs[1:])
     new = _in_order(da_n, reverse)
-    back, room = xp.ascontiguousarray(w_hh), xp.empty_like(dh)
+    back = xp.ascontiguousarray(w_hh)
+    room = xp.empty_like(dh)
     for t in reversed(range(len(x))):
         dh += step_gradients[t]
         xp.multiply(at_n[t], dh, out=new[t])

@@ -136,7 +136,8 @@ def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 
 
 def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    dtype, (dims, keepdim) = saved[0].dtype, residual
+    dtype = saved[0].dtype
+    (dims, keepdim) = residual
     x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
     # Along one axis, or all of them: that is what there is.
     others = _others(xp, x, dims[0]) if len(dims) == 1 else _others(xp, x.reshape(-1), 0).reshape(x.shape)

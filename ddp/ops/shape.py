@@ -61,7 +61,8 @@ def along(dim: int, *parts: Any) -> tuple[Any, ...]:
 
 def split_slices(dim: int, lengths: Ints) -> list[tuple[slice, ...]]:
     """The indices of consecutive stretches of these lengths along `dim`."""
-    start, indices = 0, []
+    start = 0
+    indices = []
     for length in lengths:
         indices.append(along(dim, slice(start, start + length)))
         start += length

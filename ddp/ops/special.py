@@ -82,7 +82,8 @@ def compute_erfinv(xp: Any, x: Array) -> Array:
     z = p * xp.where(w < 5, _horner(_CENTRAL, xp.minimum(w, 5) - 2.5), _horner(_OUTER, outer))
     for _ in range(3):
         # Newton's steps: on erf in the middle, on log erfc outside, where it is nearly a parabola.
-        tail, scale = compute_erfc(xp, z), root(pi) / 2 * xp.exp(z * z)
+        tail = compute_erfc(xp, z)
+        scale = root(pi) / 2 * xp.exp(z * z)
         z = xp.where(p < 0.5, z - (compute_erf(xp, z) - p) * scale, z + xp.log(tail / (1 - p)) * tail * scale)
     return xp.copysign(xp.where(p == 1, xp.inf, z), x).astype(x.dtype, copy=False)
 

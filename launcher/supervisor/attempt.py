@@ -196,7 +196,8 @@ class Attempt:
         """Ends whatever still runs. memory: takes agents on other hosts that hold the state for the next start"""
         self._closed = self.ending = self._released = True
         self.listener.close()
-        ranks, slots = self.ranks, self.slots
+        ranks = self.ranks
+        slots = self.slots
         self.ranks = RankTable(ranks.n)
         if memory is not None and slots:
             memory.keep(ranks, self._reaper)
@@ -416,7 +417,9 @@ class Attempt:
                 self.fail(failure)
 
     def _engine_ended(self) -> EngineEnded:
-        pid, status, name = self._reaper.engine, self._reaper.status or 0, self.engine.name
+        pid = self._reaper.engine
+        status = self._reaper.status or 0
+        name = self.engine.name
         return EngineEnded(pid=pid, status=status, missing=self.ranks.missing(), name=name)
 
     def _on_engine_output(self) -> None:

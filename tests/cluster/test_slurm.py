@@ -104,7 +104,8 @@ def test_a_rank_that_leaves_ends_the_job(
 
 def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_job: Run, tmp_path: Path) -> None:
     # There SLURM_NTASKS promises two ranks and nobody has started them.
-    script, said = tmp_path / "batch.sh", tmp_path / "said.txt"
+    script = tmp_path / "batch.sh"
+    said = tmp_path / "said.txt"
     script.write_text(
         "#!/bin/sh\nset -e\n"
         f"echo $SLURM_NTASKS {sys.executable}\n"
@@ -204,7 +205,9 @@ def test_agents_of_a_step_that_fails_keep_the_state_in_memory(
 def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
     slurm: dict[str, str], run_job: Run, tmp_path: Path
 ) -> None:
-    script, batch, said = tmp_path / "train.py", tmp_path / "batch.sh", tmp_path / "said.txt"
+    script = tmp_path / "train.py"
+    batch = tmp_path / "batch.sh"
+    said = tmp_path / "said.txt"
     script.write_text(
         "import signal, sys, time\n"
         "import numpy as np\n"

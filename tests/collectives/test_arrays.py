@@ -99,7 +99,8 @@ class Method:
     """Has __array__ and nothing else."""
 
     def __init__(self, held: Any, copies: bool) -> None:
-        self.held, self.copies = held, copies
+        self.held = held
+        self.copies = copies
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self.held.copy() if self.copies else self.held

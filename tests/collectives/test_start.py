@@ -68,7 +68,8 @@ def test_init_gives_it_that() -> None:
 
 
 def test_a_ranks_own_pid_makes_it_hold_for_what_that_rank_starts() -> None:
-    comm, engine = Communicator(DetachedTransport(WHERE), timeout=5.0), {"PMI_RANK": "3", "PMI_SIZE": "8"}
+    comm = Communicator(DetachedTransport(WHERE), timeout=5.0)
+    engine = {"PMI_RANK": "3", "PMI_SIZE": "8"}
     for pid, environ, expected in (
         (os.getppid(), engine, WHERE),
         (os.getppid(), {}, None),  # without the engine's variables it is a world of its own

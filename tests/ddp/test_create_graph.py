@@ -138,7 +138,9 @@ def image_net() -> Any:
     ],
 )
 def test_backward_of_models_gives_the_same_bits_with_a_graph(make: Callable[[], Any], sizes: Any) -> None:
-    net, x, found = make(), ddp.from_numpy(draw(*sizes)).float(), []
+    net = make()
+    x = ddp.from_numpy(draw(*sizes)).float()
+    found = []
     for graph in (True, False):
         net.zero_grad()
         y = net(x)
@@ -278,7 +280,8 @@ def maml(t: Any) -> list[Any]:
 
 def transformer_hvp(t: Any) -> list[Any]:
     """A Hessian-vector product of a Transformer block's loss."""
-    nn, functional = t.nn, t.nn.functional
+    nn = t.nn
+    functional = t.nn.functional
     parts = filled(t, nn.ModuleList([nn.Embedding(7, 8), nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 7)]))
     embed, norm, project, head = parts
     tokens = t.tensor([[0, 3, 5, 2], [1, 1, 6, 4]])
@@ -324,7 +327,8 @@ def implicit(t: Any) -> list[Any]:
 
     By the implicit function theorem, with conjugate gradients on Hessian-vector products.
     """
-    x, y = numbers(t, 12, 4, seed=90), numbers(t, 12, seed=91)
+    x = numbers(t, 12, 4, seed=90)
+    y = numbers(t, 12, seed=91)
     decay = numbers(t, 4, seed=92).requires_grad_()
     w = numbers(t, 4, seed=93).requires_grad_()
 
@@ -336,13 +340,17 @@ def implicit(t: Any) -> list[Any]:
     outer = ((numbers(t, 6, 4, seed=94) @ w).sin() + w.square().sum()).mean()
     (target,) = t.autograd.grad(outer, w)
     (slope,) = t.autograd.grad(inner(w), w, create_graph=True)
-    solution, residual = t.zeros_like(target), target
-    direction, size = residual, residual @ residual
+    solution = t.zeros_like(target)
+    residual = target
+    direction = residual
+    size = residual @ residual
     for _ in range(4):
         (product,) = t.autograd.grad(slope, w, direction, retain_graph=True)
         step = size / (direction @ product)
-        solution, residual = solution + step * direction, residual - step * product
-        before, size = size, residual @ residual
+        solution = solution + step * direction
+        residual = residual - step * product
+        before = size
+        size = residual @ residual
         direction = residual + size / before * direction
     assert float(size) < 1e-20  # solved
     return [*t.autograd.grad(slope, decay, -solution), solution]
@@ -498,7 +506,8 @@ def test_graphs_go_by_reference_counting() -> None:
     gc.collect()
     gc.disable()
     try:
-        x, w = leaf(1.0, 2.0), ddp.from_numpy(draw(3, 2)).requires_grad_()
+        x = leaf(1.0, 2.0)
+        w = ddp.from_numpy(draw(3, 2)).requires_grad_()
         (g,) = ddp.autograd.grad(F.layer_norm(F.gelu(w @ x), (3,)).square().sum(), x, create_graph=True)
         alive = [weakref.ref(g.edge), weakref.ref(g)]
         g.square().sum().backward()
@@ -558,7 +567,8 @@ def test_views_are_known_after_a_graph_of_gradients() -> None:
 
 
 def test_targets_may_be_written_to_afterwards() -> None:
-    x, target = ddp.from_numpy(draw(2, 3)).requires_grad_(), ddp.tensor([0, 2])
+    x = ddp.from_numpy(draw(2, 3)).requires_grad_()
+    target = ddp.tensor([0, 2])
     loss = F.cross_entropy(x, target)
     expected = ddp.autograd.grad(F.cross_entropy(x, target.clone()), x)[0]
     target.zero_()
@@ -586,7 +596,8 @@ class Cube(ddp.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, factor: float) -> Any:
-        cube, scaled = x**3, x * factor
+        cube = x**3
+        scaled = x * factor
         ctx.save_for_backward(x, scaled)
         ctx.factor = factor
         return cube, scaled
@@ -608,7 +619,8 @@ def test_a_result_and_the_graph_of_a_gradient_give_one_output_two_gradients() ->
 def test_functions_hooks_checkpoints_and_anomaly_mode() -> None:
     x = leaf(1.0, 2.0)
     assert ddp.autograd.gradgradcheck(lambda x: Cube.apply(x, 2.0), x)
-    y, seen = x**3, []
+    y = x**3
+    seen = []
     y.register_hook(lambda g: seen.append(g.requires_grad) or g * x)
     y.retain_grad()
     with ddp.autograd.detect_anomaly():

@@ -26,7 +26,8 @@ def left_as_found() -> Iterator[None]:
 
 def program(dist: Any, t: Any) -> list[Any]:
     """What a script for DDP does besides wrapping its model; all values but the rank are the same on every rank."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    size = dist.get_world_size()
     mine = t.tensor([rank + 1.0, 2.0])
     total, largest, product = mine.clone(), mine.clone(), mine.clone()
     dist.all_reduce(total)
@@ -52,7 +53,8 @@ def program(dist: Any, t: Any) -> list[Any]:
 
 def movements(dist: Any, t: Any, async_op: bool) -> dict[str, Any]:
     """What the calls that move or combine rows leave in their outputs on this rank."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    size = dist.get_world_size()
     last = size - 1
     x = t.tensor([[rank + 1.0, 2.0]])
     parts = [t.tensor([10.0 * rank + other]) for other in range(size)]
@@ -232,7 +234,8 @@ def test_all_to_all_checks_both_sides() -> None:
 def test_a_list_of_another_length_is_an_error() -> None:
     def main(comm: Communicator) -> None:
         dist = distributed
-        rank, x = comm.rank, ddp.zeros(2)
+        rank = comm.rank
+        x = ddp.zeros(2)
         for length in (0, 1, 3):
             for call in (
                 lambda tensors: dist.all_gather(tensors, x),
@@ -273,8 +276,11 @@ def test_an_asynchronous_list_is_written_once() -> None:
 
 def test_messages_between_two_ranks() -> None:
     def main(comm: Communicator) -> list[Any]:
-        dist, rank = distributed, comm.rank
-        x, y, z = ddp.tensor([rank + 1.0]), ddp.zeros(1), ddp.zeros(1)
+        dist = distributed
+        rank = comm.rank
+        x = ddp.tensor([rank + 1.0])
+        y = ddp.zeros(1)
+        z = ddp.zeros(1)
         if rank == 0:
             dist.send(x, dst=1, tag=3)
             sender = dist.recv(y)
@@ -298,10 +304,12 @@ def test_the_root_of_a_group_is_a_rank_of_the_world() -> None:
     """Or, as group_src and group_dst, a rank in the group; other ranks may be left out of making it."""
 
     def main(comm: Communicator) -> list[Any]:
-        dist, rank = distributed, comm.rank
+        dist = distributed
+        rank = comm.rank
         if rank == 0:
             return []
-        sorted_group, group = dist.new_group([2, 1]), dist.new_group([2, 1], timedelta(seconds=9), sort_ranks=False)
+        sorted_group = dist.new_group([2, 1])
+        group = dist.new_group([2, 1], timedelta(seconds=9), sort_ranks=False)
         assert dist.get_process_group_ranks(sorted_group) == [1, 2]
         assert dist.get_process_group_ranks(group) == [2, 1]
         assert [dist.get_global_rank(group, 0), dist.get_group_rank(group, 1)] == [2, 1]

@@ -49,7 +49,8 @@ def cases_of(op: str) -> Iterator[Case]:
 
 
 def ops_below(y: ddp.Tensor) -> set[str]:
-    result, stack = set(), [y.edge]
+    result = set()
+    stack = [y.edge]
     while stack:
         edge = stack.pop()
         if isinstance(edge, Node):
@@ -130,7 +131,8 @@ def test_a_result_may_be_changed_in_place_where_pytorch_allows_it(op: str) -> No
 
 @pytest.mark.parametrize("op", OF_OP)
 def test_a_gradient_is_computed_without_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backward, plan = OPS[op].backward, OPS[op].plan
+    backward = OPS[op].backward
+    plan = OPS[op].plan
 
     def watched(xp: Any, g: Any, needs: Any, saved: Any, residual: Any, *outs: Any) -> Any:
         assert all(x is None for x, position in zip(saved, plan(needs), strict=True) if position is None)

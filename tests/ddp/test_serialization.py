@@ -278,7 +278,9 @@ class Net(nn.Module):
         self.head.weight = self.embedding.weight
         self.head.bias.requires_grad = False
         self.register_buffer("scale", ddp.full((1,), 2.0), persistent=False)
-        self.act, self.shape, self.options = F.relu, (1, None), {"names": ["a", 2]}
+        self.act = F.relu
+        self.shape = (1, None)
+        self.options = {"names": ["a", 2]}
 
     def forward(self, x: ddp.Tensor) -> ddp.Tensor:
         y, _ = self.rnn(self.embedding(x) * self.scale)
@@ -295,7 +297,8 @@ def saved(obj: Any) -> io.BytesIO:
 
 
 def test_a_whole_model_as_scripts_save_it() -> None:
-    net, x = Net().eval(), ddp.tensor([[0, 1], [4, 2]])
+    net = Net().eval()
+    x = ddp.tensor([[0, 1], [4, 2]])
     with ddp.serialization.safe_globals([Net]):
         result, epoch = ddp.load(saved((net, 3)))
     assert epoch == 3

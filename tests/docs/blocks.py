@@ -42,7 +42,8 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """The blocks of Python on a page, from top to bottom."""
     text = page.read_text()
-    section, results = "", []
+    section = ""
+    results = []
     for part in _PARTS.finditer(text):
         if part["heading"] is not None:
             section = part["heading"]

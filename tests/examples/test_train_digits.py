@@ -78,7 +78,8 @@ def test_one_rank_learns_the_digits_and_says_so(run_job: Run) -> None:
 def test_a_job_that_was_asked_to_stop_goes_on_exactly_on_another_number_of_ranks(
     start_job: Callable[..., Any], run_job: Run, tmp_path: Path
 ) -> None:
-    metrics, straight = tmp_path / "metrics.jsonl", tmp_path / "straight.jsonl"
+    metrics = tmp_path / "metrics.jsonl"
+    straight = tmp_path / "straight.jsonl"
     options = ["--dtype", "float64", "--batch-size", "240", "--every", "4"]
     saved = [*options, "--checkpoint", str(tmp_path / "saved"), "--metrics", str(metrics)]
     env = {"OMP_NUM_THREADS": "1"}

@@ -34,10 +34,16 @@ class Array:
         self._set(np.ndarray(shape, dtype, memptr.mem.raw, memptr.offset, strides, order), memptr, None)
 
     def _set(self, host: Any, memptr: Any, base: Any) -> None:
-        self._host, self._memptr = host, memptr
+        self._host = host
+        self._memptr = memptr
         self.base = base
-        self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
-        self.ndim, self.size, self.itemsize, self.nbytes = host.ndim, host.size, host.itemsize, host.nbytes
+        self.shape = host.shape
+        self.dtype = host.dtype
+        self.strides = host.strides
+        self.ndim = host.ndim
+        self.size = host.size
+        self.itemsize = host.itemsize
+        self.nbytes = host.nbytes
 
     @property
     def device(self) -> Any:
@@ -107,8 +113,10 @@ class Array:
         cupy.record.launches["copy up"] += 1
         if pinned and arr.size and arr.flags.c_contiguous:
             # An address is all that CUDA has of it: the array may die, and what is no longer pinned is not read.
-            start, nbytes = arr.__array_interface__["data"][0], arr.nbytes
-            dtype, shape = arr.dtype, arr.shape
+            start = arr.__array_interface__["data"][0]
+            nbytes = arr.nbytes
+            dtype = arr.dtype
+            shape = arr.shape
 
             def read() -> None:
                 if start in cupy.pinned:

@@ -26,7 +26,8 @@ class Between:
     """The functions of the runtime that processes share memory by, in the place of the stand-in's."""
 
     def __init__(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cupy, self._patch = gpu.cupy, monkeypatch
+        self.cupy = gpu.cupy
+        self._patch = monkeypatch
         self.calls: list[Any] = []
         self.fails = ""
         self.files: dict[int, tuple[int, int]] = {}  # by address
@@ -61,7 +62,8 @@ class Between:
         raw = np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
         address = int(raw.ctypes.data)
         self.cupy.record.mallocs += 1
-        self.cupy.blocks[address], self.cupy.places[address] = raw, self.cupy.local.device
+        self.cupy.blocks[address] = raw
+        self.cupy.places[address] = self.cupy.local.device
         self.cupy.held[self.cupy.local.device] += nbytes
         self.files[address] = file, nbytes
         return address

@@ -48,7 +48,8 @@ class Sequence:
     """One capture under way. reached: for each stream, how far it comes after every stream"""
 
     def __init__(self, origin: int, mode: int) -> None:
-        self.origin, self.mode = origin, mode
+        self.origin = origin
+        self.mode = mode
         self.thread = threading.get_ident()
         self.pieces: list[Piece] = []
         self.reached: dict[int, dict[int, int]] = {origin: {}}
@@ -66,11 +67,13 @@ class Graph:
     """`cupy.cuda.Graph`."""
 
     def __init__(self, cupy: Cupy, pieces: list[Piece]) -> None:
-        self._cupy, self._pieces = cupy, pieces
+        self._cupy = cupy
+        self._pieces = pieces
         self._queues: dict[int, int] = {}
 
     def launch(self, stream: Any = None) -> None:
-        cupy, machine = self._cupy, self._cupy.machine
+        cupy = self._cupy
+        machine = self._cupy.machine
         cupy.refuse_capture("cudaGraphLaunch")
         handle = cupy.handle((cupy.current() if stream is None else stream).ptr)
         cupy.record.launches["graph"] += 1
@@ -150,7 +153,8 @@ class Captures:
 
     def wait(self, stream: int, mark: Mark) -> bool:
         """A stream waits for an event; True if that is captured."""
-        sequence, (source, reached) = self._of.get(stream), self._marks.get(mark, (None, {}))
+        sequence = self._of.get(stream)
+        (source, reached) = self._marks.get(mark, (None, {}))
         if source is None:
             if sequence is None:
                 return False
@@ -187,9 +191,11 @@ class Captures:
 
     def exchange(self, mode: Any) -> int:
         """cuThreadExchangeStreamCaptureMode, which gets a pointer to the new mode and leaves the old one there."""
-        me, cell = threading.get_ident(), mode._obj
+        me = threading.get_ident()
+        cell = mode._obj
         before = self.modes.get(me, GLOBAL)
-        self.modes[me], cell.value = cell.value, before
+        self.modes[me] = cell.value
+        cell.value = before
         return 0
 
     def error(self, code: int, what: str = "") -> Exception:

@@ -42,7 +42,8 @@ class Fake:
     """
 
     def __init__(self, put: Put, device: Callable[[], int] = lambda: 0) -> None:
-        self.put, self.device = put, device
+        self.put = put
+        self.device = device
         self.calls: dict[str, int] = {}
         self.launched: list[tuple[int, int, int, str]] = []
         self.objects: dict[int, Any] = {}
@@ -200,7 +201,8 @@ def _aligned(pointer: int) -> int:
 
 def _matrix(layout: Any, address: int, which: int, turned: bool = False) -> Any:
     """One matrix of a layout, over the memory itself: (rows, columns)."""
-    dtype, (rows, columns) = DTYPES[layout.dtype], layout.shape
+    dtype = DTYPES[layout.dtype]
+    (rows, columns) = layout.shape
     step = layout.values[6] if layout.values[6] < 1 << 63 else layout.values[6] - (1 << 64)
     return _over(address + which * step * dtype.itemsize, dtype, rows, columns, layout.lead, turned)
 
@@ -245,7 +247,9 @@ def _multiply(
 
 
 def _finished(problem: Any, values: dict[int, int], out: Any, a: Any, b: Any) -> Any:
-    epilogue, (m, n, _), dtype = problem.epilogue, problem.size, DTYPES[problem.d.dtype]
+    epilogue = problem.epilogue
+    (m, n, _) = problem.size
+    dtype = DTYPES[problem.d.dtype]
 
     def vector(size: int) -> Any:
         return _over(values[8], dtype, size, 1, size)[:, 0]

@@ -65,7 +65,10 @@ class Tensor:
 
     def __init__(self, dim: Sequence[int] = (), stride: Sequence[int] = (), kind: Any = None, uid: int = 0) -> None:
         assert len(dim) == len(stride)
-        self.dim, self.stride, self.kind, self.uid = dim, stride, kind, uid
+        self.dim = dim
+        self.stride = stride
+        self.kind = kind
+        self.uid = uid
         self.is_output = False
 
     def check(self) -> None:
@@ -81,7 +84,8 @@ class Tensor:
         """In which order the axes lie, if there are no gaps: first, last (channels), or neither."""
         axes = range(len(self.dim))
         for name, order in (("first", [*axes]), ("last", [0, *axes[2:], 1])):
-            step, fits = 1, True
+            step = 1
+            fits = True
             for axis in reversed(order):
                 fits = fits and self.stride[axis] == step
                 step *= self.dim[axis]
@@ -111,7 +115,8 @@ class Graph:
         assert io in DTYPES
         assert intermediate is compute is data_type.FLOAT
         assert handle in fake.streams
-        self.fake, self.io = fake, io
+        self.fake = fake
+        self.io = io
         self.tensors: list[Tensor] = []
         self.unwanted: set[Any] = set()
         self.name, self.step = "", "made"
@@ -217,7 +222,8 @@ class Graph:
 
 def _operands(graph: Graph) -> tuple[Tensor, Tensor, Tensor, Window]:
     """The image, the filters, the result of the convolution, and how the filters walk."""
-    made, read = graph.made[0], graph.inputs
+    made = graph.made[0]
+    read = graph.inputs
     image, kernel, out = {
         "conv_fprop": lambda: (read["image"], read["weight"], made),
         "conv_dgrad": lambda: (made, read["filter"], read["loss"]),
@@ -234,7 +240,8 @@ def check_convolution(graph: Graph) -> None:
     assert kernel.dim[0] % (image.dim[1] // kernel.dim[1]) == 0
     assert out.dim[:2] == [image.dim[0], kernel.dim[0]]
     needs(out.dim[2:] == [*window.out], f"sizes {out.dim}")
-    kinds, orders = {each.kind for each in (image, kernel, out)}, {each.order for each in (image, kernel, out)}
+    kinds = {each.kind for each in (image, kernel, out)}
+    orders = {each.order for each in (image, kernel, out)}
     needs(len(kinds) == 1, f"dtypes {kinds}")
     needs(("neither" not in orders and len(orders) == 1) or min(image.dim[1], kernel.dim[1]) == 1, f"formats {orders}")
 
@@ -271,7 +278,8 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, wides
         needs(each.stride[3] == 1, "the stride for the last dimension should be 1")
         needs(each.dim[3] % 8 == 0 and each.dim[3] <= widest, f"hidden_dim {each.dim[3]}")
         needs(all(s % 8 == 0 for s, n in zip(each.stride[:3], each.dim, strict=False) if n > 1), "alignment")
-    (b, h, length, d), keys = q.dim, k.dim[2]
+    (b, h, length, d) = q.dim
+    keys = k.dim[2]
     assert k.dim == [b, k.dim[1], keys, d]
     assert v.dim == [b, k.dim[1], keys, v.dim[3]]
     assert o.dim == [b, h, length, v.dim[3]]
@@ -282,7 +290,8 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, o: Tensor, stats: Tensor, wides
 
 def attend(graph: Graph, inputs: dict[str, Any], addresses: dict[int, int]) -> list[Any]:
     q, k, v, *rest = inputs.values()
-    groups, scale = q.shape[1] // k.shape[1], graph.options["attn_scale"]
+    groups = q.shape[1] // k.shape[1]
+    scale = graph.options["attn_scale"]
     k, v = (np.repeat(x, groups, 1) for x in (k, v))
     scores = q @ k.swapaxes(2, 3) * scale
     if "diagonal_alignment" in graph.options:
@@ -301,7 +310,9 @@ def attend(graph: Graph, inputs: dict[str, Any], addresses: dict[int, int]) -> l
     o, g, stats = rest
     probs = np.exp(scores - stats)
     slopes = probs * (g @ v.swapaxes(2, 3) * keep - (g * o).sum(3, keepdims=True)) * scale
-    dq, dk, dv = slopes @ k, slopes.swapaxes(2, 3) @ q, (probs * keep).swapaxes(2, 3) @ g
+    dq = slopes @ k
+    dk = slopes.swapaxes(2, 3) @ q
+    dv = (probs * keep).swapaxes(2, 3) @ g
     dk, dv = (x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2) for x in (dk, dv))
     return [dq, dk, dv]
 

@@ -21,7 +21,8 @@ _SUCCESS, _NOT_READY = 0, 600
 
 def driver(cupy: Cupy) -> dict[str, Any]:
     """`Device`, `Stream`, `Event`, … of `cupy.cuda`."""
-    machine, record = cupy.machine, cupy.record
+    machine = cupy.machine
+    record = cupy.record
 
     class Device:
         def __init__(self, device: Any = None) -> None:
@@ -161,7 +162,8 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         def __init__(self, ptr: int, device_id: int = -1) -> None:
             self.ptr = ptr
             self.device = self.device_id = cupy.owners[cupy.handle(ptr)] if device_id < 0 else device_id
-            self.is_non_blocking, self.priority = True, 0
+            self.is_non_blocking = True
+            self.priority = 0
 
     events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
     cupy.events = events
@@ -170,7 +172,11 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         cupy.owners[cupy.defaults[each]] = each
     # One object for the default streams of all devices: it is that of the device that is current.
     null = object.__new__(Stream)
-    null.ptr, null.device, null.device_id, null.is_non_blocking, null.priority = 0, -1, -1, False, 0
+    null.ptr = 0
+    null.device = -1
+    null.device_id = -1
+    null.is_non_blocking = False
+    null.priority = 0
     Stream.null = Stream.ptds = cupy.null = null
 
     def elapsed(start: Event, end: Event) -> float:

@@ -15,11 +15,14 @@ class Indexing(Working):
 
     def _index(self, index: Any) -> tuple[tuple[Any, ...], bool, bool]:
         """An index on the host's side, whether it is more than slices, and whether its result's size is in a mask."""
-        parts, advanced, masks = [], False, False
+        parts = []
+        advanced = False
+        masks = False
         for each in index if isinstance(index, tuple) else (index,):
             assert not isinstance(each, list | np.ndarray), "CuPy copies it to the device"
             if isinstance(each, Array):
-                advanced, masks = True, masks or each.dtype.kind == "b"
+                advanced = True
+                masks = masks or each.dtype.kind == "b"
                 if each.dtype.kind not in "biu":
                     raise IndexError("arrays used as indices must be of integer or boolean type.")
             elif isinstance(each, bool | np.bool):

@@ -40,7 +40,9 @@ def raw(cupy: Cupy) -> type:
 
     class RawKernel:
         def __init__(self, code: str, name: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
-            self.code, self.name, self.options = code, name, options
+            self.code = code
+            self.name = name
+            self.options = options
             self._kernel = emulation.RawKernel(code, name, options)
             self._loaded: set[int] = set()  # on which devices
 

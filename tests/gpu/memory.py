@@ -47,7 +47,8 @@ def blocks_of(cupy: Cupy) -> tuple[Any, Any]:
         if not cupy.machine.eager:
             cupy.machine.memory.append(raw)  # a stray pointer hits garbage, and no other's memory
         address = raw.ctypes.data
-        cupy.blocks[address], cupy.places[address] = raw, device
+        cupy.blocks[address] = raw
+        cupy.places[address] = device
         return address
 
     def free(address: int) -> None:
@@ -83,7 +84,9 @@ class _Unowned:
     """`cupy.cuda.UnownedMemory`: memory of somebody else's at an address."""
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
-        self.ptr, self.size, self._owner = ptr, size, owner
+        self.ptr = ptr
+        self.size = size
+        self._owner = owner
         self.device_id = max(device_id, 0)
         self.raw = np.frombuffer((ctypes.c_char * size).from_address(ptr), np.uint8) if size else np.empty(0, np.uint8)
 
@@ -138,7 +141,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         """`cupy.cuda.PythonFunctionAllocator`."""
 
         def __init__(self, malloc_func: Any, free_func: Any) -> None:
-            self._malloc, self._free = malloc_func, free_func
+            self._malloc = malloc_func
+            self._free = free_func
 
         def malloc(self, size: int) -> MemoryPointer:
             return MemoryPointer(PythonFunctionAllocatorMemory(size, self._malloc, self._free), 0)
@@ -177,7 +181,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
             return MemoryPointer(piece)
 
         def _more(self, size: int, device: int) -> tuple[Any, Any]:
-            limit, total = self._limits.get(device, 0), self.total_bytes()
+            limit = self._limits.get(device, 0)
+            total = self.total_bytes()
             if limit and total + size > limit:
                 self.free_all_blocks()
                 if self.total_bytes() + size > limit:

@@ -43,7 +43,9 @@ class Cupy(ModuleType, Indexing, Making):
     def __init__(self, machine: Machine, devices: int = 2, capacity: int = 8 << 30) -> None:
         super().__init__("cupy")
         self.__path__: list[str] = []
-        self.machine, self.devices, self.capacity = machine, devices, capacity
+        self.machine = machine
+        self.devices = devices
+        self.capacity = capacity
         self.local = Local()
         self.record = Record()
         self.pinned = memory.Pinned()

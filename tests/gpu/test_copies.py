@@ -36,7 +36,8 @@ class TestPinned:
 
 class TestWaits:
     def test_up(self, gpu: Any) -> None:
-        pageable, pinned = ddp.ones(8), ddp.ones(8).pin_memory()
+        pageable = ddp.ones(8)
+        pinned = ddp.ones(8).pin_memory()
         gpu.reset()
         pageable.cuda()
         pageable.to("cuda", non_blocking=True)
@@ -114,7 +115,8 @@ class TestFetch:
 
 class TestInPlace:
     def test_between_pinned_memory_and_a_gpu_nobody_waits(self, gpu: Any) -> None:
-        pinned, there = ddp.arange(8).float().pin_memory(), ddp.empty(8, device="cuda")
+        pinned = ddp.arange(8).float().pin_memory()
+        there = ddp.empty(8, device="cuda")
         target = ddp.empty(8, pin_memory=True)
         gpu.reset()
         there.copy_(pinned, non_blocking=True)

@@ -80,7 +80,8 @@ def test_ten_plans_are_timed_of_those_that_can_be_built(cudnn: Any) -> None:
 
 
 def test_switches_are_put_back_by_those_who_patch_them(cudnn: Any) -> None:
-    switches, settings = ddp.backends.cudnn, cudnn_graph.settings
+    switches = ddp.backends.cudnn
+    settings = cudnn_graph.settings
     with pytest.MonkeyPatch.context() as patch, mock.patch.object(switches, "allow_tf32", False):
         patch.setattr(switches, "benchmark", True)
         assert (settings.benchmark, settings.allow_tf32) == (True, False)

@@ -47,7 +47,9 @@ def test_multinomial(gpu: Any) -> None:
 def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None:
     ddp.manual_seed(3)
     source = ddp.Generator("cuda").manual_seed(3) if own else None
-    actual, s, t = [], ddp.cuda.Stream(), ddp.cuda.Stream()
+    actual = []
+    s = ddp.cuda.Stream()
+    t = ddp.cuda.Stream()
     for side in (s, None, t, s, None):
         with ddp.cuda.stream(side):
             actual.append(draw(source))

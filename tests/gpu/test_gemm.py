@@ -48,7 +48,8 @@ SHAPES: list[Any] = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(xp: Any, dtype: Any) -> None:
     for a, b in SHAPES:
-        x, y = numbers(a, dtype), numbers(b, dtype, 1)
+        x = numbers(a, dtype)
+        y = numbers(b, dtype, 1)
         expected = x.astype("f8") @ y.astype("f8")
         for _ in range(2):  # found, then kept
             got = gemm.gemm(xp, xp.asarray(x), xp.asarray(y))
@@ -84,7 +85,8 @@ def _inside(xp: Any, x: Any, where: Any) -> Any:
 @pytest.mark.parametrize("first", LAYOUTS)
 @pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
 def test_layouts(gpu: Any, xp: Any, lead: tuple[int, ...], first: str) -> None:
-    x, y = numbers((*lead, 4, 5), "f4"), numbers((*lead, 5, 6), "f4", 1)
+    x = numbers((*lead, 4, 5), "f4")
+    y = numbers((*lead, 5, 6), "f4", 1)
     a = LAYOUTS[first](xp, x)
     assert_array_equal(a.get(), x)
     for second, layout in LAYOUTS.items():
@@ -101,7 +103,8 @@ def test_layouts(gpu: Any, xp: Any, lead: tuple[int, ...], first: str) -> None:
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_into_any_memory(xp: Any, layout: str, accumulate: bool) -> None:
-    x, y = numbers((2, 3, 4, 5), "f4"), numbers((2, 3, 5, 6), "f4", 1)
+    x = numbers((2, 3, 4, 5), "f4")
+    y = numbers((2, 3, 5, 6), "f4", 1)
     out = LAYOUTS[layout](xp, np.ones((2, 3, 4, 6), "f4"))
     assert gemm.gemm(xp, xp.asarray(x), xp.asarray(y), out, accumulate) is out
     close(out, x.astype("f8") @ y + accumulate, "f4")
@@ -114,7 +117,8 @@ def test_views_of_a_bucket(xp: Any, offset: int, dtype: Any) -> None:
     """A gradient's place in a bucket may be aligned to its own size and no more."""
     bucket = xp.zeros(64, dtype)
     out = bucket[offset : offset + 20].reshape(4, 5)
-    x, y = numbers((4, 3), dtype), numbers((3, 5), dtype, 1)
+    x = numbers((4, 3), dtype)
+    y = numbers((3, 5), dtype, 1)
     for times in (1, 2):
         gemm.gemm(xp, xp.asarray(x), xp.asarray(y), out, times == 2)
         close(out, times * (x.astype("f8") @ y.astype("f8")), dtype)
@@ -134,7 +138,8 @@ def test_a_plan_is_for_addresses_as_well_aligned(xp: Any) -> None:
         (0, 0, 0, 3),
     ):
         a, b = room[0, first : first + 12].reshape(3, 4), room[1, second : second + 20].reshape(4, 5)
-        out, vector = xp.zeros(64, "f4")[third : third + 15].reshape(3, 5), room[2, bias : bias + 5]
+        out = xp.zeros(64, "f4")[third : third + 15].reshape(3, 5)
+        vector = room[2, bias : bias + 5]
         expected = a.get().astype("f8") @ b.get()
         close(gemm.gemm(xp, a, b, out), expected, "f4")
         close(gemm.gemm(xp, a, b), expected, "f4")
@@ -208,7 +213,9 @@ def test_float32_is_exact_unless_tf32_is_allowed(xp: Any, tf32: None) -> None:
 @pytest.mark.parametrize("n", [8, 5, 130])
 def test_epilogues_forward_and_backward(gpu: Any, xp: Any, n: int, dtype: Any) -> None:
     m, k, p = 6, 4, 3
-    x, w, b = numbers((m, k), dtype), numbers((n, k), dtype, 1), numbers((n,), dtype, 2)
+    x = numbers((m, k), dtype)
+    w = numbers((n, k), dtype, 1)
+    b = numbers((n,), dtype, 2)
     g, v = numbers((m, p), dtype, 3), numbers((p, n), dtype, 4)
     gx, gw, gb, gg, gv = (xp.asarray(each) for each in (x, w, b, g, v))
 
@@ -220,7 +227,8 @@ def test_epilogues_forward_and_backward(gpu: Any, xp: Any, n: int, dtype: Any) -
         close(out, expected, dtype)
         return True
 
-    before, product = x.astype("f8") @ w.T.astype("f8") + b.astype("f8"), g.astype("f8") @ v.astype("f8")
+    before = x.astype("f8") @ w.T.astype("f8") + b.astype("f8")
+    product = g.astype("f8") @ v.astype("f8")
     fused(before, gx, gw.T, "BIAS", gb)
     for name, act, slope in (
         ("RELU", np.maximum(before, 0), before > 0),

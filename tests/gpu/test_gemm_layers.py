@@ -34,7 +34,8 @@ def epilogues(gpu: Any) -> list[str]:
 
 
 def test_a_linear_layer_is_one_launch_forward_and_two_backward(gpu: Any) -> None:
-    layer, x = nn.Linear(6, 8).to("cuda"), made(2, 5, 6)
+    layer = nn.Linear(6, 8).to("cuda")
+    x = made(2, 5, 6)
     for _ in range(2):
         gpu.reset()
         gpu.cublaslt.launched.clear()
@@ -49,12 +50,17 @@ def test_a_linear_layer_is_one_launch_forward_and_two_backward(gpu: Any) -> None
 @pytest.mark.parametrize("bias", [True, False])
 def test_later_gradients_are_added_where_they_are_kept(gpu: Any, bias: bool, fused: bool) -> None:
     gpu.cublaslt.lacks = lambda epilogue, dtype: not fused
-    layer, here, x = nn.Linear(6, 8, bias).to("cuda"), nn.Linear(6, 8, bias), made(5, 6).detach()
+    layer = nn.Linear(6, 8, bias).to("cuda")
+    here = nn.Linear(6, 8, bias)
+    x = made(5, 6).detach()
     here.load_state_dict(layer.state_dict())
-    up, down = made(8, 6), made(6, 8, seed=1)
-    up2, down2 = made(8, 6, device="cpu"), made(6, 8, seed=1, device="cpu")
+    up = made(8, 6)
+    down = made(6, 8, seed=1)
+    up2 = made(8, 6, device="cpu")
+    down2 = made(6, 8, seed=1, device="cpu")
     for step in range(3):
-        y, g = layer(x), ddp.from_numpy(draw(5, 8, seed=9).astype("f4"))
+        y = layer(x)
+        g = ddp.from_numpy(draw(5, 8, seed=9).astype("f4"))
         z = functional.feed_forward(x, up, None, down, None) + functional.linear_act(x, up)[:, :6]
         above, there = g.to("cuda"), g[:, :6].contiguous().to("cuda")
         gpu.reset()

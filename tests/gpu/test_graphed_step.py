@@ -328,7 +328,8 @@ def test_an_error_of_the_step_is_its_own(gpu: Any) -> None:
             raise KeyError("mine")
         return x + 1
 
-    graphed, x = ddp.cuda.graphed_step(step, warmup=1), ddp.ones(3, device="cuda")
+    graphed = ddp.cuda.graphed_step(step, warmup=1)
+    x = ddp.ones(3, device="cuda")
     graphed(x)
     boom = True
     with pytest.raises(KeyError, match="mine"):

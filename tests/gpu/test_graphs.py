@@ -59,7 +59,9 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(gpu: Any) -> None:
 
 
 def test_memory_goes_back_to_cuda_in_a_capture(gpu: Any) -> None:
-    x, old, g = ddp.ones(4, device="cuda"), ddp.cuda.CUDAGraph(), ddp.cuda.CUDAGraph()
+    x = ddp.ones(4, device="cuda")
+    old = ddp.cuda.CUDAGraph()
+    g = ddp.cuda.CUDAGraph()
     with ddp.cuda.graph(old):
         x + 1
     x + 1

@@ -148,7 +148,8 @@ def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[...
         data = data_of(comm.rank)
         for batch in data[:-1]:
             graphed(*batch)
-        watchdog, watched = model.comm._device_communicator.watchdog, []
+        watchdog = model.comm._device_communicator.watchdog
+        watched = []
         watch = watchdog.watch
         watchdog.watch = lambda *arguments: (watched.append(arguments[2]), watch(*arguments))
         graphed(*data[-1])

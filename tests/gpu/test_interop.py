@@ -63,7 +63,9 @@ class _On:
     """A tensor of a library whose current stream is another one than ours."""
 
     def __init__(self, x: Any, stream: Any) -> None:
-        self.x, self.current, self.dtype = x, stream, x.dtype
+        self.x = x
+        self.current = stream
+        self.dtype = x.dtype
 
     def __dlpack_device__(self) -> Any:
         return self.x.__dlpack_device__()

@@ -34,7 +34,8 @@ def test_calls_of_cuda_and_bytes_are_counted(gpu: Any) -> None:
     assert stats["reserved_bytes.all.current"] == stats["allocated_bytes.all.current"] == MIB
     del x
     assert (ddp.cuda.memory_allocated(), ddp.cuda.memory_reserved()) == (0, MIB)
-    x, other = floats(MIB), floats(MIB, "cuda:1")
+    x = floats(MIB)
+    other = floats(MIB, "cuda:1")
     assert ddp.cuda.memory_stats()["num_device_alloc"] == 1, "out of the pool"
     assert (ddp.cuda.memory_allocated(0), ddp.cuda.memory_allocated(other.device)) == (MIB, MIB)
     assert "cuda:0, memory by 'pool': 8.00 GiB of 8.00 GiB free" in ddp.cuda.memory_summary()

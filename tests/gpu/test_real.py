@@ -119,7 +119,8 @@ def test_the_library_is_the_one_beside_cupys_and_tf32_is_a_choice() -> None:
     library = cublaslt.library(xp)
     assert library is not None
     assert library.version // 10000 == xp.cuda.runtime.runtimeGetVersion() // 1000
-    x, y = numbers((256, 512), "f4"), numbers((512, 256), "f4", 1)
+    x = numbers((256, 512), "f4")
+    y = numbers((512, 256), "f4", 1)
     errors = []
     for allowed in (False, True):
         ddp.backends.cuda.matmul.allow_tf32 = allowed
@@ -153,7 +154,9 @@ def trained(optimizer: str, graphed: bool, scaled: bool) -> list[Any]:
         return loss
 
     call = ddp.cuda.graphed_step(step) if graphed else step
-    dice, losses, reserved = np.random.default_rng(0), [], []
+    dice = np.random.default_rng(0)
+    losses = []
+    reserved = []
     for _ in range(10):
         x = ddp.tensor(dice.standard_normal((32, 1, 8, 8)).astype(np.float32)).pin_memory()
         y = ddp.tensor(dice.integers(0, 4, 32))
@@ -177,7 +180,8 @@ def test_replays_are_eager_steps(optimizer: str, scaled: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
 def test_a_pool_grows_within_a_capture(mode: str) -> None:
-    x, g = ddp.ones(1 << 20, device="cuda"), ddp.cuda.CUDAGraph()
+    x = ddp.ones(1 << 20, device="cuda")
+    g = ddp.cuda.CUDAGraph()
     with ddp.cuda.graph(g, capture_error_mode=mode):
         parts = [x * i for i in range(20)]
     g.replay()
@@ -188,7 +192,8 @@ def test_a_pool_grows_within_a_capture(mode: str) -> None:
 
 
 def test_only_the_current_stream_is_waited_for() -> None:
-    s, x = ddp.cuda.Stream(), ddp.ones(4, device="cuda")
+    s = ddp.cuda.Stream()
+    x = ddp.ones(4, device="cuda")
     (x + 1).tolist()  # compiles
     with ddp.cuda.stream(s):
         busy(500)
@@ -274,13 +279,15 @@ def test_processes_of_their_own(script: str, said: str) -> None:
 
 def test_memory_is_counted_and_a_full_device_goes_on() -> None:
     ddp.cuda.empty_cache()
-    held, reserved = ddp.cuda.memory_allocated(), ddp.cuda.memory_reserved()
+    held = ddp.cuda.memory_allocated()
+    reserved = ddp.cuda.memory_reserved()
     x = ddp.empty(16 * MIB, device="cuda")
     assert ddp.cuda.memory_allocated() == held + 64 * MIB
     del x
     ddp.cuda.empty_cache()
     assert ddp.cuda.memory_reserved() <= reserved
-    kept, total = ddp.ones(1024, 1024, device="cuda", requires_grad=True), ddp.cuda.mem_get_info()[1]
+    kept = ddp.ones(1024, 1024, device="cuda", requires_grad=True)
+    total = ddp.cuda.mem_get_info()[1]
     with pytest.raises(OutOfMemoryError, match="has no memory for another") as caught:
         ddp.empty(total // 2, device="cuda")
     assert caught.value.total == total

@@ -94,7 +94,8 @@ def test_rows_are_normalized_as_on_the_cpu(
 
 def looked_up(dtype: str, **how: Any) -> tuple[Any, Any]:
     rng = np.random.default_rng(4)
-    index, table = ddp.tensor(rng.integers(0, 11, (6, 9)) ** 2 // 10), rng.standard_normal((13, how.pop("width", 24)))
+    index = ddp.tensor(rng.integers(0, 11, (6, 9)) ** 2 // 10)
+    table = rng.standard_normal((13, how.pop("width", 24)))
 
     def run(w: Any) -> Any:
         return F.embedding(index.to(w.device), w, **how)

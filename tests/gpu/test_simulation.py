@@ -47,7 +47,8 @@ def fetched() -> Any:
 
 def on_a_side_stream() -> Any:
     """A part of forward, and so of backward, runs on a stream of the user's, with memory that nobody keeps."""
-    side, here = ddp.cuda.Stream(), ddp.cuda.current_stream()
+    side = ddp.cuda.Stream()
+    here = ddp.cuda.current_stream()
     x = ddp.full((BATCH, WIDTH), 3.0, dtype=ddp.float64, device="cuda").requires_grad_()
     square = x * x
     side.wait_stream(here)

@@ -69,7 +69,8 @@ class TestEvents:
             start.elapsed_time(ddp.cuda.Event())
 
     def test_the_host_waits_only_where_it_says(self, gpu: Any) -> None:
-        s, event = ddp.cuda.Stream(), ddp.cuda.Event()
+        s = ddp.cuda.Stream()
+        event = ddp.cuda.Event()
         x = ddp.ones(4, device="cuda")
         gpu.reset()
         s.wait_stream(ddp.cuda.current_stream())
@@ -168,7 +169,8 @@ class TestFaults:
 
     def test_with_launch_blocking_the_op_is_named(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-        x, index = ddp.ones(3, 2, device="cuda"), ddp.tensor([1], device="cuda")
+        x = ddp.ones(3, 2, device="cuda")
+        index = ddp.tensor([1], device="cuda")
         gpu.reset()
         x.exp()
         assert sum(gpu.synchronizations.values()) == 1

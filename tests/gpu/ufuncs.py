@@ -29,14 +29,19 @@ class Ufunc:
     """`cupy.ufunc`."""
 
     def __init__(self, cupy: Cupy, ufunc: np.ufunc, name: str) -> None:
-        self._cupy, self._numpys = cupy, ufunc
+        self._cupy = cupy
+        self._numpys = ufunc
         self.__name__ = self.name = name
-        self.nin, self.nout, self.nargs, self.types = ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.types
+        self.nin = ufunc.nin
+        self.nout = ufunc.nout
+        self.nargs = ufunc.nargs
+        self.types = ufunc.types
 
     def _call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("out", 0) is None:
             del kwargs["out"]
-        cupy, name = self._cupy, self.name
+        cupy = self._cupy
+        name = self.name
         library = name == "matmul"
         if library and any(isinstance(arg, Array) and arg.dtype == BFLOAT16 and arg.ndim > 2 for arg in args):
             raise TypeError("cupy.matmul: no batched product of bfloat16")
@@ -96,7 +101,8 @@ def function(cupy: Cupy, name: str, given: Any, library: bool = False) -> Any:
             return cupy._viewed(name, lambda host: given(host, *args, **kwargs), x)
 
         return view
-    waits, library = name in WAITS, library or name in LIBRARY
+    waits = name in WAITS
+    library = library or name in LIBRARY
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         if name in ("concatenate", "stack") and len(args[0]) > 8:

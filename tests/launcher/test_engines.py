@@ -80,7 +80,8 @@ def test_environments() -> None:
     remote = MpichEngine("m", 6, HOSTS, ("b",))
     assert remote.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
     assert remote.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
-    scratch, fast = {"PRTE_MCA_prte_tmpdir_base": "/tmp/x"}, {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
+    scratch = {"PRTE_MCA_prte_tmpdir_base": "/tmp/x"}
+    fast = {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
     stays = {"PRTE_MCA_state_base_continuous": "1"}  # when another rank has ended
     users = {"OMPI_MCA_pml": "ucx", "HOME": "/h"}
     assert OpenMpiEngine("m", 3).environment(users, "/tmp/x") == users | scratch | fast | stays
@@ -166,7 +167,8 @@ def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
     python = install(tmp_path / "venv", "mpiexec", "hydra_pmi_proxy")
     install(tmp_path / "path", "mpiexec", "prterun")
     environ = {"PATH": str(tmp_path / "path")}
-    beside, on_path = (str(tmp_path / "venv/mpiexec"), "mpich"), (str(tmp_path / "path/mpiexec"), "openmpi")
+    beside = (str(tmp_path / "venv/mpiexec"), "mpich")
+    on_path = (str(tmp_path / "path/mpiexec"), "openmpi")
     assert mpiexec.find_mpiexec_for("auto", environ, python) == beside
     assert mpiexec.find_mpiexec_for("auto", environ, str(tmp_path / "python")) == on_path
     assert mpiexec.find_mpiexec_for("openmpi", environ, python) == on_path  # by name, it may be any that is there

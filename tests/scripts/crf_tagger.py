@@ -41,7 +41,8 @@ class CRF(nn.Module):
         return (self.normalizer(emissions, mask) - self.score(emissions, tags, mask)).mean()
 
     def score(self, emissions, tags, mask):
-        rows, last = torch.arange(tags.size(0)), mask.long().sum(1) - 1
+        rows = torch.arange(tags.size(0))
+        last = mask.long().sum(1) - 1
         taken = emissions.gather(2, tags.unsqueeze(2)).squeeze(2) * mask
         moves = self.transitions[tags[:, :-1], tags[:, 1:]] * mask[:, 1:]
         return self.start[tags[:, 0]] + taken.sum(1) + moves.sum(1) + self.end[tags[rows, last]]
@@ -56,7 +57,8 @@ class CRF(nn.Module):
     @torch.no_grad()
     def decode(self, emissions):
         """The best tags of one sentence. emissions: (L, n)"""
-        best, back = self.start + emissions[0], []
+        best = self.start + emissions[0]
+        back = []
         for emission in emissions[1:]:
             best, chosen = (best.unsqueeze(1) + self.transitions + emission).max(dim=0)
             back.append(chosen)

@@ -47,7 +47,8 @@ class Mamba(nn.Module):
         dt = F.softplus(self.dt_proj(dt))
         decay = torch.exp(einsum(dt, -torch.exp(self.A_log.float()), "b l d, d n -> b l d n"))
         inputs = einsum(dt, B, u, "b l d, b l n, b l d -> b l d n")
-        h, ys = u.new_zeros(u.shape[0], self.inner, states), []
+        h = u.new_zeros(u.shape[0], self.inner, states)
+        ys = []
         for i in range(u.shape[1]):
             h = decay[:, i] * h + inputs[:, i]
             ys.append(einsum(h, C[:, i, :], "b d n, b n -> b d"))

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 class Pendulum:
     def __init__(self):
-        self.angle, self.speed = math.pi, 0.0
+        self.angle = math.pi
+        self.speed = 0.0
 
     def observe(self):
         return np.array([math.cos(self.angle), math.sin(self.angle), self.speed], dtype=np.float32)

@@ -29,13 +29,15 @@ class MNIST(torch.utils.data.Dataset):
         images = np.kron(digits.images[part] * (255 / 16), np.ones((3, 3))).astype(np.uint8)
         self.data = torch.from_numpy(np.pad(images, ((0, 0), (2, 2), (2, 2))))
         self.targets = torch.from_numpy(digits.target[part].astype(np.int64))
-        self.transform, self.target_transform = transform, target_transform
+        self.transform = transform
+        self.target_transform = target_transform
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image, target = Image.fromarray(self.data[index].numpy()), int(self.targets[index])
+        image = Image.fromarray(self.data[index].numpy())
+        target = int(self.targets[index])
         image = image if self.transform is None else self.transform(image)
         return image, target if self.target_transform is None else self.target_transform(target)
 
@@ -51,7 +53,10 @@ class FakeData(torch.utils.data.Dataset):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.size, self.image_size, self.num_classes, self.transform = size, image_size, num_classes, transform
+        self.size = size
+        self.image_size = image_size
+        self.num_classes = num_classes
+        self.transform = transform
 
     def __len__(self) -> int:
         return self.size

@@ -30,7 +30,8 @@ class ToTensor:
 
 class Normalize:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean, self.std = mean, std
+        self.mean = mean
+        self.std = std
 
     def __call__(self, x: Any) -> Any:
         mean, std = (torch.tensor(numbers, dtype=x.dtype).view(-1, 1, 1) for numbers in (self.mean, self.std))

@@ -87,7 +87,10 @@ def divide(rng: np.random.Generator, n: int, size: int) -> list[int]:
 
 def begin(comm: Communicator, drawn: dict[str, Any], want: Any) -> Callable[[], None]:
     """Makes this rank's call. Returns: what waits for the result, and looks at all that the call may have written."""
-    name, root, parts, me = drawn["name"], drawn["root"], drawn["parts"], comm.rank
+    name = drawn["name"]
+    root = drawn["root"]
+    parts = drawn["parts"]
+    me = comm.rank
     values = drawn["inputs"][me]
     x = laid_out(values, drawn["layouts"][me])
     options: dict[str, Any] = {"async_op": drawn["async"]}

@@ -29,7 +29,8 @@ def test_a_finished_work_lets_its_arrays_go() -> None:
     def check(comm: Communicator) -> None:
         for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter, comm.all_gather, comm.all_to_all):
             x = np.ones(1000)
-            work, alive = call(x, async_op=True), weakref.ref(x)
+            work = call(x, async_op=True)
+            alive = weakref.ref(x)
             work.wait()
             del x
             gc.collect()
@@ -309,7 +310,8 @@ def test_a_simulated_rank_that_does_not_end_is_named() -> None:
 
 def test_closing_finishes_what_is_under_way_and_ends_the_helper_thread() -> None:
     comm = Communicator(SingleTransport("closing"), timeout=5)
-    work, receive = comm.all_reduce(np.ones(100_000), async_op=True), comm.recv(0, async_op=True)
+    work = comm.all_reduce(np.ones(100_000), async_op=True)
+    receive = comm.recv(0, async_op=True)
     comm.send(np.ones(3), 0)
     comm.close()
     comm.close()
@@ -357,7 +359,8 @@ def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_non
 
 def test_a_call_starts_while_a_done_callback_waits_for_a_lock_of_its_caller() -> None:
     comm = Communicator(SingleTransport("locks"), timeout=30)
-    lock, entered = threading.Lock(), threading.Event()
+    lock = threading.Lock()
+    entered = threading.Event()
 
     def callback(_: object) -> None:
         entered.set()

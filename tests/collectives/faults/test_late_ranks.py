@@ -19,7 +19,8 @@ class Waiting(SingleTransport):
 
     def __init__(self, missing: Sequence[int], pids: Mapping[int, int]) -> None:
         super().__init__()
-        self._missing, self._pids = missing, pids
+        self._missing = missing
+        self._pids = pids
 
     def late(self) -> Sequence[int]:
         return self._missing

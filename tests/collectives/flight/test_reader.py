@@ -46,7 +46,8 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
             orders = [call.order for call in calls]
             assert orders == sorted(set(orders))
             for call in calls:
-                number, kind = call.number, call.number % kinds
+                number = call.number
+                kind = call.number % kinds
                 assert (call.order, call.communicator) == (number + 1, f"world.{number % 3}")
                 assert (call.name, call.dtype) == (f"call_{number % 5}", f"f{kind}")
                 assert (call.shape, call.line) == (f"({kind}, 7)", kind)

@@ -69,7 +69,8 @@ def test_what_a_rank_did_last(known: FlightRecord, text: str) -> None:
 
 def test_a_table_of_several_ranks() -> None:
     one = record(call(1), call(2, took=0.009), call(3, "started", name="gather", more="root=1"), rank=1, position=HERE)
-    none, two = record(call(9, "failed", 61, took=9e-3), rank=-1), record(rank=2)
+    none = record(call(9, "failed", 61, took=9e-3), rank=-1)
+    two = record(rank=2)
     assert calls_table([two, one, none], NOW, last=2).splitlines() == [
         "rank  pid   call                     dtype    shape      where        communicator  state    begun       took",
         "?     4710  all_reduce #425  sum     float32  (512, 10)  train.py:88  world         failed   39.0 s ago  9 ms",

@@ -51,7 +51,8 @@ def test_the_ring_goes_round_and_texts_are_given_up_and_none_is_ever_wrong() -> 
     reader = FlightReader(recorder.peek)
     for number in range(10_000):
         # Each second call has a new text, 5,000 in all; the others share one, which must not be given up.
-        name, on = f"gather_{number}" if number % 2 else "all_reduce", "world.1" if number % 3 else "world"
+        name = f"gather_{number}" if number % 2 else "all_reduce"
+        on = "world.1" if number % 3 else "world"
         recorder.end(begin(recorder, number, name, on), DONE if number % 5 else FAILED)
         if number % 500 == 499:
             for call in reader.record().calls:

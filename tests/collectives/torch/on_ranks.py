@@ -67,7 +67,8 @@ def all_parts(size: int, dtype: Any = torch.float32, shape: tuple[int, ...] = (3
 class TestRanks:
     @pytest.mark.parametrize(("op", "dtype"), [*REDUCTIONS, ("SUM", torch.bool), ("PRODUCT", torch.bool)])
     def test_reductions(self, size: int, op: str, dtype: Any) -> None:
-        rank, number = dist.get_rank(), getattr(dist.ReduceOp, op)
+        rank = dist.get_rank()
+        number = getattr(dist.ReduceOp, op)
         parts = all_parts(size, dtype)
         total = reduced(op, parts)
         x = of_rank(rank, dtype)
@@ -118,7 +119,8 @@ class TestRanks:
     )
     def test_movements(self, size: int, dtype: Any, async_op: bool) -> None:
         rank = dist.get_rank()
-        mine, parts = of_rank(rank, dtype), all_parts(size, dtype)
+        mine = of_rank(rank, dtype)
+        parts = all_parts(size, dtype)
 
         def done(work: Any) -> None:
             if async_op:
@@ -151,7 +153,8 @@ class TestRanks:
 
     def test_coalesced_forms(self, size: int) -> None:
         rank = dist.get_rank()
-        parts, group = all_parts(size), dist.group.WORLD
+        parts = all_parts(size)
+        group = dist.group.WORLD
         xs = [of_rank(rank), of_rank(rank).double()]
         with dist._coalescing_manager(group):
             for x in xs:
@@ -180,7 +183,8 @@ class TestRanks:
     def test_functional_collectives_compiled(self, size: int) -> None:
         import torch.distributed._functional_collectives as functional
 
-        rank, group = dist.get_rank(), dist.group.WORLD
+        rank = dist.get_rank()
+        group = dist.group.WORLD
 
         def step(x: Any) -> Any:
             total = functional.all_reduce(x, "sum", group)
@@ -210,7 +214,8 @@ class TestRanks:
             y = torch.empty(1 << 16)
             dist.irecv(y, 0).wait()
             assert y.sum() == 1 << 16
-        following, before = (rank + 1) % size, (rank - 1) % size
+        following = (rank + 1) % size
+        before = (rank - 1) % size
         x = torch.empty(5)
         sends = dist.P2POp(dist.isend, torch.full((5,), float(rank)), following)
         for work in dist.batch_isend_irecv([sends, dist.P2POp(dist.irecv, x, before)]):
@@ -284,7 +289,8 @@ class TestRanks:
     def test_a_group_is_split_into_others(self, size: int) -> None:
         from datetime import timedelta
 
-        rank, x = dist.get_rank(), torch.ones(2)
+        rank = dist.get_rank()
+        x = torch.ones(2)
         parent = dist.new_group()
         child = parent.split_group([0, 1], timedelta(seconds=50), None, "pair", "two of them")
         assert (child.rank(), child.size(), child.group_name, child.group_desc) == (rank, 2, "pair", "two of them")

@@ -69,7 +69,8 @@ class TestOrder:
         ]
 
     def test_an_error_abandons(self) -> None:
-        x, y = leaf(2.0), ddp.tensor([3.0], dtype=ddp.float64)
+        x = leaf(2.0)
+        y = ddp.tensor([3.0], dtype=ddp.float64)
         recorder = Recorder(x=x)
         z = x * y
         y.add_(1)
@@ -81,7 +82,8 @@ class TestOrder:
 
     def test_a_watcher_that_raises_in_begin_is_abandoned_and_the_later_ones_are_left_alone(self) -> None:
         a, b = leaf(2.0), leaf(3.0)
-        first, second = Recorder(a=a), Recorder(b=b)
+        first = Recorder(a=a)
+        second = Recorder(b=b)
 
         def fail(leaves: Sequence[Leaf]) -> None:
             raise ConnectionError("no peer")
@@ -123,14 +125,16 @@ class TestAccumulation:
         assert h.grad.tolist() == [4.0, 4.0]
 
     def test_the_callers_gradient_is_copied(self) -> None:
-        x, seed = leaf(1.0, 2.0), ddp.tensor([1.0, 1.0], dtype=ddp.float64)
+        x = leaf(1.0, 2.0)
+        seed = ddp.tensor([1.0, 1.0], dtype=ddp.float64)
         x.backward(seed)
         x.backward(seed)
         assert seed.tolist() == [1.0, 1.0]
         assert x.grad.tolist() == [2.0, 2.0]
 
     def test_a_frozen_input_costs_no_memory(self) -> None:
-        x, frozen = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
+        x = leaf(1.0, 2.0)
+        frozen = ddp.tensor([3.0, 4.0], dtype=ddp.float64)
         kept = weakref.ref(x.detach() * 1)
         assert kept() is None
         node = (x * frozen).edge
@@ -144,7 +148,8 @@ class TestSlot:
         return GradBuffer((2,), np.dtype("float32"), np)
 
     def test_bind_moves_a_live_gradient(self) -> None:
-        slot, memory = self.slot(), np.zeros(4, np.float32)
+        slot = self.slot()
+        memory = np.zeros(4, np.float32)
         slot.accumulate(np.ones(2, np.float32))
         slot.bind(memory[1:3])
         assert memory.tolist() == [0.0, 1.0, 1.0, 0.0]
@@ -152,7 +157,8 @@ class TestSlot:
         assert memory.tolist() == [0.0, 2.0, 2.0, 0.0]
 
     def test_grad_of_a_bound_leaf_is_the_memory(self) -> None:
-        x, memory = ddp.ones(2, requires_grad=True), np.zeros(5, np.float32)
+        x = ddp.ones(2, requires_grad=True)
+        memory = np.zeros(5, np.float32)
         x.leaf.grad_buffer.bind(memory[3:])
         (x * 3).sum().backward()
         assert memory.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0]
@@ -238,7 +244,8 @@ class TestWrongUse:
 
 class TestVersions:
     def test_views_share_the_counter(self) -> None:
-        x, w = leaf(1.0, 2.0), ddp.zeros((2, 2), dtype=ddp.float64)
+        x = leaf(1.0, 2.0)
+        w = ddp.zeros((2, 2), dtype=ddp.float64)
         y = x * w[0]
         w.reshape(4)[0:1].fill_(1)
         with pytest.raises(VersionError):

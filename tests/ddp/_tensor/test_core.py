@@ -82,7 +82,8 @@ class TestMessages:
 
 class TestGrad:
     def test_life_of_a_gradient(self) -> None:
-        x, g = ddp.zeros(2, requires_grad=True), ddp.ones(2)
+        x = ddp.zeros(2, requires_grad=True)
+        g = ddp.ones(2)
         assert x.grad is None
         x.grad = g
         assert x.grad is x.grad

@@ -41,7 +41,8 @@ class TestSizes:
 
     @pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "rand_like", "randn_like"])
     def test_like(self, name: str) -> None:
-        make, x = getattr(ddp, name), ddp.ones(2, 3, dtype=ddp.float64)
+        make = getattr(ddp, name)
+        x = ddp.ones(2, 3, dtype=ddp.float64)
         assert make(x).shape == (2, 3)
         assert make(x).dtype == ddp.float64
         assert make(x, dtype=ddp.float32, requires_grad=True).dtype == ddp.float32

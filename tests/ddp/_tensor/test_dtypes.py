@@ -95,7 +95,8 @@ class TestLimits:
     @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
     def test_are_pytorchs(self, dtype: Any) -> None:
         info, shown = ("finfo", "eps=") if dtype in FLOATS else ("iinfo", "max=")
-        ours, expected = getattr(ddp, info)(dtype), getattr(torch, info)(theirs(dtype))
+        ours = getattr(ddp, info)(dtype)
+        expected = getattr(torch, info)(theirs(dtype))
         for name in type(ours).__slots__:
             assert getattr(ours, name) == getattr(expected, name), name
         assert shown in repr(ours)
@@ -110,7 +111,8 @@ class TestConversion:
     def test_short_forms(self, name: str) -> None:
         for dtype in ALL:
             ours, expected = ddp.tensor([0, 1, 3]).to(dtype), torch.tensor([0, 1, 3]).to(theirs(dtype))
-            x, y = getattr(ours, name)(), getattr(expected, name)()
+            x = getattr(ours, name)()
+            y = getattr(expected, name)()
             assert theirs(x.dtype) == y.dtype
             assert x.tolist() == y.tolist()
             assert (x is ours) == (y is expected)

@@ -43,7 +43,8 @@ AS_TUPLE = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 class TestAgainstPyTorch:
     def test_read(self, index: Any) -> None:
         ours, theirs = cube(ddp, grad=True), cube(torch, grad=True)
-        y, expected = ours[index(ddp)], theirs[index(torch)]
+        y = ours[index(ddp)]
+        expected = theirs[index(torch)]
         assert y.shape == tuple(expected.shape)
         assert y.tolist() == expected.tolist()
         weight = np.arange(1.0, 1 + np.prod(y.shape)).reshape(y.shape)
@@ -103,11 +104,13 @@ def draw(rng: np.random.Generator) -> tuple[tuple[int, ...], Callable[[Any], Any
     shape = tuple(int(n) for n in rng.integers(0 if rng.random() < 0.1 else 1, 5, rng.integers(0, 5)))
     common = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 3)))
     parts: list[Callable[[Any], Any]] = []
-    axis, dots = 0, False
+    axis = 0
+    dots = False
     while axis < len(shape) and rng.random() < 0.9:
         n = shape[axis]
         kind = rng.choice(["int", "slice", "list", "tensor", "mask", "None", "...", "0-d", "bool"], p=P)
-        low, high = -n - (rng.random() < 0.02), n + (rng.random() < 0.02)
+        low = -n - (rng.random() < 0.02)
+        high = n + (rng.random() < 0.02)
         if kind in ("int", "0-d"):
             number = int(rng.integers(low, high)) if low < high else 0
             parts.append(lambda t, i=number, zero=kind == "0-d": t.tensor(i) if zero else i)

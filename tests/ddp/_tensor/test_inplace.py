@@ -85,14 +85,16 @@ VIEWS = {"squeeze_", "unsqueeze_", "transpose_", "t_", "baddbmm_"}
 
 @pytest.mark.parametrize("name", FORMS)
 def test_agrees_with_pytorch(name: str) -> None:
-    a, b = draw(3, 4, low=0.05, high=0.95), draw(4, seed=1, low=0.1, high=0.9)
+    a = draw(3, 4, low=0.05, high=0.95)
+    b = draw(4, seed=1, low=0.1, high=0.9)
     for tracked in ("", "x", "y", "x y")[: 1 if name in UNTRACKED else 4]:
         results = []
         for t in (ddp, torch):
             x, y = t.tensor(a, requires_grad="x" in tracked), t.tensor(b, requires_grad="y" in tracked)
             written = x * 1
             if t is ddp:
-                memory, version = written.array, written.version.count
+                memory = written.array
+                version = written.version.count
             result = FORMS[name](written, y)
             if t is ddp:
                 assert name == "a use before" or result is written
@@ -355,7 +357,8 @@ def test_a_write_leaves_what_an_op_saved_of_its_result(op: Any, write: Any) -> N
     for own in (lambda y: y, lambda y: y.clone()):
         x = ddp.tensor([0.5, 1.5, 2.5], requires_grad=True)
         y = op(x)
-        z, y = y * 1, own(y)
+        z = y * 1
+        y = own(y)
         write(y)
         ((y + z) * ddp.tensor([1.0, 2.0, 3.0])).sum().backward()
         results.append(x.grad.tolist())

@@ -86,7 +86,8 @@ class TestNumPy:
 
     def check_writes(self, array: Any) -> None:
         for x in (ddp.from_numpy(array), ddp.as_tensor(array), ddp.asarray(array), ddp.asarray(array, copy=False)):
-            back, seen = x.numpy(), np.asarray(x)
+            back = x.numpy()
+            seen = np.asarray(x)
             assert back.shape == seen.shape == array.shape
             array[...] = 1
             assert back.tolist() == seen.tolist() == x.tolist() == array.tolist()

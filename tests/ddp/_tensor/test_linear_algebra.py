@@ -70,7 +70,8 @@ def test_einsum_of_two_dtypes(equation: str, dtypes: tuple[str, str], autocast: 
 
 
 def test_einsum_without_a_sum_has_gradients_and_needs_no_autocast() -> None:
-    x, y = ddp.arange(3), ddp.rand(2, dtype=ddp.float64, requires_grad=True)
+    x = ddp.arange(3)
+    y = ddp.rand(2, dtype=ddp.float64, requires_grad=True)
     with ddp.autocast("cpu", dtype=ddp.bfloat16):
         z = ddp.einsum("i,j->ji", x, y)
     z.sum().backward()

@@ -74,9 +74,11 @@ def test_nan(name: str, dim: int) -> None:
     x, y = both(WITH_NAN)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours, theirs = getattr(ddp, name)(x, dim=dim), getattr(torch, name)(y, dim=dim)
+        ours = getattr(ddp, name)(x, dim=dim)
+        theirs = getattr(torch, name)(y, dim=dim)
     if name == "median":  # of equal elements any place will do
-        ours, theirs = ours[0], theirs[0]
+        ours = ours[0]
+        theirs = theirs[0]
     agree(ours, theirs)
 
 
@@ -86,7 +88,8 @@ def test_backward_pass_extremes_name_the_last_place_and_add_up_gradients(name: s
     x, y = both(values)
     x.requires_grad_()
     y.requires_grad_()
-    ours, theirs = getattr(ddp, name)(x, 1), getattr(torch, name)(y, 1)
+    ours = getattr(ddp, name)(x, 1)
+    theirs = getattr(torch, name)(y, 1)
     agree(ours, theirs)
     ours.values.sum().backward()
     theirs.values.sum().backward()
@@ -221,7 +224,8 @@ def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
     for name in ("softmax", "log_softmax"):
         x = ddp.from_numpy(values).requires_grad_()
         y = torch.from_numpy(values.copy()).requires_grad_()
-        ours, theirs = getattr(x, name)(1), getattr(y, name)(1)
+        ours = getattr(x, name)(1)
+        theirs = getattr(y, name)(1)
         assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 2e-5, 1e-5)
         g = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         ours.backward(ddp.from_numpy(g))
@@ -310,7 +314,8 @@ def test_topk_agrees_with_sort(count: Callable[[int, int], int]) -> None:
     for _ in range(count(30, 300)):
         shape = tuple(rng.integers(1, 9, 2))
         x = ddp.from_numpy(rng.permutation(np.arange(float(np.prod(shape)))).reshape(shape))
-        dim, largest = int(rng.integers(2)), bool(rng.integers(2))
+        dim = int(rng.integers(2))
+        largest = bool(rng.integers(2))
         k = int(rng.integers(shape[dim] + 1))
         values, indices = x.topk(k, dim, largest)
         expected = x.sort(dim, descending=largest)
@@ -322,7 +327,8 @@ def test_topk_agrees_with_sort(count: Callable[[int, int], int]) -> None:
 
 def test_a_scatter_of_part_of_the_source() -> None:
     # PyTorch has no gradient here.
-    x, v = ddp.zeros(3, 4, requires_grad=True), ddp.ones(2, 4, requires_grad=True)
+    x = ddp.zeros(3, 4, requires_grad=True)
+    v = ddp.ones(2, 4, requires_grad=True)
     y = x.scatter(1, ddp.tensor([[3], [0]]), v * 2)
     (y * ddp.arange(12.0).reshape(3, 4)).sum().backward()
     assert v.grad.tolist() == [[6, 0, 0, 0], [8, 0, 0, 0]]

@@ -42,7 +42,8 @@ class TestRandom:
         ddp.manual_seed(0)
         x = ddp.normal(3.0, 0.5, (20_000,))
         assert x.mean().item() == pytest.approx(3.0, abs=0.02)
-        means, widths = ddp.arange(4).double(), ddp.tensor([0.0, 0.0, 0.0, 1.0], dtype=ddp.float64)
+        means = ddp.arange(4).double()
+        widths = ddp.tensor([0.0, 0.0, 0.0, 1.0], dtype=ddp.float64)
         y = ddp.normal(means, widths)
         assert y.dtype == ddp.float64
         assert y[:3].tolist() == [0.0, 1.0, 2.0]

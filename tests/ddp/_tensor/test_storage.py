@@ -40,7 +40,8 @@ class TestData:
             z.backward()
 
     def test_assigned_memory_is_shared(self) -> None:
-        x, y = ddp.ones(2, requires_grad=True), ddp.zeros(2)
+        x = ddp.ones(2, requires_grad=True)
+        y = ddp.zeros(2)
         end = x.leaf
         x.data = y
         assert np.shares_memory(x.detach().numpy(), y.numpy())
@@ -133,7 +134,10 @@ class TestCopies:
     def test_attributes_of_subclasses_go_along(self) -> None:
         x = Named.__new__(Named)
         plain = ddp.ones(2)
-        x.array, x._device, x.version, x._epoch = plain.array, plain._device, plain.version, plain._epoch
+        x.array = plain.array
+        x._device = plain._device
+        x.version = plain.version
+        x._epoch = plain._epoch
         x.edge = x.accumulate_grad = x.grad_view = None
         x.names = ["a"]
         assert copy.copy(x).names is x.names
@@ -147,9 +151,12 @@ class TestCopies:
 
         results = []
         for t in (ddp, torch):
-            layer, x = t.nn.Linear(2, 2), t.ones(2)
-            weight, x.tag = layer.weight, {"a": [1]}
-            weight.no_decay, weight._optim = True, {"lr": 0.1}
+            layer = t.nn.Linear(2, 2)
+            x = t.ones(2)
+            weight = layer.weight
+            x.tag = {"a": [1]}
+            weight.no_decay = True
+            weight._optim = {"lr": 0.1}
             layer.double().load_state_dict(t.nn.Linear(2, 2).state_dict())
             twin = copy.deepcopy(layer)
             copies = [f(y) for f in (copy.copy, *DUPLICATES) for y in (x, weight)]

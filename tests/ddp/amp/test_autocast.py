@@ -93,7 +93,8 @@ def test_training_in_mixed_precision() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3))
     optimizer = ddp.optim.SGD(model.parameters(), lr=0.2)
     scaler = amp.GradScaler("cpu", init_scale=1024.0)
-    x, t = ddp.randn(32, 8), ddp.randint(0, 3, (32,))
+    x = ddp.randn(32, 8)
+    t = ddp.randint(0, 3, (32,))
     losses = []
     for _ in range(30):
         optimizer.zero_grad()

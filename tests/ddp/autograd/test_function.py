@@ -76,7 +76,9 @@ class Exp(Function):
 
 
 def test_the_linear_example() -> None:
-    x, w, b = leaf(5, 3), leaf(4, 3, seed=1), leaf(4, seed=2)
+    x = leaf(5, 3)
+    w = leaf(4, 3, seed=1)
+    b = leaf(4, seed=2)
     assert gradcheck(LinearFunction.apply, (x, w, b))
     assert gradcheck(lambda x, w: LinearFunction.apply(x, w), (x, w))
     assert gradcheck(lambda w: LinearFunction.apply(x.detach(), w), w)

@@ -92,7 +92,9 @@ def test_refusals() -> None:
 
 
 def test_functions_of_functions() -> None:
-    x, v, w = ddp.from_numpy(X), ddp.from_numpy(V), ddp.from_numpy(W).requires_grad_()
+    x = ddp.from_numpy(X)
+    v = ddp.from_numpy(V)
+    w = ddp.from_numpy(W).requires_grad_()
     second = func.grad(lambda x: func.grad(lambda y: (y**4).sum())(x).sum())(x)
     assert not second.requires_grad
     assert_allclose(second.numpy(), 12 * X**2, 1e-12)

@@ -39,7 +39,8 @@ def test_saved_values_are_not_kept() -> None:
     x = ddp.randn(50, 4, requires_grad=True)
     model = net()
     y = checkpoint(model, x)
-    nodes, edge = [], y.edge
+    nodes = []
+    edge = y.edge
     while isinstance(edge, ddp._engine.Node):
         nodes.append(edge)
         edge = edge.edges[0]

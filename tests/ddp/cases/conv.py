@@ -15,7 +15,9 @@ def images() -> Iterator[Case]:
     def conv(**how: Any) -> Callable[..., Any]:
         return function("conv2d", **how)
 
-    x, w, b = draw(2, 4, 6, 5), draw(6, 4, 3, 2, seed=1), draw(6, seed=2)
+    x = draw(2, 4, 6, 5)
+    w = draw(6, 4, 3, 2, seed=1)
+    b = draw(6, seed=2)
     yield Case("conv2d", "plain", conv(), (x, w, b))
     yield Case("conv2d", "no bias", conv(), (x, w))
     yield Case("conv2d", "stride", conv(stride=2), (x, w, b))
@@ -33,7 +35,8 @@ def images() -> Iterator[Case]:
     yield Case("conv2d", "1-d", lines, (draw(2, 3, 7), draw(4, 3, 3, seed=1), draw(4)))
 
     # Enough channels for the layout with channels last.
-    x, w = draw(3, 12, 4, 3), draw(2, 12, 2, 2, seed=1)
+    x = draw(3, 12, 4, 3)
+    w = draw(2, 12, 2, 2, seed=1)
     yield Case("conv2d", "channels", conv(), (x, w, draw(2)))
     yield Case("conv2d", "channels all", conv(stride=(2, 1), padding=1, dilation=(1, 2)), (x, w))
     yield Case("conv2d", "channels groups", conv(groups=2), (draw(2, 24, 3, 3), draw(4, 12, 2, 2, seed=1), draw(4)))
@@ -44,7 +47,9 @@ def transposes() -> Iterator[Case]:
         return function("conv_transpose2d", **how)
 
     name = "conv_transpose2d"
-    x, w, b = draw(2, 4, 3, 4), draw(4, 3, 3, 2, seed=1), draw(3, seed=2)
+    x = draw(2, 4, 3, 4)
+    w = draw(4, 3, 3, 2, seed=1)
+    b = draw(3, seed=2)
     yield Case(name, "plain", back(), (x, w, b))
     yield Case(name, "no bias", back(), (x, w))
     yield Case(name, "stride", back(stride=2), (x, w, b))
@@ -72,7 +77,8 @@ def filters() -> Iterator[Case]:
     """The gradient of a convolution's filters, which changes with the images and the gradient of the result."""
 
     def gradient(t: Any, x: Any, g: Any) -> Any:
-        size, how = (6, x.shape[1] // 2, 3, 2), {"stride": (2, 1), "padding": (1, 1), "dilation": (1, 1)}
+        size = (6, x.shape[1] // 2, 3, 2)
+        how = {"stride": (2, 1), "padding": (1, 1), "dilation": (1, 1)}
         if isinstance(x, ddp.Tensor):
             window = convolution.Window(tuple(x.shape[2:]), size[2:], **how)
             return apply(convolution.conv_filters, (x, g), shape=convolution.Shape.of(len(x), size, 2, window))

@@ -31,7 +31,8 @@ def rows() -> Iterator[Case]:
 def channels() -> Iterator[Case]:
     def batch(training: bool = True, **more: Any) -> Callable[..., Any]:
         def run(t: Any, x: Any, *wb: Any) -> Any:
-            mean, var = t.zeros(3, dtype=x.dtype) + 0.3, t.ones(3, dtype=x.dtype) + 0.5
+            mean = t.zeros(3, dtype=x.dtype) + 0.3
+            var = t.ones(3, dtype=x.dtype) + 0.5
             return t.nn.functional.batch_norm(x, mean, var, *wb, training=training, **more)
 
         return run

@@ -10,7 +10,8 @@ INDEX = [[0, 2, 1, 1], [2, 0, 2, 0]]
 
 
 def placing() -> Iterator[Case]:
-    x, v = draw(3, 4), draw(2, 4, seed=1)
+    x = draw(3, 4)
+    v = draw(2, 4, seed=1)
     for label, fn in {
         "tensor": lambda t, x, v: x.scatter(0, t.tensor(INDEX), v),
         "smaller": lambda t, x, v: t.scatter(x, 1, t.tensor([[3], [0]]), v[:, :1]),

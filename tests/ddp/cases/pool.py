@@ -31,7 +31,8 @@ def maxima() -> Iterator[Case]:
 
 
 def means() -> Iterator[Case]:
-    x, op = draw(2, 3, 6, 5), "avg_pool2d"
+    x = draw(2, 3, 6, 5)
+    op = "avg_pool2d"
     yield Case(op, "plain", function(op, 2), (x,))
     yield Case(op, "overlapping", function(op, 3, 1), (x,))
     yield Case(op, "padding", function(op, (3, 2), 2, 1), (x,))

@@ -45,7 +45,8 @@ def products() -> Iterator[Case]:
 
     for activation in ops.ACTIVATIONS:
         run = fused("linear_act", activation)
-        w, b = draw(4, 3, seed=1), draw(4, seed=2)
+        w = draw(4, 3, seed=1)
+        b = draw(4, seed=2)
         yield Case("linear_act", f"{activation} bias", run, (draw(5, 3), w, b))
         yield Case("linear_act", f"{activation} empty", run, (draw(0, 3), w, b))
         run = fused("feed_forward", activation)

@@ -46,8 +46,11 @@ def run(mode: str, both: bool = False, bias: bool = True, only: str = "") -> Cal
 def arrays(
     mode: str, steps: int = 3, batch: int = 2, both: bool = False, bias: bool = True, proj: int = 0
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    size, into, directions = 4, 3, 2 if both else 1
-    wide, out = GATES[mode] * size, proj or size
+    size = 4
+    into = 3
+    directions = 2 if both else 1
+    wide = GATES[mode] * size
+    out = proj or size
     shapes: list[tuple[int, ...]] = [(directions, batch, out)]
     if mode == "LSTM":
         shapes.append((directions, batch, size))

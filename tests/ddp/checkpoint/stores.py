@@ -115,7 +115,8 @@ class _File(io.RawIOBase):
     """A file whose calls a `Disk` makes."""
 
     def __init__(self, disk: Disk, fd: int) -> None:
-        self._disk, self._fd = disk, fd
+        self._disk = disk
+        self._fd = fd
 
     def writable(self) -> bool:
         return True

@@ -90,7 +90,8 @@ def test_names_on_disk_are_those_of_the_bare_model_and_load_wrapped_and_bare(fol
         return Partly(wrapped) if inside else ddp.DataParallel(part) if wrapped else part
 
     for number, wrapped in enumerate((True, False)):
-        source, targets = make(wrapped), (make(True), make(False))
+        source = make(wrapped)
+        targets = (make(True), make(False))
         optimizer = Adam(source.parameters())
         step(source, optimizer)
         where = folder / str(number)
@@ -224,7 +225,8 @@ def test_parameters_in_another_order_are_matched_by_the_model_s_names(
 
     def by_name(model: Any, optimizer: Any) -> dict[str, Any]:
         names = {id(p): name for name, p in model.module.named_parameters()}
-        state, params = optimizer.state_dict()["state"], [p for g in optimizer.param_groups for p in g["params"]]
+        state = optimizer.state_dict()["state"]
+        params = [p for g in optimizer.param_groups for p in g["params"]]
         rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
         return {
             names[id(p)]: (rates[names[id(p)]], state[number]["momentum_buffer"].tolist())

@@ -122,11 +122,14 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
 
     def train(comm: collectives.Communicator, end: int | None) -> Any:
         model = recipe.model(comm)
-        optimizer, scaler, losses = recipe.optimizer(model), recipe.scaler(), {}
+        optimizer = recipe.optimizer(model)
+        scaler = recipe.scaler()
+        losses = {}
         scheduler = recipe.scheduler(optimizer)
         ddp.manual_seed(100 + comm.rank)
         xs, ys = data()
-        loader, user = Loader(comm), {"seen": np.zeros(0, np.int64), "rank": comm.rank}
+        loader = Loader(comm)
+        user = {"seen": np.zeros(0, np.int64), "rank": comm.rank}
         with Checkpointer(
             folder,
             model=model,

@@ -292,7 +292,8 @@ def test_the_newest_state_that_is_whole_is_chosen(
 )
 def test_each_host_gets_what_it_has_not(seen: list[list[int]], at: list[list[int]], slots: Slots) -> None:
     """seen: for each rank of the next start, the ranks whose slots are on its host"""
-    x, fresh = np.arange(6.0), [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
+    x = np.arange(6.0)
+    fresh = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
     for rank in (0, 1):
         own = ArraySource(name=f"rank-000{rank}.y", array=np.full(3, rank))
         held = StateMemory(variable(slots), rank, 0, -1, "run", member(rank, node_size=1))

@@ -174,7 +174,8 @@ def test_where_none_is_whole_nobody_begins_anew_unawares(tmp_path: Path) -> None
 
 def test_a_file_that_cannot_be_read_here_is_no_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, (1, 2), ranks=1)
-    real, number = os.open, errno.EMFILE
+    real = os.open
+    number = errno.EMFILE
 
     def refuse(path: Any, *args: Any) -> int:
         if str(path).endswith(f"step-0000000002/{FIRST}"):
@@ -210,7 +211,8 @@ def test_a_signed_manifest_with_anything_in_it(tmp_path: Path, count: Callable[[
         return [place for key, inner in items for place in [(value, key), *places(inner)]]
 
     for seed in range(count(200, 5000)):
-        rng, fields = np.random.default_rng(seed), json.loads(original[MANIFEST])
+        rng = np.random.default_rng(seed)
+        fields = json.loads(original[MANIFEST])
         del fields["sha256"]
         result = places(fields)
         for offset in rng.integers(len(result), size=rng.integers(1, 4)):

@@ -81,7 +81,9 @@ def test_a_disk_that_fails_at_any_call(
 ) -> None:
     """Once, or for everything that makes files grow from then on."""
     with_step_1(tmp_path / "before", 2)
-    outcomes, number, reached = [], 0, True
+    outcomes = []
+    number = 0
+    reached = True
     while reached and (not for_good or not outcomes or outcomes[-1]):
         number += 1
 
@@ -150,7 +152,8 @@ def test_killed_while_it_saves(tmp_path: Path, count: Callable[[int, int], int])
         "if saved: check(saved, step)\n"
         "while True: print(step, flush=True); step += 1; write(store, comm, step)\n"
     )
-    rng, reached = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    reached = 0
     for _ in range(count(2, 50)):
         args = [sys.executable, "-c", code, str(tmp_path)]
         with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
@@ -189,7 +192,8 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_removed_between_saves(tmp_path: Path) -> None:
-    store, comm = Store(tmp_path / "runs", collectives.init("single")), collectives.init("single")
+    store = Store(tmp_path / "runs", collectives.init("single"))
+    comm = collectives.init("single")
     write(store, comm, 1)
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(CheckpointError, match=r"step 2 was not saved.* rank 0: reading .*/runs: No such file"):

@@ -22,7 +22,9 @@ class Loader:
     """
 
     def __init__(self, comm: collectives.Communicator, rows: int = ROWS, batch: int = 8) -> None:
-        self._comm, self._rows, self._batch = comm, rows, batch
+        self._comm = comm
+        self._rows = rows
+        self._batch = batch
         self.epoch = 0
         self._at = 0
         self._given: int | None = None
@@ -39,7 +41,8 @@ class Loader:
             ids = order[self._at : self._at + self._batch]
             self._at += self._batch
             yield ids[self._comm.rank :: self._comm.size]
-        self.epoch, self._at = self.epoch + 1, 0
+        self.epoch = self.epoch + 1
+        self._at = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "at": self._at}

@@ -155,7 +155,8 @@ class RawKernel:
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
         self._library, entries = _PREPARED.get(code) or _library(code, options)
-        self._name, self._kinds = name, entries[name]
+        self._name = name
+        self._kinds = entries[name]
         self._names = _types(code)
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any]) -> None:

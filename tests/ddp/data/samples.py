@@ -72,7 +72,8 @@ class Failing(Dataset[Any]):
     """Sample 5 cannot be had. how: "raise", "kill", "exit", "hang" or "slow"."""
 
     def __init__(self, how: str, kind: Any = ValueError) -> None:
-        self.how, self.kind = how, kind
+        self.how = how
+        self.kind = kind
 
     def __len__(self) -> int:
         return 16
@@ -108,7 +109,9 @@ class Counted(IterableDataset[Any]):
     """A stream that knows where it is. seeks: how often it was told where to go on."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.at, self.seeks = length, 0, 0
+        self.length = length
+        self.at = 0
+        self.seeks = 0
 
     def __iter__(self) -> Iterator[Any]:
         while self.at < self.length:

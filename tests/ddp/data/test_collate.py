@@ -84,7 +84,8 @@ def test_dtypes_are_promoted_as_tensors_are() -> None:
 
 def test_arrays_are_copied_and_converted_ones_are_shared() -> None:
     array = np.zeros(2)
-    batch, converted = default_collate([array]), default_convert({"a": [array]})
+    batch = default_collate([array])
+    converted = default_convert({"a": [array]})
     array[0] = 1
     assert batch.tolist() == [[0, 0]]
     assert converted["a"][0].tolist() == [1, 0]

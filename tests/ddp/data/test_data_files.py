@@ -130,7 +130,9 @@ TEXTS = [b"'descr'", b"(9999999999,)", b"(", b"[" * 200, b"'|O'", b"('<i4', 2)",
 )
 def test_damaged_files(read: Any, files: list[bytes], pieces: list[bytes], count: Any, tmp_path: Path) -> None:
     """Refused with our error, or read: never killed, and nothing else is raised. Memory is bounded by the file."""
-    rng, path, whole = random.Random(7), tmp_path / "x", 0
+    rng = random.Random(7)
+    path = tmp_path / "x"
+    whole = 0
     for number in range(count(300, 10_000)):
         path.write_bytes(data := mutated(files[number % len(files)], rng, pieces))
         tracemalloc.start()

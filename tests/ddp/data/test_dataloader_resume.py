@@ -159,7 +159,8 @@ class Ranged(IterableDataset[int]):
     start = at = 0
 
     def __iter__(self) -> Iterator[int]:
-        start, self.start = self.start, 0
+        start = self.start
+        self.start = 0
         for self.at in range(start + 1, 6):
             yield self.at
 

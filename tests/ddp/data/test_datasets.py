@@ -58,7 +58,8 @@ class Numbers(IterableDataset[int]):
 
 
 def test_tensor_dataset() -> None:
-    x, y = ddp.arange(6).reshape(3, 2), np.array([5, 6, 7])
+    x = ddp.arange(6).reshape(3, 2)
+    y = np.array([5, 6, 7])
     data = TensorDataset(x, y)
     assert len(data) == 3
     first, second = data[1]

@@ -22,7 +22,10 @@ class Source:
     """Batches of one tensor of 100 floats."""
 
     def __init__(self, length: int, fails: int = 99, log: Any = None) -> None:
-        self.at, self.length, self.fails, self.log = 0, length, fails, log
+        self.at = 0
+        self.length = length
+        self.fails = fails
+        self.log = log
 
     def __next__(self) -> Any:
         if self.at == self.length:
@@ -91,7 +94,8 @@ def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any, monkeypatch: pytest
             (x, word), position = super().__next__()
             return [x.pin_memory(), word], position
 
-    pinned, made = copies.empty_pinned, []
+    pinned = copies.empty_pinned
+    made = []
     monkeypatch.setattr(copies, "empty_pinned", lambda *args: made.append(args) or pinned(*args))
     batches = [batch for (batch, _), _ in DevicePrefetcher(Pinned(3), device("cuda:1"))]
     assert len(made) == 3  # by `pin_memory` itself

@@ -87,7 +87,9 @@ def test_no_sample_is_lost_or_seen_twice_over_any_sequence_of_world_sizes(
     length: int, legs: list[tuple[int, int]], last: int, seed: int, tail: str
 ) -> None:
     """Only who comes to the end of the epoch pads or drops, and leaves out less than one sample a rank."""
-    state, seen, order = None, [], epoch_order(length, seed, 0).tolist()
+    state = None
+    seen = []
+    order = epoch_order(length, seed, 0).tolist()
     for size, samples in legs:
         if tail != "exact":
             samples = min(samples, (length - len(seen)) // size)
@@ -149,7 +151,9 @@ class Own(Sampler[int]):
     """A sampler of the user's own, which draws from all generators that there are."""
 
     def __init__(self, drawn: int, length: int) -> None:
-        self.drawn, self.length, self.epoch = drawn, length, -1
+        self.drawn = drawn
+        self.length = length
+        self.epoch = -1
 
     def __len__(self) -> int:
         return self.length

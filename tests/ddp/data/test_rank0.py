@@ -60,7 +60,8 @@ def test_rank_0_is_done_before_the_others_begin() -> None:
 
 
 def test_the_first_rank_of_every_node() -> None:
-    nodes, log = [0, 0, 1, 1, 1], Log()
+    nodes = [0, 0, 1, 1, 1]
+    log = Log()
 
     def body(comm: collectives.Communicator) -> None:
         with rank0_first(comm, per_node=True):

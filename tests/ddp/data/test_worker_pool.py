@@ -21,7 +21,8 @@ from tests.ddp.data.samples import Failing, Squares, Whoami
 
 
 def until_it_fails(loader: DataLoader) -> tuple[list[Any], WorkerError]:
-    got, iterator = [], iter(loader)
+    got = []
+    iterator = iter(loader)
     with pytest.raises(WorkerError) as caught:
         got.extend(batch.tolist() for batch in iterator)
     assert list(iterator) == []  # there is one error, and then the iteration is over

@@ -201,7 +201,8 @@ def test_draws_have_the_moments(family: str) -> None:
 
 def test_one_distribution_of_leaves_serves_several_backwards() -> None:
     D = ddp.distributions
-    loc, scale = ddp.zeros(3, requires_grad=True), ddp.ones(3, requires_grad=True)
+    loc = ddp.zeros(3, requires_grad=True)
+    scale = ddp.ones(3, requires_grad=True)
     for d in (D.Normal(loc, scale), D.Uniform(loc, scale), D.MultivariateNormal(loc, scale_tril=ddp.eye(3))):
         for _ in range(2):
             d.rsample().sum().backward()
@@ -233,7 +234,8 @@ def test_parameters_may_be_numbers(family: str) -> None:
 
 def series(a: float, x: float) -> float:
     """dz/da at z = x, by the power series of the distribution function: another formula than the op's."""
-    term, out = 1 / a, 0.0
+    term = 1 / a
+    out = 0.0
     for n in range(1000):
         out += term * (torch.digamma(torch.tensor(a + n + 1, dtype=torch.float64)).item() - np.log(x))
         term *= x / (a + n + 1)
@@ -351,7 +353,8 @@ def squashed(t: Any, xs: list[Any], cache_size: int) -> Any:
 
 @pytest.mark.parametrize("cache_size", [0, 1])
 def test_transforms(cache_size: int) -> None:
-    p, value = [numbers(2, 3), positive(2, 3)], numbers(2, 3, low=0.1, high=0.8)
+    p = [numbers(2, 3), positive(2, 3)]
+    value = numbers(2, 3, low=0.1, high=0.8)
     compare(lambda t, xs: squashed(t, xs[:2], cache_size).log_prob(xs[2]), [*p, value])
     d, e = [squashed(t, xs, cache_size) for t, xs in both(p)]
     assert (d.batch_shape, d.event_shape, d.has_rsample) == (tuple(e.batch_shape), tuple(e.event_shape), True)

@@ -46,7 +46,8 @@ def test_the_other_ranks_do_not_even_look(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_and_leaves_no_half_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, write = tmp_path / "metrics.jsonl", os.write
+    path = tmp_path / "metrics.jsonl"
+    write = os.write
     with JsonLines(path, rank=0) as lines:
         lines.log(0, loss=1.0)
         room = iter([5])

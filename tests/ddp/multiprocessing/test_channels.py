@@ -92,9 +92,11 @@ def test_classes_flags_and_layouts_travel(pipe: tuple[Any, Any]) -> None:
 def test_what_is_on_loan_is_copied(pipe: tuple[Any, Any]) -> None:
     """A batch of a DataLoader lies in memory that will hold another one."""
     reader, writer = pipe
-    block, returned = Block.create(1 << 16), []
+    block = Block.create(1 << 16)
+    returned = []
     block.array("float32", 100)[:] = 5
-    lent, loan = Block.adopt(os.dup(block.fileno()), block.token, block.nbytes), Lease()
+    lent = Block.adopt(os.dup(block.fileno()), block.token, block.nbytes)
+    loan = Lease()
     weakref.finalize(loan, returned.append, 1)
     x = ddp.from_numpy(lent.array("float32", 4, 16, keep=loan))
     del loan, lent

@@ -34,7 +34,8 @@ def test_both_sides_see_one_memory(method: str) -> None:
     before = descriptors(), mappings()
     context = mp.get_context(method)
     requests, results = context.Queue(), context.Queue()
-    model, x = tied(), ddp.zeros(2)
+    model = tied()
+    x = ddp.zeros(2)
     given = {"plain": ddp.zeros(3), "label": children.labelled("mine")}
     process = context.Process(target=children.exchange, args=(requests, results, model, given))
     process.start()

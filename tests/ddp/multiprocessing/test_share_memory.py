@@ -86,7 +86,8 @@ def test_a_module_moves_into_one_block() -> None:
 def test_copies_and_plain_pickles_know_nothing_of_it() -> None:
     x = ddp.arange(1000.0).share_memory_().requires_grad_()
     held = descriptors()
-    twin, back = copy.deepcopy(x), pickle.loads(pickle.dumps(x))
+    twin = copy.deepcopy(x)
+    back = pickle.loads(pickle.dumps(x))
     for each in (twin, back):
         assert ddp.equal(each, x)
         assert each.requires_grad

@@ -157,12 +157,15 @@ class TestNumbers:
     @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # float32 has no squares of the first and the last
     @pytest.mark.parametrize("name", ["batch_norm", "group_norm"])
     def test_channel_norms(self, name: str, scale: float, dtype: str) -> None:
-        op, w, b = OPS[name], normal(6, seed=1), normal(6, seed=2)
+        op = OPS[name]
+        w = normal(6, seed=1)
+        b = normal(6, seed=2)
         parameters: dict[str, Any] = {"eps": 1e-10 * scale**2, "tell": None}
         if name == "group_norm":
             parameters["groups"] = 2
         for shape in ((4, 6, 35), (3, 6, 5000), (7, 6, 1)):
-            x, g = (normal(*shape) + 3) * scale, normal(*shape, seed=3)
+            x = (normal(*shape) + 3) * scale
+            g = normal(*shape, seed=3)
             results = []
             for kind, form in (("float64", unaligned), (dtype, unaligned), (dtype, np.asarray)):
                 arrays = [form(each.astype(kind)) for each in (x, w, b)]
@@ -187,7 +190,8 @@ class TestNumbers:
 
     def test_rms_norm(self, dtype: str) -> None:
         for shape, axes in (((3, 31), 1), ((4, 5, 64), 2)):
-            x, w = normal(*shape, dtype=dtype), normal(*shape[len(shape) - axes :], dtype=dtype, seed=2)
+            x = normal(*shape, dtype=dtype)
+            w = normal(*shape[len(shape) - axes :], dtype=dtype, seed=2)
             saved = lambda inputs, out: (inputs[1], inputs[0])  # noqa: E731
             compare(normalization.rms_norm, dtype, [x, w], saved, (True, True), axes=axes, eps=1e-6)
 
@@ -279,7 +283,9 @@ class TestNumbers:
         window = Window(*window)
         ties = normal(3, 2, *window.image).round().astype(dtype)
         awkward = ties.copy()
-        awkward[::2][ties[::2] > 2], awkward[::2][ties[::2] < -2], awkward[1] = np.nan, np.inf, -np.inf
+        awkward[::2][ties[::2] > 2] = np.nan
+        awkward[::2][ties[::2] < -2] = np.inf
+        awkward[1] = -np.inf
         for x in (normal(*ties.shape, dtype=dtype), ties, awkward, ties[:0]):
             expected = pooling.maxima.__wrapped__(np, x, window)
             for each in layouts(x):
@@ -346,7 +352,8 @@ def test_infinities_and_nan_are_values(dtype: str) -> None:
     ]
     with np.errstate(all="ignore"):
         for op, parameters in calls:
-            got, expected = op.forward(np, x, **parameters)[0], op.reference.forward(np, x, **parameters)[0]
+            got = op.forward(np, x, **parameters)[0]
+            expected = op.reference.forward(np, x, **parameters)[0]
             assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=op.name)
 
 
@@ -405,9 +412,12 @@ def test_all_builds_give_the_same_bits() -> None:
 def results_of_all_kernels(dtype: str) -> list[Any]:
     """What ops make of arrays that are long enough to be shared among threads, and of no round size."""
     rows, n = 331, 515
-    x, g = normal(rows, n, dtype=dtype), normal(rows, n, dtype=dtype, seed=1)
-    w, b = normal(n, dtype=dtype), normal(n, dtype=dtype, seed=2)
-    image, window = normal(5, 3, 71, 53, dtype=dtype), Window((71, 53), (3, 3), (2, 2), (1, 1), (1, 1))
+    x = normal(rows, n, dtype=dtype)
+    g = normal(rows, n, dtype=dtype, seed=1)
+    w = normal(n, dtype=dtype)
+    b = normal(n, dtype=dtype, seed=2)
+    image = normal(5, 3, 71, 53, dtype=dtype)
+    window = Window((71, 53), (3, 3), (2, 2), (1, 1), (1, 1))
     heads = [normal(2, 3, 130, 20, dtype=dtype, seed=seed) for seed in range(3)]
     results: list[Any] = []
 
@@ -438,10 +448,12 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     top, argmax = pooling.maxima(np, image, window)
     results.extend([columns, image, top, argmax, pooling.add_at_maxima(np, top, argmax, window)])
     if dtype == "float32":  # others go by products, which are the BLAS's
-        gates, weight = normal(3, 40, 256, dtype=dtype) / 9, normal(256, 64, dtype=dtype) / 9
+        gates = normal(3, 40, 256, dtype=dtype) / 9
+        weight = normal(256, 64, dtype=dtype) / 9
         hs, cs = np.zeros((2, 4, 40, 64), dtype)
         recurrent.lstm_steps(np, weight.T, None, gates, cs, hs)
-        da, dstates = np.empty_like(gates), np.ones((2, 40, 64), dtype)
+        da = np.empty_like(gates)
+        dstates = np.ones((2, 40, 64), dtype)
         recurrent.lstm_steps_backward(np, weight, None, gates, cs, np.ones_like(hs[1:]), da, *dstates)
         results.extend([gates, hs, cs, da, dstates])
     parameter = ddp.from_numpy(x).requires_grad_()

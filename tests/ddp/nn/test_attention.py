@@ -84,7 +84,8 @@ def test_dropout(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
 
     kv = (1, 1, 20, 2) if options.get("enable_gqa") else (1, 2, 20, 2)
     assert ddp.autograd.gradcheck(fn, leaves((1, 2, 20, 2), kv, kv))
-    a, b = fn(*leaves((1, 2, 20, 2), kv, kv)), attend(*leaves((1, 2, 20, 2), kv, kv), dropout_p=0.3, **options)
+    a = fn(*leaves((1, 2, 20, 2), kv, kv))
+    b = attend(*leaves((1, 2, 20, 2), kv, kv), dropout_p=0.3, **options)
     assert not np.allclose(a.detach().numpy(), b.detach().numpy())
 
 
@@ -116,7 +117,8 @@ def test_refusals() -> None:
     def of(*shapes: tuple[int, ...], **options: Any) -> Any:
         return lambda: attend(*(ddp.zeros(shape) for shape in shapes), **options)
 
-    three, mixed = [(2, 3)] * 3, (ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
+    three = [(2, 3)] * 3
+    mixed = (ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
     check_refusals(
         (of((2, 4, 3), (2, 5, 4), (2, 5, 3)), ShapeError, r"query \(2, 4, 3\), key \(2, 5, 4\), value \(2, 5, 3\)"),
         (of((2, 4, 3), (3, 4, 3), (2, 4, 3)), ShapeError, r"leading axes of query \(2, 4, 3\), key \(3, 4, 3\)"),

@@ -142,14 +142,17 @@ def test_sparse_gradients_are_dense_and_sparse_adam_trains_with_them_as_pytorch_
 
 
 def test_refusals() -> None:
-    layer, look_up, one = nn.Embedding(5, 3), nn.functional.embedding, ddp.tensor([0])
+    layer = nn.Embedding(5, 3)
+    look_up = nn.functional.embedding
+    one = ddp.tensor([0])
     check_refusals(
         (lambda: layer(ddp.tensor([1, 7])), RangeError, "input 7 is not one of the 5 rows 0 to 4"),
         (lambda: layer(ddp.zeros(2)), DtypeError, "row numbers"),
         (lambda: look_up(one, ddp.zeros(5)), ShapeError, r"weight \(5,\)"),
         (lambda: nn.Embedding(5, 3, padding_idx=5), RangeError, "padding_idx 5"),
     )
-    bag, ten = nn.functional.embedding_bag, ddp.zeros(5, 3)
+    bag = nn.functional.embedding_bag
+    ten = ddp.zeros(5, 3)
     two, offsets = ddp.tensor([0, 1]), ddp.tensor([0, 2, 1])
     check_refusals(
         (lambda: bag(two, ten), ShapeError, r"input \(2,\): expected \(B, N\)"),

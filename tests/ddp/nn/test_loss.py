@@ -128,7 +128,8 @@ class TestCrossEntropy:
 
     def test_probabilities_of_many_classes(self) -> None:
         rng = np.random.default_rng(0)
-        values, wanted = rng.standard_normal((3, 70_000)), rng.random((3, 70_000))
+        values = rng.standard_normal((3, 70_000))
+        wanted = rng.random((3, 70_000))
         wanted /= wanted.sum(1, keepdims=True)
         agree_as_functions("cross_entropy", values.astype("f4"), wanted.astype("f4"), rtol=2e-5, atol=2e-6)
 
@@ -152,7 +153,8 @@ class TestCrossEntropy:
             gradients = []
             for write in (False, True):
                 x.grad = None
-                target, used = ddp.tensor([0, 2, -100, 1]), weight.clone()
+                target = ddp.tensor([0, 2, -100, 1])
+                used = weight.clone()
                 loss = getattr(F, name)(x, target, used)
                 if write:
                     target.zero_()
@@ -176,7 +178,9 @@ def test_corners_of_probabilities(log_target: bool) -> None:
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_refusals_of_classes(name: str) -> None:
-    loss, x, two = getattr(F, name), ddp.zeros(2, 3), ddp.tensor([0, 1])
+    loss = getattr(F, name)
+    x = ddp.zeros(2, 3)
+    two = ddp.tensor([0, 1])
     check_refusals(
         (lambda: loss(x, ddp.tensor([0, 3])), RangeError, f"{name}: target 3 is not one of the 3 classes"),
         (lambda: loss(x, two, ddp.ones(2)), ShapeError, "weight"),
@@ -187,7 +191,9 @@ def test_refusals_of_classes(name: str) -> None:
 
 def test_refusals() -> None:
     x = ddp.zeros(2, 3)
-    column, row, huge = ddp.ones(2, 1), ddp.ones(2), ddp.ones(2, 3, 4)
+    column = ddp.ones(2, 1)
+    row = ddp.ones(2)
+    huge = ddp.ones(2, 3, 4)
     check_refusals(
         (lambda: F.cross_entropy(x, x, label_smoothing=1.5), ArgumentError, "label_smoothing"),
         (lambda: F.binary_cross_entropy(row * 1.5, row), ArgumentError, "between 0 and 1"),
@@ -223,7 +229,8 @@ def test_ctc_modules_and_empty_inputs() -> None:
 
 
 def test_ctc_refusals() -> None:
-    x, y = ddp.zeros(5, 2, 4), ddp.ones(2, 3, dtype=ddp.int64)
+    x = ddp.zeros(5, 2, 4)
+    y = ddp.ones(2, 3, dtype=ddp.int64)
     check_refusals(
         (lambda: F.ctc_loss(x[0, 0], y, [5, 5], [3, 3]), ShapeError, r"expected \(T, N, C\), and int64 \(N, L\)"),
         (lambda: F.ctc_loss(x, y.float(), [5, 5], [3, 3]), ShapeError, "int64"),

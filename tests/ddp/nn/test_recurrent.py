@@ -59,7 +59,8 @@ def test_dropout_between_layers(name: str) -> None:
 
 
 def test_refusals() -> None:
-    layer, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
+    layer = nn.LSTM(3, 4)
+    gru = nn.GRU(3, 4)
     x, h, wide = ddp.zeros(5, 2, 3), ddp.zeros(1, 2, 4), ddp.zeros(1, 2, 5)
     check_refusals(
         (lambda: layer(ddp.zeros(5, 2, 4)), ShapeError, r"LSTM: input \(5, 2, 4\): expected \(T, N, 3\)"),

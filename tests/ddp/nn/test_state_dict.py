@@ -140,7 +140,8 @@ class TestState:
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 
-        ours, theirs = made(nn), made(torch.nn).to(getattr(torch, dtype))
+        ours = made(nn)
+        theirs = made(torch.nn).to(getattr(torch, dtype))
         assert ours.load_state_dict(theirs.state_dict(keep_vars=keep_vars), assign=assign) == ([], [])
         assert theirs[0].weight.untyped_storage().resizable()  # not after its numpy(), and FSDP needs that
         for name, expected in theirs.state_dict().items():

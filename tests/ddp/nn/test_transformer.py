@@ -123,7 +123,8 @@ def test_transformer(options: dict[str, Any]) -> None:
 
 
 def test_refusals() -> None:
-    layer, x = nn.MultiheadAttention(8, 2), ddp.randn(4, 3, 8)
+    layer = nn.MultiheadAttention(8, 2)
+    x = ddp.randn(4, 3, 8)
     padding = ddp.zeros(4, 3)
     check_refusals(
         (lambda: nn.MultiheadAttention(8, 3), ArgumentError, "embed_dim 8 is no multiple of num_heads 3"),

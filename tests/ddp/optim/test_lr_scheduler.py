@@ -179,7 +179,9 @@ def test_only_our_functions_are_saved_by_their_state() -> None:
     optimizer, _ = optimizers()
     ours, other = Own(optimizer), Own(optimizer)
     net = ddp.nn.Linear(1, 1)
-    ours.model, ours.kind, ours.functions = net, ddp.nn.Linear, [abs]
+    ours.model = net
+    ours.kind = ddp.nn.Linear
+    ours.functions = [abs]
     held = other.model = ddp.nn.Linear(1, 1)
     weight = held.weight
     other.load_state_dict(ours.state_dict())

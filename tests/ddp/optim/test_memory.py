@@ -186,7 +186,8 @@ def test_gradients_of_other_parameters_at_every_step() -> None:
 
 def test_state_that_is_given_is_updated_in_place() -> None:
     """Processes that train together share it."""
-    p, given = ddp.ones(2, requires_grad=True), ddp.full((2,), 4.0)
+    p = ddp.ones(2, requires_grad=True)
+    given = ddp.full((2,), 4.0)
     optimizer = ddp.optim.SGD([p], lr=1.0, momentum=0.5)
     optimizer.state[p]["momentum_buffer"] = given
     p.grad = ddp.ones(2)

@@ -160,7 +160,9 @@ def test_a_step_that_extends_another_is_one_step() -> None:
 
 
 def test_state_dict_numbers_parameters() -> None:
-    a, b, c = leaf(2, 3), leaf(4), leaf(5)
+    a = leaf(2, 3)
+    b = leaf(4)
+    c = leaf(5)
     optimizer = ddp.optim.SGD([{"params": [a, b]}, {"params": [c], "lr": 0.5}], lr=0.1, momentum=0.9)
     for p in (a, c):
         p.grad = ddp.ones(*p.shape)
@@ -276,7 +278,8 @@ def test_a_state_dict_in_another_order_is_loaded_by_name() -> None:
 
 
 def test_loading_copies_and_the_step_casts() -> None:
-    a, b = leaf(2), ddp.ones(2, dtype=ddp.float64, requires_grad=True)
+    a = leaf(2)
+    b = ddp.ones(2, dtype=ddp.float64, requires_grad=True)
     first, second = ddp.optim.Adam([a], lr=0.1), ddp.optim.Adam([b], lr=9.0)
     a.grad, b.grad = ddp.ones(2), ddp.ones(2, dtype=ddp.float64)
     first.step()

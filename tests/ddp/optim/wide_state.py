@@ -22,7 +22,8 @@ class WideState(ddp.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                state, grad = self.state[p], p.grad.double()
+                state = self.state[p]
+                grad = p.grad.double()
                 if not state:
                     state["master"] = p.detach().float().clone()
                     state["sum"] = ddp.zeros(p.shape, dtype=ddp.float64)

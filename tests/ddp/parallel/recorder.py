@@ -20,7 +20,9 @@ class Recorder:
     """Records each collective of a communicator and of its duplicates in a list. note: what of (name, argument)"""
 
     def __init__(self, comm: Communicator, events: list[Any], note: Callable[[str, Any], Any] = only_name) -> None:
-        self._comm, self._events, self._note = comm, events, note
+        self._comm = comm
+        self._events = events
+        self._note = note
 
     def __getattr__(self, name: str) -> Any:
         result = getattr(self._comm, name)

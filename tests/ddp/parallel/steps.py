@@ -28,7 +28,8 @@ def make_step(number: int, at: float, late: float = 0.0, clock: int = 0, **chang
 
     late: ms that this rank takes longer before forward, and waits less in the end; clock: ns that its clock is ahead
     """
-    start, end = round((at + late) * MS) + clock, round((at + 100) * MS) + clock
+    start = round((at + late) * MS) + clock
+    end = round((at + 100) * MS) + clock
     step = Step(
         number=number,
         forward=(start + 20 * MS, start + 49 * MS),

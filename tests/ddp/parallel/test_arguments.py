@@ -146,7 +146,8 @@ def test_a_hook_that_is_a_module_is_no_part_of_the_model() -> None:
         def forward(self, bucket: comm_hooks.GradBucket) -> Any:
             return comm_hooks.bf16(bucket)
 
-    net, hook = make_net(), Learned(2, 2)
+    net = make_net()
+    hook = Learned(2, 2)
     model = DataParallel(net, comm_hook=hook)
     assert model.comm_hook is hook
     assert list(model.state_dict()) == [f"module.{name}" for name in net.state_dict()]

@@ -44,7 +44,8 @@ READY = [4.0, 3.0, 2.0, 1.0]
 
 def test_when_a_plan_ends() -> None:
     """Buckets wait for their last gradient and for the bucket before."""
-    plan, link = [[3, 2], [1, 0]], Link(alpha=0.5, beta=0.1)
+    plan = [[3, 2], [1, 0]]
+    link = Link(alpha=0.5, beta=0.1)
     assert end_of(plan, [10, 10, 10, 10], READY, link, backward=4.0) == 7.0
     assert end_of(plan, [10, 10, 10, 10], READY, link, backward=9.0) == 9.0
 
@@ -60,7 +61,8 @@ def test_when_a_plan_ends() -> None:
 )
 def test_the_cap_whose_plan_ends_first(alpha: float, beta: float, expected: int) -> None:
     link = Link(alpha=alpha, beta=beta)
-    sizes, ready = [1 << 16] * 16, [16.0 - index for index in range(16)]
+    sizes = [1 << 16] * 16
+    ready = [16.0 - index for index in range(16)]
     chosen = choose_cap(lambda cap: plan_buckets(sizes, cap), sizes, ready, link, 0.0)
     caps = [1 << power for power in range(16, 21)]
     ends = {cap: end_of(plan_buckets(sizes, cap), sizes, ready, link, 0.0) for cap in caps}

@@ -114,7 +114,8 @@ def test_who_drifted_in_words(table: list[list[int]], words: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_skipped_backward_is_found_at_the_next_one_on_every_rank(size: int) -> None:
     def rank(comm: Communicator) -> list[str]:
-        model, said = DataParallel(nn.Linear(3, 1), comm), []
+        model = DataParallel(nn.Linear(3, 1), comm)
+        said = []
         for step in range(5):
             model.zero_grad()
             loss = model(ddp.ones(2, 3)).sum()

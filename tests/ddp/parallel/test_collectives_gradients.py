@@ -52,7 +52,9 @@ class Case:
         at_once: Callable[[Tensors], Tensors],
         shape: Callable[[int, int], tuple[int, ...]],
     ) -> None:
-        self.here, self.at_once, self.shape = here, at_once, shape
+        self.here = here
+        self.at_once = at_once
+        self.shape = shape
 
 
 def last(xs: Any) -> int:

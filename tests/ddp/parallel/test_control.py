@@ -13,7 +13,8 @@ from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP
 def test_all_ranks_receive_requests_after_the_same_backward() -> None:
     def run(comm: collectives.Communicator) -> list[Any]:
         model = ddp.DataParallel(nn.Linear(2, 1), comm)
-        requests, by_rank = model.reducer.requests, []
+        requests = model.reducer.requests
+        by_rank = []
         for step in range(4):
             if step == 1 and comm.rank == 2:
                 requests.requested[STOP] = True

@@ -201,7 +201,9 @@ def test_the_gradient_of_a_frozen_parameter_stays() -> None:
     x, t = data(4)
 
     def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
-        net, mine, actual = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
+        net = make_net()
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        actual = []
         model = DataParallel(net, comm)
         for _ in range(5):  # the plan changes meanwhile
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
@@ -263,7 +265,8 @@ def test_a_deleted_gradient_empties_its_slot_of_the_bucket() -> None:
         x = ddp.ones(4, 3) * (comm.rank + 1)
         model(x).sum().backward()
         weight = model.module.weight
-        before, slot = weight.grad.numpy().copy(), weight.grad.array
+        before = weight.grad.numpy().copy()
+        slot = weight.grad.array
         del weight.grad
         assert weight.grad is None
         model(x).sum().backward()

@@ -195,7 +195,8 @@ def test_what_is_added_to_a_gradient_with_a_graph() -> None:
 
     def rank(comm: Communicator) -> None:
         model = ddp.DataParallel(make_critic(), comm)
-        weight, x = model.module[0].weight, part_of(2, comm.rank)
+        weight = model.module[0].weight
+        x = part_of(2, comm.rank)
         adam = ddp.optim.Adam(model.parameters(), lr=1e-2)
         model(x).mean().backward()
         once = weight.grad.clone()
@@ -204,7 +205,8 @@ def test_what_is_added_to_a_gradient_with_a_graph() -> None:
             model.backward(model(x).sum(), weight=4)
         adam.zero_grad()
         model(x).mean().backward(create_graph=True)
-        graph, held = weight.grad, weight.grad.detach().clone()
+        graph = weight.grad
+        held = weight.grad.detach().clone()
         for backward in (lambda loss: loss.backward(create_graph=True), lambda loss: loss.backward()):
             backward(model(x).mean())
             once = once + held

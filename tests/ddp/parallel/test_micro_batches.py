@@ -238,7 +238,8 @@ def test_optimizer_state_in_shards_gives_the_same_bits(name: str) -> None:
 
 
 def test_a_rank_keeps_no_more_sums_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, kept = TreeExchange.keep, []
+    keep = TreeExchange.keep
+    kept = []
 
     def counted(self: TreeExchange, number: int) -> None:
         keep(self, number)
@@ -352,7 +353,8 @@ def move_alone(progress: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_gradient_is_that_of_the_whole_batch(size: int) -> None:
-    x, t = np.random.default_rng(0).normal(size=(8, 5)), np.random.default_rng(1).integers(0, 3, 8)
+    x = np.random.default_rng(0).normal(size=(8, 5))
+    t = np.random.default_rng(1).integers(0, 3, 8)
 
     def net() -> nn.Module:
         ddp.manual_seed(0)

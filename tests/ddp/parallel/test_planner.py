@@ -48,7 +48,8 @@ class Fake:
     """Rank 0 of several; the others say `others` in every all_reduce."""
 
     def __init__(self, size: int = 2, others: Sequence[float] = ()) -> None:
-        self.size, self.rank = size, 0
+        self.size = size
+        self.rank = 0
         self.others = others
         self.calls: list[str] = []
 

@@ -123,7 +123,8 @@ def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int]) -
     ids=str,
 )
 def test_every_option_over_several_steps(options: dict[str, Any]) -> None:
-    shards, x = [2, 0, 3], numbers(5, C, 4)
+    shards = [2, 0, 3]
+    x = numbers(5, C, 4)
     expected = alone(started(nn.BatchNorm1d(C, **options)), x, shards, steps=3)
     assert_same(together(functools.partial(synchronized, **options), x, shards, steps=3), expected)
 
@@ -163,7 +164,8 @@ def test_a_constant_channel_becomes_exact_zeros_and_a_huge_one_keeps_its_digits(
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", ddp.float32), ("bfloat16", ddp.bfloat16)])
 def test_half_types_are_normalised_in_float32(dtype: str, kind: Any) -> None:
-    shards, x = [3, 1], numbers(4, C, 8)
+    shards = [3, 1]
+    x = numbers(4, C, 8)
 
     def run(layer: Any, rows: slice) -> list[np.ndarray]:
         mine = ddp.tensor(x[rows]).to(dtype=dtype).requires_grad_()
@@ -214,7 +216,8 @@ def test_a_rank_whose_input_is_frozen_takes_part_in_the_gradient_of_others(wanti
 
 
 def test_a_rank_that_no_gradient_comes_to_meets_the_others() -> None:
-    shards, x = [3, 2], numbers(5, C)
+    shards = [3, 2]
+    x = numbers(5, C)
 
     def rank(comm: Communicator) -> np.ndarray:
         mine = ddp.tensor(x[part(shards, comm.rank)], requires_grad=True)
@@ -232,7 +235,8 @@ def test_a_rank_that_no_gradient_comes_to_meets_the_others() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("wanting", [[True, True], [True, False], [False, True]], ids=str)
 def test_first_gradients_have_the_same_bits_with_a_graph(dtype: str, wanting: list[bool]) -> None:
-    shards, x = [3, 2], numbers(5, C, 4)
+    shards = [3, 2]
+    x = numbers(5, C, 4)
 
     def rank(comm: Communicator) -> None:
         layer = synchronized(comm).to(getattr(ddp, dtype))

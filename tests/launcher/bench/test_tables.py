@@ -70,7 +70,8 @@ def test_wrong_use(args: str, says: str) -> None:
 
 def test_factors_and_sizes_of_four_ranks() -> None:
     # Source: nccl-tests, doc/PERFORMANCE.md
-    part, whole = {"all_reduce": 1.5, "reduce": 1, "broadcast": 1, "send_recv": 1}, 0.75
+    part = {"all_reduce": 1.5, "reduce": 1, "broadcast": 1, "send_recv": 1}
+    whole = 0.75
     for name, collective in COLLECTIVES.items():
         if collective.empty:
             assert (collective.size(10, 4, 4), collective.count(8, 4, 4)) == (0, 0)

@@ -307,7 +307,8 @@ CASES = {
 @pytest.mark.parametrize("names", [[*CASES][:3], [*CASES][3:]], ids=[0, 1])
 def test_real_ranks(start_job: Any, tmp_path: Path, names: list[str]) -> None:
     # Few at a time: on a loaded machine a rank that is not given a core for so long is taken for one that hangs.
-    jobs, cases = {}, {name: CASES[name] for name in names}
+    jobs = {}
+    cases = {name: CASES[name] for name in names}
     for name, case in cases.items():
         folder = tmp_path / name
         folder.mkdir()

@@ -25,7 +25,9 @@ LIMIT = 30.0  # s
 @contextmanager
 def open_door(**options: Any) -> Iterator[tuple[Listener, list[Any]]]:
     """A listener that serves until the block ends, and whom it has let in."""
-    listener, agents, done = Listener(**options), [], threading.Event()
+    listener = Listener(**options)
+    agents = []
+    done = threading.Event()
 
     def serve() -> None:
         while not done.is_set():

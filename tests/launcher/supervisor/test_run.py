@@ -130,7 +130,8 @@ print([sys.argv, sys.path[0], file, spec, __main__.__package__, os.path.basename
     ],
 )
 def test_whatever_python_runs(run_job: Any, tmp_path: Path, kind: str) -> None:
-    folder, program = tmp_path / "folder", MAIN if kind == "-" else "import helper" + MAIN
+    folder = tmp_path / "folder"
+    program = MAIN if kind == "-" else "import helper" + MAIN
     folder.mkdir()
     for path in (tmp_path / "helper.py", folder / "helper.py"):
         path.write_text("value = 7\n")

@@ -46,7 +46,8 @@ def test_agents_on_other_hosts_stay_until_their_slots_are_not_needed() -> None:
 
 
 def test_a_system_that_grants_none_or_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, granted = set(os.listdir("/proc/self/fd")), iter([os.memfd_create("x")])
+    before = set(os.listdir("/proc/self/fd"))
+    granted = iter([os.memfd_create("x")])
 
     def create(name: str) -> int:
         for fd in granted:

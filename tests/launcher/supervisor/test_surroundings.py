@@ -40,7 +40,8 @@ NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \(.+\): is the interface lo up\? \(i
 
 def as_nobody(processes: int) -> list[str]:
     """Runs a command as a user of its own, who may read all files and have so many processes."""
-    user, files = str(100_000 + os.getpid()), "+dac_override,+dac_read_search"
+    user = str(100_000 + os.getpid())
+    files = "+dac_override,+dac_read_search"
     rights = ["--clear-groups", f"--inh-caps={files}", f"--ambient-caps={files}"]
     return ["setpriv", "--reuid", user, "--regid", user, *rights, "prlimit", f"--nproc={processes}"]
 

@@ -111,7 +111,8 @@ def layouts(comm: Any, cupy: Any) -> None:
     base = np.arange(24.0).reshape(4, 6) + comm.rank
     cuts: list[Callable[[Any], Any]] = [lambda a: a[::2, ::-3], lambda a: a.T, lambda a: a[:0], lambda a: a[0, 0]]
     for cut in cuts:
-        whole, mine = cupy.asarray(base), base.copy()
+        whole = cupy.asarray(base)
+        mine = base.copy()
         x, host = cut(whole), cut(base)
         calls = ["all_reduce", "all_gather", "reduce", *(["all_to_all", "reduce_scatter", "scatter"] if x.ndim else [])]
         for name in calls:
@@ -132,7 +133,8 @@ def out_in_place_and_beside(comm: Any, cupy: Any) -> None:
     for dtype in (np.float32, np.float16, np.int32):
         host = np.full((2, 3), comm.rank + 1, dtype)
         expected = np.full((2, 3), sum(range(comm.size + 1)), dtype)
-        x, out = cupy.asarray(host), cupy.empty((2, 3), dtype)
+        x = cupy.asarray(host)
+        out = cupy.empty((2, 3), dtype)
         strided = cupy.empty((2, 6), dtype)[:, ::2]
         for into in (out, strided, x):
             assert comm.all_reduce(x, out=into) is into
@@ -164,7 +166,8 @@ def movements_of_uneven_parts(comm: Any, cupy: Any) -> None:
     x = cupy.asarray(host)
     for known in (None, table[comm.rank], table):
         same(comm.all_to_all(x, lengths=known), comm.all_to_all(host, lengths=known))
-    host, root = values((13, 2), np.uint8, comm.rank), comm.size - 1
+    host = values((13, 2), np.uint8, comm.rank)
+    root = comm.size - 1
     for known in (None, [13] + [0] * (comm.size - 1)):
         mine = comm.scatter(host if comm.rank == root else None, root, lengths=known)
         out = cupy.empty(mine.shape, mine.dtype)
@@ -174,11 +177,13 @@ def movements_of_uneven_parts(comm: Any, cupy: Any) -> None:
 
 
 def messages_go_through_the_host(comm: Any, cupy: Any) -> None:
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right = (comm.rank + 1) % comm.size
+    left = (comm.rank - 1) % comm.size
     for count in (3, 3000):
         x = cupy.asarray(np.full((count, 2), comm.rank, np.float32)) * 2
         for out in (cupy.empty((count, 2), np.float32), cupy.empty((count, 4), np.float32)[:, ::2]):
-            sent, coming = comm.send(x, right, async_op=True), comm.recv(left, out=out, async_op=True)
+            sent = comm.send(x, right, async_op=True)
+            coming = comm.recv(left, out=out, async_op=True)
             assert coming.wait() is out
             sent.wait()
             same(out, np.full((count, 2), 2 * left, np.float32))
@@ -200,7 +205,8 @@ def duplicates_and_parts(comm: Any, cupy: Any) -> None:
     works = [comm.all_reduce(cupy.asarray(np.full(1000, float(i))), async_op=True) for i in range(20)]
     for i, work in enumerate(works):
         same(work.wait(), np.full(1000, float(i * comm.size)))
-    twin, part = comm.duplicate(), comm.split(comm.rank % 2, -comm.rank)
+    twin = comm.duplicate()
+    part = comm.split(comm.rank % 2, -comm.rank)
     same(twin.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(comm.size)))
     same(part.all_gather(cupy.asarray(np.array([comm.rank]))), part.all_gather(np.array([comm.rank])))
     same(part.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(part.size)))

@@ -51,8 +51,12 @@ class FakeNccl:
     """`NcclCommunicator`."""
 
     def __init__(self, hub: Hub, nccl: Any, unique_id: bytes, rank: int, size: int, timeout: float) -> None:
-        self.hub, self.nccl, self.id = hub, nccl, unique_id
-        self.rank, self.size, self.timeout = rank, size, timeout
+        self.hub = hub
+        self.nccl = nccl
+        self.id = unique_id
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
         self.number = 0
         hub.ends.append(self)
         self.group_of: list[tuple[Any, ...]] | None = None
@@ -87,7 +91,8 @@ class FakeNccl:
         assert self.group_of is None
         self.group_of = []
         yield
-        grouped, self.group_of = self.group_of, None
+        grouped = self.group_of
+        self.group_of = None
         if self.stream is not None:
             self._start(self.stream, grouped)
 
@@ -115,7 +120,8 @@ class FakeNccl:
             self.group_of.append(padded)
 
     def _start(self, stream: int, operations: list[tuple[Any, ...]]) -> None:
-        machine, captures = self.hub.machine, self.hub.captures
+        machine = self.hub.machine
+        captures = self.hub.captures
         kind = f"nccl {' '.join(sorted({operation[0] for operation in operations}))}".strip()
 
         def meet() -> Meeting:

@@ -32,7 +32,8 @@ def overlap(comm: Any) -> None:
 
 def capture(comm: Any) -> None:
     """An all_reduce in a graph, launched again with other numbers."""
-    x, y = cupy.ones(1000, np.float32), cupy.zeros(1000, np.float32)
+    x = cupy.ones(1000, np.float32)
+    y = cupy.zeros(1000, np.float32)
     comm.all_reduce(x, out=y)
     cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -155,7 +155,8 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
 
 def test_what_needs_the_host_cannot_be_captured(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
-        x, stream = cupy.empty(4, np.float32), cupy.cuda.get_current_stream()
+        x = cupy.empty(4, np.float32)
+        stream = cupy.cuda.get_current_stream()
         stream.begin_capture()
         with pytest.raises(collectives.ArgumentError, match="cannot be captured into a graph"):
             comm.all_reduce(x)

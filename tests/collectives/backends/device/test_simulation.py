@@ -37,7 +37,8 @@ OPS = (
 def program(comm: Any, cupy: Any, seed: int) -> None:
     """Collectives on fresh arrays, some asynchronous, each result checked after more kernels."""
     dice = random.Random(seed)
-    size, rank = comm.size, comm.rank
+    size = comm.size
+    rank = comm.rank
     under_way: list[tuple[Any, Any]] = []
     bystanders = []  # arrays that no collective has anything to do with
 

@@ -29,7 +29,11 @@ class Rank:
     """One rank: its library, its communicator, and arrays in place of pointers."""
 
     def __init__(self, nccl: Nccl, stub: Stub, id: bytes, rank: int, size: int) -> None:
-        self.nccl, self.stub, self.id, self.rank, self.size = nccl, stub, id, rank, size
+        self.nccl = nccl
+        self.stub = stub
+        self.id = id
+        self.rank = rank
+        self.size = size
 
     def connect(self, timeout: float = 20.0, **options: Any) -> NcclCommunicator:
         return NcclCommunicator.connect(self.nccl, self.id, self.rank, self.size, timeout=timeout, **options)
@@ -248,7 +252,8 @@ class raises(contextlib.AbstractContextManager[None]):
     """As pytest's, which ranks do without."""
 
     def __init__(self, kind: type[BaseException], pattern: str) -> None:
-        self.kind, self.pattern = kind, pattern
+        self.kind = kind
+        self.pattern = pattern
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         import re
@@ -261,9 +266,12 @@ class raises(contextlib.AbstractContextManager[None]):
 
 
 def main() -> int:
-    library, size, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    library = sys.argv[1]
+    size = int(sys.argv[2])
+    names = sys.argv[3:]
     nccl = Nccl(ctypes.CDLL(library), library)
-    ids, children = [unique_id(nccl) for _ in names], []
+    ids = [unique_id(nccl) for _ in names]
+    children = []
     for rank in range(size):
         if (child := os.fork()) == 0:
             status = 1

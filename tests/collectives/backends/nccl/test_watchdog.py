@@ -18,7 +18,8 @@ class FakeEvent:
     """An event that passes when a test says so. error: what asking raises"""
 
     def __init__(self, passed: bool = False, error: Exception | None = None) -> None:
-        self.passed, self.error = passed, error
+        self.passed = passed
+        self.error = error
 
 
 def passed(event: FakeEvent) -> bool:
@@ -99,7 +100,8 @@ def test_whatever_fails_is_raised(finder: str) -> None:
     steps: list[str] = []
     dog, communicator = watchdog(steps)
     if finder == "async error":  # though nothing is in flight
-        communicator.error, says = NcclError("the network is down"), "the network is down"
+        communicator.error = NcclError("the network is down")
+        says = "the network is down"
     elif finder == "event":
         dog.watch(FakeEvent(error=RuntimeError("an illegal memory access")), None, "all_reduce #1", 20)
         says = "rank 3: watching its operations failed: RuntimeError: an illegal memory access"

@@ -25,7 +25,9 @@ class PlacedTransport(ThreadTransport):
         super().__init__(*args)
         self._nodes = nodes
         placement = rank_info_of([f"node {nodes[member]}" for member in self._members], self.rank)
-        self.local_rank, self.local_size, self.node = placement.local_rank, placement.local_size, placement.node
+        self.local_rank = placement.local_rank
+        self.local_size = placement.local_size
+        self.node = placement.node
 
     def _part(self, members: Sequence[int], key: str) -> PlacedTransport:
         part = super()._part(members, key)

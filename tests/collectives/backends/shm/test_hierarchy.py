@@ -34,7 +34,8 @@ def test_totals_are_right_and_the_same_bits_on_every_rank_and_in_every_run(nodes
         bits = []
         for length in LENGTHS:
             everyones = np.random.default_rng(length).normal(size=(comm.size, length)).astype(np.float32)
-            x, want = everyones[comm.rank], everyones.sum(0, dtype=np.float64)
+            x = everyones[comm.rank]
+            want = everyones.sum(0, dtype=np.float64)
             total = comm.all_reduce(x)
             assert_allclose(total, want, rtol=1e-4, atol=1e-5)
             bits.append(total.tobytes())

@@ -93,7 +93,8 @@ def test_what_changes_from_call_to_call_is_looked_at(inline: Counter[bool], size
         return comm.all_reduce(x, **options)  # one place for all of these
 
     def check(comm: Communicator) -> None:
-        n, sum_of_ranks = comm.size, sum(range(comm.size))
+        n = comm.size
+        sum_of_ranks = sum(range(comm.size))
         for _ in range(3):
             for shape in ((4,), (2, 2), (), (0,), (4, 1)):
                 for dtype in (np.float64, np.int32):
@@ -254,9 +255,11 @@ PAIR = [0, 0]
 
 def test_lengths_that_change_in_place_are_read_again() -> None:
     def check(comm: Communicator) -> None:
-        lengths, x = ddp.tensor([1, 3]), np.arange(4)
+        lengths = ddp.tensor([1, 3])
+        x = np.arange(4)
         for first in (1, 1, 3, 0):
-            lengths[0], lengths[1] = first, 4 - first
+            lengths[0] = first
+            lengths[1] = 4 - first
             parts: Any = lengths
             got = comm.reduce_scatter(x, lengths=parts), comm.scatter(x, lengths=parts)
             want = np.split(x, [first])[comm.rank]
@@ -290,7 +293,8 @@ def test_a_duplicate_is_the_same_one_on_all_ranks_after_a_mismatch(run: Callable
             comm.duplicate() if comm.rank else comm.barrier()
         with pytest.raises(MismatchError):
             comm.split(0) if comm.rank else comm.barrier()
-        twin, part = comm.duplicate(), comm.split(comm.rank == 5)
+        twin = comm.duplicate()
+        part = comm.split(comm.rank == 5)
         assert part is not None
         twin.barrier()
         part.barrier()

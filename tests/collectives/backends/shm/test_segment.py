@@ -82,7 +82,8 @@ def test_ranks_whose_arrays_lie_in_shared_memory_and_others(size: int, length: i
 
 def test_a_cached_call_beside_one_on_the_general_path_has_no_shared_array_of_an_earlier_call() -> None:
     def check(comm: Communicator) -> None:
-        a, c = comm.empty(131_072), np.ones(131_072, np.float32)
+        a = comm.empty(131_072)
+        c = np.ones(131_072, np.float32)
 
         def total(x: Any) -> Any:
             return comm.all_reduce(x, out=x)
@@ -91,7 +92,8 @@ def test_a_cached_call_beside_one_on_the_general_path_has_no_shared_array_of_an_
         total(c)  # prepares
         for _ in range(2):
             comm.all_reduce(a, out=a, async_op=True).wait()
-        c[:], a[:] = 1, -5
+        c[:] = 1
+        a[:] = -5
         if comm.rank == 0:
             total(c)
             assert_array_equal(c, np.full(131_072, 11))
@@ -230,7 +232,8 @@ def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
 def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nodes: list[int]
 ) -> None:
-    create, limit = segment.create, 8 << 20
+    create = segment.create
+    limit = 8 << 20
 
     def rationed(nbytes: int) -> segment.Segment:
         if nbytes > limit:

@@ -103,7 +103,8 @@ def drive(
     def rank(comm: Communicator) -> tuple[list[dict[str, Array]], Any, Any]:
         first = steps[0][comm.rank]
         buckets = buckets_of(first, plan or [list(reversed(first))])
-        hook, counting = make_hook(), Counting(comm)
+        hook = make_hook()
+        counting = Counting(comm)
         exchange = HookExchange(hook, counting, list(first))
         counting.calls.clear()
         exchange.set_buckets(buckets)

@@ -33,7 +33,9 @@ def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
 
 def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -> tuple[HookExchange, Buckets, Control]:
     """An exchange in the middle of a backward, with no bucket launched yet."""
-    exchange, buckets, control = HookExchange(hook, comm, NAMES), buckets_of(gradients(), plan), Control(scale, USED)
+    exchange = HookExchange(hook, comm, NAMES)
+    buckets = buckets_of(gradients(), plan)
+    control = Control(scale, USED)
     exchange.set_buckets(buckets)
     exchange.begin(control)
     return exchange, buckets, control
@@ -44,7 +46,8 @@ def three_rounds(bucket: GradBucket) -> Iterator[Any]:
     share = bucket.buffer * bucket.scale
     low = yield bucket.comm.all_reduce(share[::2].copy(), async_op=True)
     high = yield bucket.comm.all_reduce(share[1::2].copy(), async_op=True)
-    bucket.buffer[::2], bucket.buffer[1::2] = low, high
+    bucket.buffer[::2] = low
+    bucket.buffer[1::2] = high
     total = yield bucket.comm.all_reduce(bucket.buffer.sum(keepdims=True), async_op=True)
     assert total.shape == (1,)
 

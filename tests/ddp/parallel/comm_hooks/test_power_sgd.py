@@ -78,10 +78,12 @@ def test_it_computes_what_pytorch_computes(rank: int, ranks: int, monkeypatch: p
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     shapes = {"a": (12, 9), "b": (7,), "c": (10, 16)}
-    count, alone = 5, SimpleNamespace(size=lambda: 1)
+    count = 5
+    alone = SimpleNamespace(size=lambda: 1)
     state = theirs.PowerSGDState(alone, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=1)
     state.iter = 2
-    steps, scales = random_steps(count, ranks, shapes), [0.5, 0.1, 2.0, 1.0, 0.3]
+    steps = random_steps(count, ranks, shapes)
+    scales = [0.5, 0.1, 2.0, 1.0, 0.3]
     draws = np.random.RandomState()
     draws.set_state(state.rng.get_state())
     with torch.random.fork_rng(devices=[]):

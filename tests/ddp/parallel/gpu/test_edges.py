@@ -32,7 +32,9 @@ class Trainer:
     def __init__(
         self, comm: Any, ranks: Rig, layers: int = 2, frozen: str = "", zero: bool = False, **options: Any
     ) -> None:
-        self.rank, self.machine, self.layers = comm.rank, ranks.machine, layers
+        self.rank = comm.rank
+        self.machine = ranks.machine
+        self.layers = layers
         self.device = f"cuda:{comm.rank}"
         self.net = Net(layers).to(self.device)
         if frozen:
@@ -93,7 +95,8 @@ TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged
     "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
 )
 def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
-    ranks, steps = rig(2, nccl), WARM + 8
+    ranks = rig(2, nccl)
+    steps = WARM + 8
 
     def rank(comm: Any, cupy: Any) -> None:
         trainer = Trainer(comm, ranks, check_every=5, **WAYS[way]())
@@ -116,7 +119,8 @@ def steps_ahead_of_the_device(ranks: Rig) -> None:
 
     The old ones go to nobody while the device still needs them, and the numbers are right when it has caught up.
     """
-    steps, late = WARM + 6, 3
+    steps = WARM + 6
+    late = 3
 
     def rank(comm: Any, cupy: Any) -> list[Any]:
         trainer = Trainer(comm, ranks, layers=3, frozen="w1", check_every=0)

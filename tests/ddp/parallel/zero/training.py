@@ -67,7 +67,8 @@ class Net(nn.Module):
 def batch(step: int, rank: int, size: int) -> tuple[ddp.Tensor, ddp.Tensor]:
     """This rank's part of a step's batch."""
     random = np.random.default_rng(step)
-    x, t = random.normal(size=(BATCH, FEATURES)).astype(np.float32), random.integers(0, CLASSES, BATCH)
+    x = random.normal(size=(BATCH, FEATURES)).astype(np.float32)
+    t = random.integers(0, CLASSES, BATCH)
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     return ddp.from_numpy(x[mine]), ddp.from_numpy(t[mine])
 
