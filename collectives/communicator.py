@@ -141,7 +141,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not all(isinstance(length, (int, np.integer)) and length >= 0 for length in lengths):
             raise ArgumentError(f"shape should be lengths of at least 0, is {shape!r}")
-        lengths = tuple(map(int, lengths))  # NumPy's integers print differently.
+        lengths = tuple(map(int, lengths))  # Ranks compare lengths as text; NumPy's integers print differently.
         try:
             requested = np.dtype(dtype)
         except TypeError:

@@ -328,7 +328,7 @@ _random = _Random()
 def manual_seed(seed: int) -> BaseGenerator:
     """Seeds the random numbers of this thread on every device. A thread that was never seeded draws its own entropy.
 
-    seed: a non-negative integer. Returns the stream of the CPU. Raises: ArgumentError for a negative seed.
+    seed: a non-negative integer. Returns this thread's generator of the CPU. Raises: ArgumentError if it is negative.
     """
     thread_generator(CPU).manual_seed(seed)
     _random.seed = int(seed)

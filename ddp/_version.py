@@ -1,4 +1,4 @@
-"""The version as scripts written for PyTorch compare it."""
+"""A version string that is ordered by its numbers, as `torch.__version__` is."""
 
 from __future__ import annotations
 

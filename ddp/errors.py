@@ -15,7 +15,7 @@
     │   ├── InplaceError                an in-place operation that autograd cannot follow
     │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
-    │   ├── EarlyStop                   a rank ran out of data inside join, and to hear of it was asked for
+    │   ├── EarlyStop                   a rank ran out of data inside join(throw_on_early_termination=True)
     │   └── PeerError                   another rank failed at what this one waits for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
     ├── CheckpointError                 a checkpoint that could not be written, or is not what was written

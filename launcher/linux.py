@@ -248,7 +248,7 @@ _SWEEP_LIMIT = 1.0
 def sweeping() -> Iterator[None]:
     """Inside `with`, this process adopts the orphans of a job. At the end it kills what is left, and ignores Ctrl-C.
 
-    Children that it had before, from before its exec, are spared.
+    Children that it had at the beginning, from before its exec, are spared.
     """
     started_at = time.time()
     # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
@@ -304,7 +304,7 @@ _SEGMENTS = (
     "ucx_shm_posix_",
     "open_mpi.",  # Open MPI's locks
 )
-# How far a file's time of creation may lie before `time.time()` of that moment (s): it is some milliseconds.
+# A new file's ctime may be some milliseconds earlier than `time.time()`. This difference is allowed (s).
 _LAG = 0.1
 
 

@@ -1,4 +1,4 @@
-"""A world of one rank: every collective is a copy, and nothing is imported."""
+"""A world of one rank: every collective is a copy, and no MPI library is loaded."""
 
 from __future__ import annotations
 

@@ -68,19 +68,21 @@ def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: t
 class Plan:
     """What all calls of one kind have in common. Made for the first of them, and not changed by any.
 
-    name, more: the collective, and its other arguments as text; dtype, shape: of its array, None without one
-    agreed: what ranks must agree on beside the dtype: the shape or a part of it; None: any array, of any dtype
-    checksum: a number that each rank shows the others: the length along axis 0, or a checksum of what may differ
-    prefix: (n,) uint8 that other ranks get with the signature; shown: they may read the array from then on, too
+    name, more: the collective, and its other arguments as text
+    dtype, shape: of the array of this rank; None if it has none
+    agreed: the shape, or the part of it, that must be the same on all ranks, as must the dtype; None: both may differ
+    checksum: a number that each rank shows the others, and that may differ: the length along axis 0, or a checksum
+    prefix: (n,) uint8 that other ranks get with the signature
+    shown: whether other ranks may read the array as soon as they have the signature
     reduction: for reductions: what to compute, and the dtype in which the array is sent
     body: the steps that move the array after ranks have compared the call
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
     result: the shape of this rank's result, if it is known before the call
-    beside: its body is a single operation, and the operation of the next call may run at the same time
-    depth: number of stack frames from the public method to the creation of a call, or fewer
+    beside: whether its body is a single operation that may run at the same time as the operation of the next call
+    depth: at most the number of stack frames from the public method to the creation of a call
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
-    recorded: by call site, which is the id of a code object and an instruction in it: the number of the call's text in
-    the flight record, and the code object, which is kept so that its id is not reused
+    recorded: a dict. Key: the call site, as the id of a code object and an instruction in it. Value: the number of the
+    call's text in the flight record, and the code object, which is kept so that its id is not reused
     """
 
     name: str

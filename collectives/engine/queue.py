@@ -347,7 +347,7 @@ class CallQueue:
             # All ranks must start their operations in the same order. A scale function may depend on earlier results.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
                 break
-            # An array may be reduced again before its first result is waited for.
+            # Calls that use the same memory run one after the other: two reductions of one array in place, for example.
             if any(_overlap(call, self._ordered[earlier]) for earlier in range(index)):
                 break
             if not call.posted:

@@ -129,7 +129,7 @@ class FlightReader:
             raise _explain(pid, error) from None
         for fd in fds:
             reader = cls.of_fd(pid, fd)
-            # Otherwise it is the record of its parent, or the process is an agent and it is its rank's.
+            # If the pids differ, it is the record of the process's parent or, if the process is an agent, of its rank.
             if reader.record(with_calls=False).pid == _own_pid(pid):
                 return reader
             reader.close()

@@ -141,8 +141,8 @@ class Recorder:
         with self._lock:
             self._newest += 1
             number = self._newest
-            # Its slot is overwritten after TEXTS later ones, but it is used only until half of them: so it outlives
-            # the recorded calls that point to it.
+            # The slot of a text is overwritten TEXTS texts later, but new calls point to a text only until TEXTS // 2
+            # texts later. So it outlives the recorded calls that point to it.
             self.oldest = max(0, number - layout.TEXTS // 2)
             if len(self._texts) >= layout.TEXTS:
                 self._texts.clear()

@@ -28,7 +28,7 @@ from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
 from collectives.engine.call import Work
-from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
 from collectives.time_limit import Deadline
 from collectives.torch import trace
@@ -61,12 +61,17 @@ _DONE = TorchWork((), ())
 def create(options: Any, backend_options: Any = None) -> Any:
     """The group that `init_process_group` and `new_group` ask for.
 
-    Raises: WorldError as `join`.
+    Raises: WorldError as `join`; BackendError if tensors of the CPU are for another backend, and this one for a GPU's.
     """
     # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
     group = getattr(options, "process_group", None)
     # Up to 2.13 it is a local variable of the caller. It has the backends of other devices, and will not be used.
     others = None if group is not None else sys._getframe(1).f_locals.get("pg")
+    other_types = {device.type for device in others._device_types} if others is not None else set()
+    if "cpu" in other_types:
+        raise BackendError(
+            'the backend "ddp" moves tensors of the CPU, and here another one does: use "cpu:ddp,cuda:nccl"'
+        )
     seconds = options.timeout.total_seconds()
     members = list(options.global_ranks_in_group)
     if members:
@@ -76,7 +81,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         trace.start(init())
     if group is not None and group.name() != "custom":
         return CollectivesBackend(comm)
-    if others is not None and others._device_types:
+    if other_types:
         return GroupBesideOthers(comm, others)
     return CollectivesGroup(comm)
 
@@ -108,6 +113,8 @@ class GroupCalls:
 
     supports_coalescing = False
     supports_splitting = True
+    # How many frames above a method that of its caller is.
+    _caller = 1
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
@@ -234,7 +241,7 @@ class GroupCalls:
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
         x = as_numbers(tensor)
-        if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(1)):
+        if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(self._caller)):
             # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
             # Over a network it waits for one bucket after the other, and copies each while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
@@ -491,6 +498,8 @@ class GroupBesideOthers(CollectivesGroup):
     others: a group of PyTorch's own with the same ranks, which has those backends
     """
 
+    _caller = 2
+
     def __init__(self, comm: Communicator, others: Any) -> None:
         super().__init__(comm)
         self._others = others
@@ -526,7 +535,10 @@ class GroupBesideOthers(CollectivesGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Any:
-        """As above, but collective, with ranks in ascending order, as PyTorch's own. device_types: None: all"""
+        """As in `CollectivesGroup`, but collective, and with ranks in ascending order, as in PyTorch's own group.
+
+        device_types: of the devices that the new group is for; None: all
+        """
         of_others = device_types and [device for device in device_types if device.type in self._other_types]
         others = None
         if of_others != []:

@@ -66,7 +66,7 @@ def add_rendezvous() -> None:
 
 
 def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
+    """A communicator of PyTorch's default group. Raises: WorldError if the process was started as another rank."""
     by_store = world_from_env() is None and size > 1
     world = _meet(store, rank, size, timeout) if by_store else init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):

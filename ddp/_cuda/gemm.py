@@ -442,7 +442,7 @@ PER_THREAD = 2
 # The most workspaces outside of graphs, and in each graph. The oldest is freed for a new stream's.
 WORKSPACES = 16
 
-# By device, handle of the stream, and thread (0 but for the per-thread default stream): the workspace.
+# Workspaces by (device, handle of the stream, thread). The thread is 0, except for the per-thread default stream.
 _workspaces: dict[tuple[int, int, int], Any] = {}
 
 # The same for each graph under capture.

@@ -214,7 +214,7 @@ class _ImportedMemory:
     """The owner, for CuPy, of memory of another process: arrays over that memory keep this object alive."""
 
     def __init__(self, lease: _Lease, message: ExportedArray) -> None:
-        # Does not keep `message`, whose reference would keep the pipe open longer than the lease.
+        # Keeps only parts of `message`: `message.reference` would keep the pipe open longer than the lease.
         self.lease = lease
         self.handle = message.handle
         self.uuid = message.uuid

@@ -159,7 +159,7 @@ def _run(
                     parts = incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)
                     part = parts[g.output]  # None, unless the graph of a gradient leads here, too
                     parts[g.output] = g.gradient if part is None else _sum(part, g.gradient, edge)
-                else:  # the first is not copied: it may be broadcast, read-only, or in use elsewhere
+                else:  # not in place: the first is no copy, and may be read-only or in use elsewhere
                     before = incoming.get(edge)
                     incoming[edge] = g if before is None else _sum(before, g, edge)
             if count > 1:
@@ -240,7 +240,7 @@ def _call_hooks(edge: Edge, hooks: Sequence[Hook], incoming: dict[Edge, Any]) ->
 def _sum(a: Any, b: Any, edge: Edge) -> Any:
     if type(a) is np.ndarray or type(edge) is Leaf or not hasattr(a, "flags") or a.flags.c_contiguous or not a.ndim:
         return a + b
-    # CuPy would give it in the order of its axes; gradients of images with channels last stay so.
+    # CuPy's `a + b` would not keep the memory order of `a`, such as channels last.
     xp = edge.xp
     return xp.add(a, b, out=xp.empty_like(a))
 

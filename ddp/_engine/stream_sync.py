@@ -127,7 +127,7 @@ class StreamSync:
         self._use(stream)
 
     def end_delivery(self, edge: Edge, collects: bool) -> None:
-        """Called after it was added. collects: the leaf has not read the result yet."""
+        """Called after a result was added to the gradient of `edge`. collects: `edge` has not read it yet."""
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.keep_alive(self._current, *arrays)
 

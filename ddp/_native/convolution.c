@@ -56,7 +56,7 @@ typedef struct {
     size lines, bands, rows, part, width, plane, taps;
 } walk;
 
-/* Whether the tap is one of the residue's, and where it reads. */
+/* Whether positions of this residue use the tap. *offset: where it reads, relative to p*step. */
 static inline int tap_offset(const window *s, int back, int axis, size residue, size tap, size *offset)
 {
     const size at = tap * s->dilation[axis] - s->padding[axis];
@@ -347,7 +347,7 @@ typedef struct {
     size n, sources, results, source[2], result[2], tiles[2]; /* tiles: along H, W of a phase of a result */
     size step, spread;                                        /* phases of what is read and written, along an axis */
     size first[2][MOST_PHASES];                               /* where the first tile of a phase of the result reads */
-    size edge, products;                                      /* of a tile that is read: 4, 16 or 3, 9 */
+    size edge, products;                                      /* of a tile that is read: 4 and 16, or 3 and 9 */
     size source_row, result_row; /* floats of all channels of a tile: an odd number of pairs of vectors, for the cache */
     size rows;                   /* of tiles in a block */
 } tiling;

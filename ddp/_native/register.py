@@ -70,7 +70,7 @@ TILE = 16384
 
 
 def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
-    """function(*arrays), element by element, which broadcast; the result has the dtype of the first."""
+    """Computes an element-wise function in tiles. The arrays broadcast; the result has the dtype of the first."""
     if arrays[0].size <= TILE:
         return function(*arrays)
     # Any: NumPy's stubs take one list of flags, where each operand has its own.

@@ -73,7 +73,7 @@ class TensorBase:
         self.requires_grad_(value)
 
     def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
-        """Turns the gradient of a leaf on or off, and returns it.
+        """Turns the gradient of a leaf on or off, and returns the tensor.
 
         Raises: DtypeError unless floating; GraphError to turn it off on the result of an op.
         """

@@ -49,7 +49,7 @@ class ComplexTensor:
         return self.real.masked_fill(origin, 1).hypot(self.imag).masked_fill(origin, 0)
 
     def angle(self) -> Any:
-        """In [-pi, pi]."""
+        """The angle of each number in the complex plane, in radians, in [-pi, pi]."""
         return self.imag.atan2(self.real)
 
     def __neg__(self) -> ComplexTensor:

@@ -150,7 +150,7 @@ attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_
 reduction.moments.attach_recording_form(_moments)
 # What float64 statistics make up for is lost in those of a recording array, which are of its dtype.
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
-# Used only where a forward runs again to compute residuals.
+# Called only by a forward that runs again to compute residuals: nothing reads its result.
 normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
 products.column_sums.attach_recording_form(
     lambda xp, g, out=None: record(products.matmul, products.ones(xp.module, g.shape[0], g.dtype), g)
@@ -287,7 +287,10 @@ def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) 
 def _run_composite(
     compose: Composite, inputs: Sequence[Any], parameters: Parameters, g: Any, needs: Needs
 ) -> Sequence[Tensor | None]:
-    """The gradients of an op's inputs, by the ops that it can be made of: no forward runs again for a residual."""
+    """Computes the gradients of an op's inputs through other ops with the same result: `compose` calls them.
+
+    So no forward runs again to compute a residual.
+    """
     # The backward below ends at these: a node for each input, also where two inputs are one tensor.
     ends: list[Any] = [None if x is None else apply(elementwise.flat, (x.tensor,)) for x in inputs]
     # In float32 at least, so that each gradient is rounded once.

@@ -186,7 +186,11 @@ def both_forms(method: F) -> tuple[F, TensorFunction]:
 
 
 def become_view(x: Self, name: str, view: TensorBase) -> Self:
-    """Gives `x` the shape of its view `view`. Raises: InplaceError if a gradient of the old shape is to come."""
+    """Gives `x` the shape of its view `view`.
+
+    Raises: InplaceError if `x` requires grad and either is a leaf or no graph is recorded: its gradient would have the
+    old shape.
+    """
     if x.edge is not None and (x.is_leaf or not modes.state.enabled):
         raise InplaceError(
             f"{name}: a tensor of shape {x.array.shape} that requires grad cannot change shape in place, if it is a "

@@ -48,7 +48,10 @@ Dims = int | Sequence[int]
 
 
 class Shapes(TensorBase):
-    """Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy."""
+    """The methods of a tensor that change its shape, or take parts of it.
+
+    Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy.
+    """
 
     __slots__ = ()
 

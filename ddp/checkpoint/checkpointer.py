@@ -365,7 +365,8 @@ class Checkpointer:
 
         self._store.ranks.run_on_all_ranks(state_memory.FAILED, take)
         assert self._memory is not None
-        self._in_memory = self._memory.newest(self._store.ranks)
+        # Pieces of a sharded optimizer follow the buckets, whose plan is part of the state of a DataParallel alone.
+        self._in_memory = self._memory.newest(self._store.ranks, same_pieces=bool(self._training.parallel))
 
     def _drop_memory(self) -> None:
         if self._memory is not None:
@@ -384,7 +385,7 @@ class Checkpointer:
         """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
         ranks = self._store.ranks
         captured = None
-        if self._copying and self._memory is not None:  # on all ranks, or on none
+        if self._copying and self._memory is not None:  # on all ranks or on none: with copies, a write fails on all
             captured = state_memory.capture_with_copies(self._training, ranks, self._memory)
         ranks.run_on_all_ranks(state_memory.FAILED, lambda: self._hold(captured))
         world.report(held=self._reached)

@@ -13,8 +13,8 @@ them is always complete. A slot consists of
 The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
 nodes. The pieces of a sharded optimizer are not equal: before ranks write, each sends its own to a rank on another node
 (`capture_with_copies`), so that they lie in the slots of both, and are complete when these are. After a restart the
-ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What it needs and
-lies on no slot there is broadcast by a rank that has it.
+ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What a
+rank needs but finds in no slot there is broadcast by a rank that has it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -205,6 +205,7 @@ def capture_with_copies(training: TrainedObjects, ranks: RankGroup, memory: Stat
     holders = holders_of_copies([node for node, *_ in described])
     copied = captured.own_state["copied"] = [rank for rank, holder in enumerate(holders) if holder == comm.rank]
     needed = lay_out_slot(captured.sources)[1] + sum(described[rank][1] for rank in copied)
+    ranks.run_on_all_ranks(FAILED, lambda: memory.check_room(needed))
     ranks.run_on_all_ranks(FAILED, lambda: memory.reserve(needed))
     sending = [comm.send(source.array, holders[comm.rank], async_op=True) for source in captured.pieces]
     for rank in copied:
@@ -234,6 +235,8 @@ class StateMemory:
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
         self._start = start
         self._held = held
+        # Whether the newest state may be that of another Checkpointer.
+        self._has_other_owners = False
         self.comm = comm
         self._paths = [f"/proc/{word}" for word in words]
         own = self._paths[2 * index : 2 * index + 2]
@@ -244,7 +247,10 @@ class StateMemory:
         self.due = 0.0
 
     def _open(self, path: str) -> Slot:
-        """Raises: OSError if it is no slot of this job: on another host, the pid is another process or none."""
+        """Opens the slot at `path`, which is /proc/PID/fd/FD. Raises: OSError if that is no slot of this job.
+
+        On another host, PID may be of another process, or of none.
+        """
         name = f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}"
         if os.readlink(path).startswith(name):  # to open a terminal or a pipe of another process has effects
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -261,23 +267,29 @@ class StateMemory:
 
     # -- writing
 
-    def reserve(self, needed: int) -> None:
-        """Makes both slots of this rank at least `needed` bytes long, and a little longer for the text.
+    def check_room(self, needed: int) -> None:
+        """Checks that there is memory for slots of `needed` bytes, before any rank of this machine reserves it.
 
         Raises: OSError if all ranks of this machine together would take more than half of the memory that is available.
         """
         if all(slot.size >= needed for slot in self._own):
             return
-        needed += _SPARE
-        growth = sum(max(0, needed - slot.size) for slot in self._own) * self.comm.local_size
+        growth = sum(max(0, needed + _SPARE - slot.size) for slot in self._own) * self.comm.local_size
         available = min([available_memory(), *control_group_memory()])
         if growth > available // 2:
             text = (
                 f"{growth:,} bytes are needed on this machine, and half of the {available:,} that are left is the most"
             )
             raise OSError(errno.ENOMEM, text)
+
+    def reserve(self, needed: int) -> None:
+        """Makes both slots of this rank at least `needed` bytes long, and a little longer for the text.
+
+        Raises: OSError if there is too little memory.
+        """
         for slot in self._own:
-            slot.reserve(max(needed, slot.size))
+            if slot.size < needed:
+                slot.reserve(needed + _SPARE)
 
     def write(self, step: int, captured: Captured) -> None:
         """Writes this rank's part of the state at a step. The other slot keeps the state before it.
@@ -300,6 +312,7 @@ class StateMemory:
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ArgumentError(f"the state cannot be held in memory: {error!r:.200}") from error
         slot = self._own[self._turn]
+        self.check_room(text_at + len(text))
         self.reserve(text_at + len(text))
         stamp = Stamp(
             owner=self._owner,
@@ -326,9 +339,10 @@ class StateMemory:
 
     # -- reading
 
-    def newest(self, ranks: RankGroup) -> SavedInMemory | None:
+    def newest(self, ranks: RankGroup, same_pieces: bool = True) -> SavedInMemory | None:
         """The newest complete state of earlier starts; None if there is none. Collective.
 
+        same_pieces: as many ranks as before each need the pieces of a sharded optimizer that they had
         Every state of a later start of the job is newer than those of the starts before.
         Raises: CheckpointError on all ranks if one of them cannot read its slots, or has too little memory.
         """
@@ -345,9 +359,9 @@ class StateMemory:
                 memories[stamp.rank] = np.empty(stamp.end, np.uint8) if slot is None else slot.map()
 
         with ExitStack() as stack:
-            choice = choose_state(ranks.run_on_all_ranks(FAILED, find))
+            choice = choose_state(ranks.run_on_all_ranks(FAILED, find), same_pieces)
             if choice is None:
-                if self._held >= 0 and self.comm.rank == 0:
+                if self._held >= 0 and not self._has_other_owners and self.comm.rank == 0:
                     _log.warning("no complete state is left in memory: training goes on from disk")
                 return None
             ranks.run_on_all_ranks(FAILED, lambda: map_slots(choice.stamps))
@@ -365,7 +379,11 @@ class StateMemory:
             except OSError:  # it is on another host, or its holder has ended
                 continue
             stamp = slot.stamp()
-            if stamp is not None and stamp.owner == self._owner and stamp.start <= self._held:
+            if stamp is None:
+                continue
+            if stamp.owner != self._owner:
+                self._has_other_owners = True
+            elif stamp.start <= self._held:
                 yield stamp, slot
 
 
@@ -384,10 +402,10 @@ class Choice(NamedTuple):
     moves: Sequence[tuple[Stamp, int, int, int]]
 
 
-def choose_state(slots_by_rank: Sequence[Collection[Stamp]]) -> Choice | None:
+def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool = True) -> Choice | None:
     """Chooses the newest complete state; None if there is none.
 
-    slots_by_rank: the stamps of the slots that each rank can read
+    slots_by_rank: the stamps of the slots that each rank can read; same_pieces: as for `StateMemory.newest`
 
     A rank of whose slots none can be read was lost with its host, or with the agent that held them. A state is complete
     without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
@@ -419,7 +437,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]]) -> Choice | None:
             if any(stamp not in slots for slots in slots_by_rank)
         }
         own = [[stamp for stamp in stamps if stamp in slots] for slots in slots_by_rank]
-        stayed = len(slots_by_rank) == size and all(rank in {s.rank for s in slots} for rank, slots in enumerate(own))
+        stayed = same_pieces and len(slots_by_rank) == size
+        stayed = stayed and all(rank in {stamp.rank for stamp in slots} for rank, slots in enumerate(own))
         moves = [(stamp, rank, stamp.text_at if stayed else stamp.own_at, stamp.end) for stamp, rank in readers.items()]
         if [] in copies:
             copies = [first] * len(slots_by_rank)

@@ -169,7 +169,9 @@ class ChainDataset(IterableDataset[T_co]):
 
 
 class Subset(Dataset[T_co]):
-    """Some samples of a dataset: sample i is `dataset[indices[i]]`. A list of numbers becomes a list of indices.
+    """Some samples of a dataset: sample i is `dataset[indices[i]]`.
+
+    `subset[[0, 2]]` is `dataset[[indices[0], indices[2]]]`.
 
     indices: a sequence of the dataset's indices, in any order
     """

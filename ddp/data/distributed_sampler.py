@@ -184,7 +184,7 @@ class DistributedSampler(IndexSampler):
         return batches // own * total if all_ranks else batches // total * own
 
     def state_after(self, state: State, count: int) -> State:
-        """The position `count` indices after `state` in the same pass: of whole steps, if there are micro_batches."""
+        """The position `count` indices after `state` in the same pass. With micro_batches, they make up whole steps."""
         return super().state_after(
             state, count if self.micro_batches_of_rank is None else count // len(self.micro_batches_of_rank)
         )

@@ -222,7 +222,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     chosen = [np.asarray(positions) for positions in subsets]
     if any(
         positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen
-    ):  # as a mask, which is no index
+    ):  # for example a mask of bool
         return None
 
     def rows(indices: Sequence[int], out: Out) -> list[Any]:

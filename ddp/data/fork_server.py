@@ -120,7 +120,8 @@ class ForkServer:
             return os.dup(ours.fileno())
 
     def __del__(self) -> None:
-        # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
+        # Skipped while the interpreter exits, which ends the server anyway, and in a forked child, because the server
+        # belongs to the parent.
         if not sys.is_finalizing() and os.getpid() == self.owner and hasattr(self, "pid"):
             self._requests.close()  # which ends it
             _in_background(os.waitpid, self.pid, 0)

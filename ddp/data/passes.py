@@ -66,7 +66,7 @@ class Batches(Iterator[tuple[Any, Any]]):
             worker = self._requested.popleft()
             result = self._pool.receive(worker)
             self._received(worker, result)
-            if not result.end:  # else the other requests to this worker have the same result
+            if not result.end:  # once a worker has reached its end, its other requests return the end, too
                 return result.batch, self.position
 
     def ready(self) -> bool:

@@ -85,7 +85,10 @@ class IndexSampler(Sampler[int]):
         return self._began
 
     def _chunks(self, began: State) -> Iterator[Iterator[int]]:
-        """The indices of a pass, as Python integers, and where it is; an abandoned pass counts no more."""
+        """Yields the indices of a pass, as Python integers, and sets the sampler's position.
+
+        A pass that was abandoned no longer sets it.
+        """
         cursor = began["cursor"]
         for part in self._indices(began):
             for start in range(0, len(part), _AT_ONCE):
@@ -225,9 +228,9 @@ class RandomSampler(_Drawn):
 
     data_source: a dataset with a length
     replacement: every index is drawn from all, so that some come twice and others not at all
-    num_samples: of a pass; None: as many as the dataset has. Without replacement more than that are several orders,
-    one after the other
-    generator: where the seed of a pass is drawn; None: this thread's stream, which `ddp.manual_seed` seeds
+    num_samples: of a pass; None: as many as the dataset has. A larger number without replacement: several permutations
+    of the dataset, one after the other
+    generator: draws the seed of a pass; None: this thread's generator, which `ddp.manual_seed` seeds
 
     Raises: ArgumentError if num_samples is no count, or there is nothing to draw from.
     """

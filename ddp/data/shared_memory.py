@@ -265,9 +265,9 @@ class Payload:
         self._block: Block | None = None
 
     def share_memory_of(self, previous: Payload | None) -> bool:
-        """Whether an earlier payload, which has been written, holds the same, byte for byte; its memory serves then.
+        """Uses the memory of an earlier payload that has been written, if it holds the same bytes. True if it does.
 
-        So workers of a next pass start in half the time (benchmarks/dataloader.py, "start").
+        So workers of the next pass start in half the time (benchmarks/dataloader.py, "start").
         """
         if previous is None or previous._block is None or previous.layout != self.layout:
             return False

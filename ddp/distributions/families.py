@@ -202,7 +202,7 @@ def _of_first(name: str) -> Any:
 
 
 class Beta(Distribution):
-    """The beta distribution; the larger concentration1 is beside concentration0, the nearer to 1 its draws are."""
+    """The beta distribution. Draws are nearer to 1 if concentration1 is larger than concentration0."""
 
     arg_constraints = {"concentration1": positive, "concentration0": positive}
     support = unit_interval

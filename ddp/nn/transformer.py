@@ -182,7 +182,7 @@ class TransformerEncoder(_Stack):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """src and masks: as TransformerEncoderLayer has them. is_causal: None looks whether the mask is causal."""
+        """src and masks: as in TransformerEncoderLayer. is_causal: whether mask is causal; None: detected from it."""
         causal = _is_causal_mask(mask) if is_causal is None else is_causal
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=causal)

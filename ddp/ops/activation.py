@@ -223,7 +223,7 @@ hardswish = unary_op(
 )
 
 
-# z = x where x > t, else v;  dx = g there, else 0;  a nan stays, and lets nothing pass
+# z = x where x > t or x is nan, else v;  dx = g where x > t or x is nan, else 0
 threshold = formula_op(
     "threshold",
     lambda xp, x, threshold, value: xp.where(x <= threshold, x.dtype.type(value), x),

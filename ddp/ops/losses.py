@@ -41,7 +41,10 @@ def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array 
 def sample_gradient(
     xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, flat_index: Array, reduction: str
 ) -> Array:
-    """The gradient of each sample's unreduced loss, without its weight where it has none: (N, M') or ()."""
+    """The gradient of each sample's unreduced loss, times its weight if there are weights.
+
+    scale: for the mean, 1 / the sum of the weights. Returns (N, M'), or () if it is the same for all samples.
+    """
     if reduction == "none":
         g = g.reshape(flat_index.shape)
     elif reduction == "mean":

@@ -126,7 +126,7 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
 
 
 def _few(window: Window) -> bool:
-    """Whether there are fewer positions than passes along the axes."""
+    """Whether a loop over the positions is shorter than loops over the rows and the columns of the kernel."""
     return sum(window.kernel) > window.out[0] * window.out[1]
 
 

@@ -240,11 +240,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """The rate times `factor` once the metric has not improved for more than `patience` epochs.
+    """Multiplies the rate by `factor` when the metric has not improved for more than `patience` epochs.
 
     mode: "min" if a smaller metric is better, "max" if a larger one is
     threshold: an improvement is more than this part of the best so far, or with threshold_mode="abs" more than this
-    cooldown: epochs after a reduction in which none are counted; min_lr: the lowest rate, of all groups or of each
+    cooldown: epochs after a reduction that do not count as epochs without improvement
+    min_lr: the lowest rate, of all groups or of each
     eps: a smaller change of the rate is not made
 
     Raises: ArgumentError for a factor of 1 or more, or unknown modes.
@@ -381,7 +382,7 @@ class SequentialLR(_Composed):
 
 
 class ChainedScheduler(_Composed):
-    """All of `schedulers` at every step, each on the rate that the one before it left.
+    """Steps all of `schedulers` together: each one changes the rate that the one before it has set.
 
     Raises: ArgumentError for none, or schedules of different optimizers.
     """

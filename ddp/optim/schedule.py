@@ -84,7 +84,7 @@ class LRScheduler:
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
 
     def step(self, epoch: None = None) -> None:
-        """Goes on to the next epoch: after `optimizer.step()`. Raises: ArgumentError for an `epoch` to go to instead.
+        """Goes on to the next epoch. Call it after `optimizer.step()`. Raises: ArgumentError if `epoch` is given.
 
         Warns if the optimizer has made no step before the second call: the first rate would be skipped.
         """

@@ -224,7 +224,7 @@ class ArrivalTimer:
         self._ended: Any = None
 
     def begin(self) -> None:
-        """Backward begins."""
+        """Called when backward begins. Forgets the times of the last one; in the first backwards, notes the time."""
         self._moments = {}
         self._begun = None
         self._ended = None

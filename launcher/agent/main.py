@@ -35,7 +35,7 @@ from launcher import errors
 from launcher.agent import rank
 from launcher.agent.rank import STACKS_NAME, STDIN, unquote_colons
 from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
-from launcher.placement import PLACEMENT, Placement
+from launcher.placement import PLACEMENT, THREADS, Placement
 
 TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def main(args: Sequence[str]) -> NoReturn:
         "size": world.size,
         "local_rank": placement.local_rank,
         "gpus": placement.gpus,
-        "threads": placement.threads,
+        "threads": os.environ.get(THREADS, str(placement.threads)),
         "pid": pid,
         "agent": agent,
         "started": ancestors[0] if ancestors[1:] else agent,

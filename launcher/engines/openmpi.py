@@ -18,7 +18,7 @@ _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # How variables begin that describe a host or a terminal; they are not forwarded to other hosts.
 _OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
-# How variables of Open MPI begin, which it forwards itself.
+# Prefixes of Open MPI's own variables, which it forwards itself.
 _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 

@@ -24,7 +24,7 @@ class RankProcess:
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
-        self.threads = int(hello.get("threads", 1))  # As `Placement` chose them.
+        self.threads = str(hello.get("threads", ""))  # Its OMP_NUM_THREADS.
         # The memory for the state of a rank on another host, as in `collectives.world.STATE_MEMORY`.
         self.slots: list[str] = hello.get("slots", [])
         self.held = False  # Its state has been copied to memory, as that of all ranks.

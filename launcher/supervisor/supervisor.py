@@ -172,7 +172,7 @@ class _Supervisor:
                 attempt.run()
                 if (attempt.ranks.max_ranks or math.inf) < math.inf:
                     # With micro-batches, bits depend on the number of BLAS threads, and not on that of the ranks.
-                    self.environ.setdefault(THREADS, str(attempt.ranks[0].threads))
+                    self.environ.setdefault(THREADS, attempt.ranks[0].threads)
                 resized = self._after_resize()
                 if resized is None:
                     code, text = self._report()
@@ -345,7 +345,10 @@ def describe_hosts(lost: Sequence[Host], smaller_job: Job | None) -> str:
 
 
 def without_hosts(job: Job, lost: Collection[Host]) -> Job | None:
-    """The job without the lost hosts. None if the others have room for fewer than `job.min_ranks`, or that is None."""
+    """The job without the lost hosts; `job` itself if none is lost.
+
+    Returns: None if hosts are lost and `job.min_ranks` is None, or the other hosts have room for fewer ranks.
+    """
     if not lost:
         return job
     hosts = tuple(host for host in job.hosts if host not in lost)

@@ -138,7 +138,7 @@ class Cuda:
         return x
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new C-contiguous array in the memory of the current stream."""
+        """Allocates an uninitialized C-contiguous array on the current stream."""
         return self.xp.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> Array:

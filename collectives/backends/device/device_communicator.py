@@ -407,7 +407,7 @@ class DeviceArrays:
         averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
         averages = averages and not reduction.in_tree  # NCCL multiplies before it adds
         received = None if total is None else flat(total)
-        in_parts = reduction.in_tree and self._comm.size > 2  # two values can be added in one order
+        in_parts = reduction.in_tree and self._comm.size > 2  # the order of two values makes no difference
         if in_parts or not transport.reduces(sent.dtype, reduction.op):
             add = getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)
 

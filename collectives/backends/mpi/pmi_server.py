@@ -38,7 +38,7 @@ _UNAUTHENTICATED = 64
 _LINE = 1 << 16
 # Bytes of the longest message of a peer that has not authenticated itself.
 _HELLO = 512
-# How long the process outlives rank 0, for ranks that end with an error (s).
+# How long the server runs on after rank 0 has ended (s): other ranks may still use it while they exit.
 _LINGER = 2.0
 # Interval at which the server checks whether rank 0 is alive (s).
 _POLL = 0.2

@@ -6,8 +6,8 @@ the buffers of a collective are kept here until the event after it is complete.
 NCCL does not report that a rank is missing: the stream never completes the operation, and a host that waits for the
 stream hangs. So the same thread checks time limits, and polls NCCL for asynchronous errors. On failure it marks the
 communicator broken and aborts it. The abort completes the events, with invalid data in the buffers; so the program must
-receive the error, from the call that it is in, or from its next one. If it makes none in time, the process is ended,
-since it computes with invalid numbers, or waits where we cannot reach it.
+receive the error, from the call that it is in, or from its next call. If the program makes no call in time, the process
+is ended: the program may compute with invalid numbers, or wait where no error can be raised.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ P = ParamSpec("P")
 
 
 def in_steps(waits: Callable[P, rounds.Waits]) -> Callable[P, Test]:
-    """Decorator: a method that is written as a generator of waits returns their test."""
+    """Decorator for a method written as a generator of waits: the method returns a `Test` that runs the generator."""
 
     @functools.wraps(waits)
     def start(*args: P.args, **kwargs: P.kwargs) -> Test:

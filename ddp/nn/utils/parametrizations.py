@@ -45,7 +45,7 @@ class _WeightNorm(Module):
 
 
 class _SpectralNorm(Module):
-    order = 1  # -1 for the older form, which computes v first
+    order = 1  # 1: the power method computes u, then v; -1, the older form: v, then u
 
     def __init__(self, module: Any, name: str, iterations: int, eps: float, dim: int | None) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class _SpectralNorm(Module):
 def weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
     """Trains a parameter as length and direction, w = g * v/|v|, and returns the module.
 
-    parametrizations.NAME.original0 is g, of size 1 in all dimensions but `dim`, and original1 is v, like w. dim: where
-    each index has a length of its own; None: one for all, (). `nn.utils.weight_norm` is the same, but its state dict
-    has the paths NAME_g and NAME_v.
+    parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: every index along it has its own
+    length, and g has size 1 in all other dimensions; None: there is one length, and g is 0-d. `nn.utils.weight_norm`
+    is the same, but its state dict has the paths NAME_g and NAME_v.
 
     Raises: ArgumentError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Salimans & Kingma 2016, arXiv:1602.07868.

@@ -58,10 +58,10 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: M, tensor_name: str, parametrization: Module, *, unsafe: bool = False) -> M:
     """Has `parametrization` compute the module's parameter of that name, and returns the module.
 
-    What is trained, and what the state dict has, is parametrizations.NAME.original; or original0, original1, ...,
-    where parametrization.right_inverse, which is given the tensor, returns several: an optimizer is then to be made
-    anew. Without a right_inverse the original is the tensor itself. A second parametrization is given what the first
-    one computes. unsafe: accepted; the result may have another shape in any case.
+    The parameter becomes parametrizations.NAME.original, which is trained and is in the state dict. Its value is
+    parametrization.right_inverse(parameter) if there is such a method, otherwise it is unchanged. If right_inverse
+    returns several tensors, they are new parameters, original0, original1, ...: make a new optimizer for them. A second
+    parametrization is given what the first one computes. unsafe: accepted, and ignored: the result may have any shape.
 
     Raises: ArgumentError if there is no such tensor.
     """
