@@ -69,20 +69,20 @@ SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_868, 10_500, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(56_756, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(48_111, 46_000, ("ddp/ops",)),
-    "ddp/_native": Size(9_792, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
+    "ddp/_native": Size(9_851, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_760, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_565, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_326, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_470, 20_500, ("ddp/data",)),
-    "ddp/checkpoint, ddp/serialization": Size(30_004, 22_500, ("ddp/checkpoint", "ddp/serialization")),
+    "ddp/checkpoint, ddp/serialization": Size(30_148, 22_500, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(41_585, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(17_992, 11_500, ("ddp",)),
-    "collectives": Size(80_301, 65_000, ("collectives",)),
-    "launcher": Size(73_045, 64_000, ("launcher",)),
+    "collectives": Size(80_339, 65_000, ("collectives",)),
+    "launcher": Size(73_055, 64_000, ("launcher",)),
     "benchmarks": Size(48_866, 31_000, ("benchmarks",)),
-    "tests": Size(510_568, 385_000, ("tests",)),
+    "tests": Size(511_560, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

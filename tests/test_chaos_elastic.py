@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_elastic import BETWEEN, MOST, host_events, plan, samples_of
+from benchmarks.chaos_elastic import BETWEEN, MOST, Event, Recovery, host_events, pauses, plan, samples_of, seconds_of
 from benchmarks.jobs import Notes, repeated, starts_of
 
 
@@ -28,6 +28,13 @@ def test_events_follow_from_the_seed_and_fit_the_job() -> None:
     loss, back = host_events(random.Random(3))
     assert ((loss.kind, loss.rank), (back.kind, back.rank)) == (("host", 1), ("return", None))
     assert BETWEEN <= back.step - loss.step < 2 * BETWEEN
+
+
+def test_pauses_of_the_launcher_are_taken_off() -> None:
+    kinds = ["kill", "agent", "kill", "resize", "agent"]
+    events = [Event(kind, 15, 2, None if kind == "resize" else 1) for kind in kinds]
+    assert pauses(events) == [0.0, 1.0, 2.0, 0.0, 0.0]
+    assert seconds_of([Recovery(Event("kill", 17, 1, 0), 2.5, 1.0)]) == {"kill": [1.5]}
 
 
 NOTES = [

@@ -65,19 +65,20 @@ def is_plain(x: Any, char: str | None = None) -> bool:
 # --- activations
 
 
-# How many elements are computed at a time by array formulas: their intermediate results stay in the cache.
+# How many elements an element-wise function computes at a time: its intermediate results stay in the cache.
 TILE = 16384
 
 
 def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
-    """Computes an element-wise function in tiles. The arrays broadcast; the result has the dtype of the first."""
-    if arrays[0].size <= TILE:
-        return function(*arrays)
+    """Computes an element-wise function of arrays in tiles, which are contiguous and have the dtype of the first array.
+
+    arrays: of one shape. Returns: an array with the memory order of the arguments
+    """
     # Any: NumPy's stubs take one list of flags, where each operand has its own.
     flags: Any = [["readonly", "contig", "aligned"]] * len(arrays) + [["writeonly", "allocate", "contig"]]
     dtypes = [arrays[0].dtype] * len(flags)
     options: Any = {"casting": "same_kind", "buffersize": TILE}
-    with np.nditer([*arrays, None], ["external_loop", "buffered"], flags, dtypes, **options) as tiles:
+    with np.nditer([*arrays, None], ["external_loop", "buffered", "zerosize_ok"], flags, dtypes, **options) as tiles:
         for *parts, out in tiles:
             out[...] = function(*parts)
         result: Array = tiles.operands[-1]
@@ -85,22 +86,26 @@ def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def _attach_tiles(op: Op) -> None:
-    """Computes a smooth activation by its formulas, without intermediate results of its size."""
+    """Makes a smooth activation compute its formulas in tiles, without intermediate results of its size."""
 
     def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
+        if x.size <= TILE:
+            return op.reference.forward(xp, x, **parameters)
         return _in_tiles(lambda x: op.reference.forward(xp, x, **parameters)[0], x), parameters
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
+        if g.size <= TILE:
+            return op.reference.backward(xp, g, needs, saved, parameters)
         return (_in_tiles(lambda x, g: op.reference.backward(xp, g, needs, (x,), parameters)[0], saved[0], g),)
 
     op.attach_native_form(forward, backward)
 
 
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
-    """Gives a smooth activation a kernel, which its parameters choose."""
+    """Gives a smooth activation a kernel, which its parameters choose. Arrays that it cannot take go by tiles."""
 
     def takes(x: Array, parameters: dict[str, Any]) -> bool:
-        return is_plain(x) and x.dtype.char in kernel_of(**parameters)
+        return type(x) is np.ndarray and x.dtype.char in kernel_of(**parameters)
 
     def run(x: Array, g: Array | None, parameters: dict[str, Any]) -> Array:
         out = np.empty_like(x)
@@ -110,15 +115,17 @@ def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
     def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
         if not takes(x, parameters):
             return op.reference.forward(xp, x, **parameters)
-        return run(x, None, parameters), parameters
+        if is_plain(x):
+            return run(x, None, parameters), parameters
+        return _in_tiles(lambda x: run(x, None, parameters), x), parameters
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
         x = saved[0]
         if not takes(x, parameters):
             return op.reference.backward(xp, g, needs, saved, parameters)
-        if is_plain(g, x.dtype.char):
+        if is_plain(x) and is_plain(g, x.dtype.char):
             return (run(x, g, parameters),)
-        return (_in_tiles(lambda x, g: run(x, np.require(g, x.dtype, ["C", "A"]), parameters), x, g),)
+        return (_in_tiles(lambda x, g: run(x, g, parameters), x, g),)
 
     op.attach_native_form(forward, backward)
 

@@ -461,6 +461,12 @@ class Checkpointer:
                 "resume: a checkpoint holds the position of one loader, and this is another one than before: use a "
                 "folder, and a Checkpointer, for each"
             )
+        given = getattr(getattr(loader, "sampler", None), "micro_batches", None)
+        if given is not None and all(model.micro_batches is None for model in training.parallel):
+            raise ArgumentError(
+                f"resume: the sampler has micro_batches={given}, and no model of this Checkpointer has: its "
+                "model should be the DataParallel, not the module inside"
+            )
         training.loader = loader
         if not self._loaded:
             if self._load_first:

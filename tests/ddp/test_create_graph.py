@@ -73,7 +73,8 @@ def test_second_derivatives_agree_with_differences(op: str) -> None:
 
 @pytest.mark.parametrize("op", OF_OP)
 def test_second_derivatives_agree_with_pytorch(op: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     for case in cases_of(op):
         ours = leaves(case)
         theirs = [torch.from_numpy(x.detach().numpy().copy()).requires_grad_(x.requires_grad) for x in ours]
@@ -203,7 +204,7 @@ ACTIVATIONS = ["celu", "elu", "gelu", "hardswish", "logsigmoid", "mish", "selu",
 
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "softplus", "softsign", "tanh"])
 def test_third_derivatives_of_activations_agree_with_pytorch(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
 
     def fn(t: Any, x: Any) -> Any:
         return getattr(t.nn.functional, name)(x, **({"dim": 1} if name == "softmax" else {}))
@@ -358,7 +359,8 @@ def implicit(t: Any) -> list[Any]:
 
 @pytest.mark.parametrize("run", [wgan_gp, r1, maml, transformer_hvp, implicit, pinn, lstm_penalty])
 def test_models_agree_with_pytorch(run: Callable[[Any], list[Any]]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    from tests.oracle import torch
+
     for ours, theirs in zip(run(ddp), run(torch), strict=True):
         expected = theirs.detach().numpy()
         assert np.abs(ours.detach().numpy() - expected).max() <= 1e-11 * max(1, np.abs(expected).max())

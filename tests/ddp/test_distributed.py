@@ -315,7 +315,9 @@ def test_the_root_of_a_group_is_a_rank_of_the_world() -> None:
         assert [dist.get_global_rank(group, 0), dist.get_group_rank(group, 1)] == [2, 1]
         assert isinstance(group, Communicator)
         assert (dist.get_rank(group), dist.get_world_size(group), group.timeout) == (2 - rank, 2, 9.0)
-        x, y, z, message = (ddp.tensor([float(rank)]) for _ in range(4))
+        x, y, z, total, message = (ddp.tensor([float(rank)]) for _ in range(5))
+        dist.all_reduce(total, group=group)
+        assert total.item() == 3.0
         dist.broadcast(x, src=1, group=group)
         dist.broadcast(y, group_src=0, group=group)
         dist.reduce(z, dst=2, group=group)

@@ -284,7 +284,7 @@ _OLD_LIST = "srun: MPI types are...\nsrun: pmi2\n"
     ("family", "said", "spoken"),
     [("mpich", _LIST, "pmi2"), ("openmpi", _LIST, "pmix"), ("openmpi", _OLD_LIST, None), ("mpich", _OLD_LIST, "pmi2")],
 )
-def test_the_language_that_srun_and_the_mpi_have_in_common(
+def test_the_protocol_that_srun_and_the_mpi_have_in_common(
     tmp_path: Path, family: str | None, said: str, spoken: str | None
 ) -> None:
     srun = tmp_path / "srun"
@@ -317,7 +317,7 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     result = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
     assert isinstance(result, SlurmEngine)
     assert result.remote_hosts == ("n7",)
-    # Without a language in common mpiexec does it, unless srun was asked for.
+    # Without a protocol in common mpiexec does it, unless srun was asked for.
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
     assert engines.choose_engine(job(n=6), allocation) == LocalEngine(6)
     with pytest.raises(UsageError, match=r"^--engine slurm: there is no srun on PATH, or it does not speak PMI-2"):

@@ -279,6 +279,14 @@ print("done")
 """
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="torch 2.14 makes each backend by itself")
+def test_another_backend_for_tensors_of_the_cpu_is_refused() -> None:
+    import collectives.torch  # noqa: F401
+
+    with pytest.raises(BackendError, match='use "cpu:ddp,cuda:nccl"'):
+        dist.init_process_group("cpu:gloo,cuda:ddp", store=dist.HashStore(), rank=0, world_size=1)
+
+
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="from torch 2.14 on see above")
 @pytest.mark.parametrize("script", [FAKE_BESIDE, NCCL_BESIDE, SPLIT_BESIDE], ids=["fake", "nccl", "split"])
 def test_beside_another_backend_before_2_14(script: str, run_script: RunScript) -> None:

@@ -67,6 +67,7 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
     "masked_scatter_": lambda x, y: x.masked_scatter_(x > 0.5, y.expand(3, 4)),
     "addmm_": lambda x, y: x.addmm_(x.new_ones(3, 2), x.new_ones(2, 4)),
     "addr_": lambda x, y: x.addr_(y[:3], y),
+    "addmv_": lambda x, y: x.copy_(x.select(1, 0).clone().addmv_(x.new_ones(3, 2), y[:2])[:, None]),
     "baddbmm_": lambda x, y: x.unsqueeze_(0).baddbmm_(x.new_ones(1, 3, 2), x.new_ones(1, 2, 4)),
     "chain": lambda x, y: x.mul_(2).add_(y).sin_().mul_(y).exp_(),
 }

@@ -385,6 +385,8 @@ def test_what_no_checkpointer_has_written_is_named(folder: Path) -> None:
         ({"user": 3}, DtypeError, "user has state_dict"),
         ({"every": 0}, ArgumentError, "every is a number of steps"),
         ({"memory_every": True}, ArgumentError, "memory_every is a number of steps of at least 1, .auto. or None"),
+        ({"memory_every": 0}, ArgumentError, "memory_every is a number of steps of at least 1"),
+        ({"memory_every": "often"}, ArgumentError, "memory_every is a number of steps of at least 1"),
         ({"every_seconds": -1}, ArgumentError, "every_seconds is above 0"),
         ({"keep": 0}, ArgumentError, "keep should be at least 1"),
     ],

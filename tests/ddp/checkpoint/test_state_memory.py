@@ -102,6 +102,16 @@ def test_what_all_ranks_wrote_is_read_by_each_of_the_next_start(slots: Slots) ->
     assert found.read("rank-0.none").shape == (0, 3)
 
 
+@pytest.mark.parametrize(("owner", "said"), [("run", 1), ("another", 0)])
+def test_a_state_that_is_lost_is_said_and_that_of_another_folder_is_no_loss(
+    owner: str, said: int, slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(slots, 5, ranks=(0,) if owner == "run" else (0, 1), owner=owner)
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        assert newest(slots) is None
+    assert [text.startswith("no complete state is left in memory") for text in caplog.messages] == [True] * said
+
+
 def test_the_state_that_is_read_stays_whole_while_the_next_is_written(slots: Slots) -> None:
     write(slots, 5, 6, 7)
     write(slots, 8, start=1, ranks=(0,))
@@ -282,6 +292,14 @@ def test_the_newest_state_that_is_whole_is_chosen(
     assert [(each.rank, root, begin) for each, root, begin, _ in choice.moves] == moves
 
 
+def test_ranks_that_may_need_other_pieces_get_all_arrays() -> None:
+    slots = [[stamp(0)], [stamp(1)]]
+    choice = choose_state(slots, same_pieces=False)
+    assert choice is not None
+    assert [(slot.rank, begin) for slot, _, begin, _ in choice.moves] == [(0, 5000), (1, 5000)]
+    assert [[*own] for own in choice.own] == [[stamp(0), stamp(1)]] * 2
+
+
 @pytest.mark.parametrize(
     ("seen", "at"),
     [
@@ -384,17 +402,23 @@ def test_the_ranks_of_copies_are_read_without_the_rest_of_the_text(
 
 
 def train_shards(
-    nodes: list[int], variables: list[str], start: int, folder: Path, until: int
+    nodes: list[int], variables: list[str], start: int, folder: Path, until: int, bare: bool = False, cap: Any = "auto"
 ) -> list[tuple[int | None, dict[str, Any]]]:
-    """Trains with ZeroOptimizer on ranks of several hosts. variables: of each rank; until: as in `train`"""
+    """Trains with ZeroOptimizer on ranks of several hosts.
+
+    variables: of each rank; until: as in `train`
+    bare: without micro-batches, and the Checkpointer gets the module without its DataParallel; cap: of buckets, in MiB
+    """
 
     def run(comm: collectives.Communicator) -> tuple[int | None, dict[str, Any]]:
         ddp.manual_seed(3)
         rows = ddp.data.TensorDataset(ddp.randn(48, 6), ddp.randint(3, (48,)))
-        sampler = ddp.data.DistributedSampler(rows, seed=2, micro_batches=4, comm=comm)
-        model: Any = ddp.DataParallel(net(dropout=0.5, norm=True), comm, micro_batches=4)
+        count = None if bare else 4
+        sampler = ddp.data.DistributedSampler(rows, seed=2, micro_batches=count, comm=comm)
+        model: Any = ddp.DataParallel(net(dropout=0.5, norm=True), comm, micro_batches=count, bucket_cap_mb=cap)
         optimizer = ddp.parallel.ZeroOptimizer(model, AdamW, lr=0.01)
-        ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, comm=comm)
+        saved = model.module if bare else model
+        ckpt = Checkpointer(folder, model=saved, optimizer=optimizer, memory_every=1, comm=comm)
         began = None
         with suppress(Interrupted), ckpt:
             for x, t in ckpt.resume(ddp.data.DataLoader(rows, 4, sampler=sampler), epochs=3):
@@ -434,6 +458,17 @@ def test_shards_outlive_their_host(nodes: list[int], lost: int, tmp_path: Path) 
     for step, same in train_shards([node for _, node in left], variables, 1, tmp_path / "run", -1):
         assert step == 6
         assert_same({**same, "random": None}, {**whole, "random": None})
+    for fd in slots:
+        os.close(fd)
+
+
+def test_shards_are_restored_where_the_plan_of_the_buckets_is_not(tmp_path: Path) -> None:
+    slots = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(12)]
+    nodes = [0, 1, 2]  # of two, each would have a copy of the other's pieces
+    train_shards(nodes, [variable(slots[:6])] * 3, 0, tmp_path / "run", 6, bare=True)
+    hosts = [variable(slots[6:] + slots[2 * rank :][:2]) for rank in nodes]
+    began = train_shards(nodes, hosts, 1, tmp_path / "run", -1, bare=True, cap=1e-4)
+    assert [step for step, _ in began] == [6, 6, 6]
     for fd in slots:
         os.close(fd)
 

@@ -15,6 +15,7 @@ import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from ddp.errors import ArgumentError
 from ddp.optim import SGD
 from tests.ddp.checkpoint.training import Interrupted, assert_same, everything, interrupted, net
 
@@ -145,3 +146,14 @@ def test_a_save_behind_a_loop_that_was_left_goes_on_with_the_same_numbers(
     first = drawing(folder / "parts", 2, shuffle=shuffle, end=end)
     rest = [each for epochs in (2, 3) for each in drawing(folder / "parts", epochs, shuffle=shuffle)]
     assert first + rest == whole  # more epochs go on, too
+
+
+def test_micro_batches_want_the_data_parallel_not_the_module_inside(tmp_path: Path) -> None:
+    samples = ddp.data.TensorDataset(ddp.ones(8, 6))
+    loader = ddp.data.DataLoader(samples, 2, sampler=ddp.data.DistributedSampler(samples, micro_batches=2))
+    model = ddp.DataParallel(net(), micro_batches=2)
+    ckpt = Checkpointer(tmp_path, model=model.module)
+    with pytest.raises(ArgumentError, match=r"micro_batches=2, .* should be the DataParallel"):
+        next(iter(ckpt.resume(loader, epochs=1)))
+    ckpt.close()
+    model.close()

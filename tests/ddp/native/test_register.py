@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -363,15 +363,24 @@ def test_a_smooth_activation_makes_no_other_array_of_its_size(name: str) -> None
     op = OPS[name]
     x, other, columns = (normal(*shape, dtype="float32") for shape in ((512, 512), (512, 512), (512, 1)))
     given = {"gelu": {"tanh": False}, "softplus": {"beta": 1, "threshold": 20}}.get(name, {})
-    for g in (other, other.T, np.broadcast_to(columns, x.shape)):
+
+    def compute(function: Callable[..., Any], *args: Any, **parameters: Any) -> Any:
         tracemalloc.start()
-        (dx,) = op.backward(np, g, (True,), (x,), given)
+        result = function(np, *args, **parameters)[0]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1.5 * x.nbytes
-        np.testing.assert_allclose(dx, op.reference.backward(np, g, (True,), (x,), given)[0], rtol=1e-5, atol=1e-6)
-    z = op.forward(np, x.T, **given)[0]
-    np.testing.assert_allclose(z, op.reference.forward(np, x.T, **given)[0], rtol=1e-5, atol=1e-6)
+        return result
+
+    for x_given in (x, x.T):
+        assert_allclose(
+            compute(op.forward, x_given, **given), op.reference.forward(np, x_given, **given)[0], 1e-5, 1e-6
+        )
+        for g in (other, other.T, np.broadcast_to(columns, x.shape)):
+            expected = op.reference.backward(np, g, (True,), (x_given,), given)[0]
+            assert_allclose(compute(op.backward, g, (True,), (x_given,), given), expected, 1e-5, 1e-6)
+    assert op.forward(np, x.T, **given)[0].flags.f_contiguous
+    assert op.forward(np, x.T[:0, ::2], **given)[0].shape == (0, 256)
 
 
 @needs_kernels

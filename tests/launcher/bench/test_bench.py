@@ -8,14 +8,16 @@ import os
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from launcher.bench import __main__ as command
 from launcher.bench import report, runner
 from launcher.bench.collective_table import COLLECTIVES
-from launcher.bench.implementations import Ours
+from launcher.bench.implementations import Ours, OursOnDevice
 from launcher.bench.report import Outcome
 from launcher.bench.settings import OPS, parse
 from launcher.errors import UsageError
@@ -84,6 +86,26 @@ def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) ->
     assert printed.err == f"ddp-bench: {number} elements were wrong\n"
     monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)  # writes nothing at all
     assert [row.wrong for row in threads("all_gather", "--place", "out").rows] == [2 * 16, 2 * 128]
+
+
+def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
+    done: list[str] = []
+    note: Any = done.append
+    stream = SimpleNamespace(synchronize=lambda: done.append("synchronize"))
+    cupy = SimpleNamespace(
+        zeros=np.zeros,
+        asarray=lambda values: note("to the device") or np.asarray(values),
+        asnumpy=lambda buffer: note("to the host") or buffer.copy(),
+        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    ours = OursOnDevice(SimpleNamespace(backend="nccl"))  # type: ignore[arg-type]  # no more is looked at
+    buffer = ours.empty(8).view(np.float32)
+    ours.write(buffer, np.full(1, 7, np.float32))
+    assert [*ours.read(buffer)] == [7, 7]
+    ours.settle()
+    assert done == ["to the device", "to the host", "synchronize"]
+    assert ours.name == "ours nccl"
 
 
 @pytest.mark.parametrize(
