@@ -1,12 +1,12 @@
 """The code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
 
-`register` attaches the device forms, so that no other module of `ddp` asks whether an array is on a GPU. The modules of
-this package are imported when CuPy is first used; a process without a GPU imports this file alone.
+`register` attaches the device forms, so that no other module of `ddp` asks whether an array is on a GPU. `import ddp`
+imports this file alone; the modules that attach something are imported when CuPy is first used.
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
     raw_kernel, array_table, *_kernels                                                             our own kernels
     gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                                NVIDIA's libraries
-    array_forms                                                                                    forms by CuPy
+    array_forms                                                                                    CuPy's functions
 """
 
 from __future__ import annotations

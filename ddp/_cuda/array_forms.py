@@ -1,4 +1,4 @@
-"""Device forms made of CuPy's functions, for few launches, no wait of the host, and no call of cuBLAS.
+"""Device forms made of CuPy's functions, with few launches, no wait of the host, and no call of cuBLAS.
 
 CuPy refuses its cuBLAS calls while a CUDA graph is captured. So sums of products are computed by multiplication and
 `sum`, or by `matmul_kernels.product`.
@@ -17,7 +17,7 @@ from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
-# The most arrays that CuPy concatenates by one copy for each.
+# CuPy concatenates up to this many arrays by one copy for each array.
 _MAX_COPIES = 8
 
 # The forward and the backward of an op.
@@ -52,7 +52,7 @@ def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
 
 
 def accumulate(xp: Any, name: str, x: Array) -> Array:
-    # CuPy's maximum has no accumulate: combines each element with those 1, 2, 4, ... places before it.
+    # CuPy's ufuncs have no `accumulate`. So combine each element with the element 1, 2, 4, ... places before it.
     out = x.copy()
     step = 1
     while step < len(x):
@@ -69,12 +69,12 @@ def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
 
 
 def _op_for(op: Op, inputs: Sequence[Any]) -> Any:
-    """`op`, or if an input is bfloat16 its form that computes in float32."""
+    """Returns `op`, or `op.upcast`, which computes in float32, if an input is bfloat16."""
     return op.upcast if any(getattr(x, "dtype", None) is BFLOAT16 for x in inputs) else op
 
 
 def _in_format(xp: Any, out: Any, x: Array) -> Any:
-    """The result, or each of several, in the memory format of `x`."""
+    """Converts a result, or each result of a tuple, to channels last if `x` has channels last."""
     if not prefers_channels_last(x):
         return out
     if isinstance(out, tuple):
@@ -130,7 +130,10 @@ def keep_order(op: Op) -> Pair:
 
 
 def _common_order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
-    """The axes of the first floating array in the order of memory; None for C order, or if numbers of axes differ."""
+    """The axes of the first floating array in the order of memory.
+
+    None if it is in C order or has gaps in memory, or if another array has another number of axes.
+    """
     first = next((x for x in arrays if x.dtype.kind in "fV"), None)
     if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):
         return None

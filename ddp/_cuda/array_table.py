@@ -1,8 +1,8 @@
 """Tables of arrays in device memory, so that one launch of a kernel works on any number of arrays.
 
 A row holds the addresses and the length of one array, or of a parameter, its gradient and its states. Arrays are
-divided into chunks, one for each block at a time; a second array says to which row each chunk belongs. Tables are
-cached, and made again only when an array is replaced: a usual training step copies none to the device.
+divided into chunks, and a block works on one chunk at a time. A second array holds the row of each chunk. Tables are
+cached, and made again only when an array is replaced: a usual training step copies no table to the device.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ RowArrays = tuple[Array | None, Array, Sequence[Array | None]]
 # Elements of a chunk; a multiple of 4.
 CHUNK = 8192
 
-# Elements that a thread loads by one instruction, if the addresses of all arrays in a row are aligned to that.
+# Elements that a thread loads by one instruction, if all addresses in the row are multiples of their size.
 _VECTOR = 4
 
-# Tables that `TableCache` keeps.
+# The most tables that `TableCache` keeps.
 _MAX_CACHED = 16
 
 # The columns of a row: the addresses of parameter, gradient and up to three states, then the number of elements, the
@@ -81,9 +81,10 @@ template <class Compute> static __device__ void replace(const Index* row, Part p
 
 
 class ArrayTable:
-    """A table of arrays. rows: (length, 9) and chunks: (count,), int64 on the device, written by `fill`
+    """A table of arrays. `fill` writes `rows`, (length, 9), and `chunks`, (count,), which are int64 on the device.
 
-    dtype: of all arrays, T of the kernels; arrays: of each row, without gaps in memory, None for an absent one
+    dtype: the dtype of all arrays, which is T in the kernels
+    arrays: the arrays of each row, without gaps in memory; None in place of a missing parameter or state
     steps: for each row, the index of its count of steps
     """
 
@@ -138,14 +139,14 @@ def _no_array() -> None:
 
 
 class TableCache:
-    """The last used tables, by the addresses in them."""
+    """Caches the last used tables, by stream, dtype, and the address and size of each gradient."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[Any, ArrayTable] = OrderedDict()
         self._lock = threading.Lock()  # ranks may be threads of one process
 
     def of(self, xp: Any, dtype: Any, gradients: Sequence[Array]) -> ArrayTable:
-        """The table of gradients of `dtype`, which have no gaps in memory."""
+        """Returns the table of `gradients`: arrays of `dtype` without gaps in memory."""
         graph = capturing.now
         if graph is not None:
             # Filled once before the first launch: a copy within the capture would be repeated by every launch.

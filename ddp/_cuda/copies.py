@@ -1,8 +1,9 @@
 """Copies between host and device, and between devices: who waits, and how long the source is kept alive.
 
-From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and the rest runs on the
-current stream: the source may be written to at once. From pinned memory nothing is staged: every copy, also by CuPy's
-`set` and `asarray`, returns before the bytes are read. A copy to pageable memory waits for the current stream alone.
+From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and from there to the
+device on the current stream: the source may be written to at once. From pinned memory nothing is staged: every copy,
+also by CuPy's `set` and `asarray`, returns before the bytes are read. A copy to pageable memory waits for the current
+stream alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ddp.ops.memory_formats import inverse, order_of
 
 Array = Any
 
-# Bytes. Larger arrays are copied by the driver, which stages in pieces: CuPy would pin as much memory, and keep it.
+# Bytes. Larger arrays are copied by the driver, in pieces: CuPy would pin a staging buffer of their size, and keep it.
 _MAX_STAGED = 64 << 20
 
 
@@ -58,8 +59,9 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bo
 def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
     """Copies an array to a GPU, on its current stream. The result has the source's order of axes in memory.
 
-    When this returns, the source may be written to. Only if it is pinned and `non_blocking`, not before the stream has
-    done the copy; the source is kept alive until then. Raises: CaptureError within a capture.
+    The source may be written to when this returns. With `non_blocking` and a pinned source, this returns before the
+    copy is done: then the source may be written to only after the stream has done the copy, and is kept alive until
+    then. Raises: CaptureError within a capture.
     """
     if capturing.now is not None:
         # Every replay would read the source again, which may be freed by then.
@@ -96,7 +98,7 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                # Contiguous, because of CuPy's current stream: see `StreamGuard`.
+                # Made contiguous first: in `get`, CuPy might leave another stream current. See `StreamGuard`.
                 out = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 device_checks.raise_pending()
                 return out
@@ -111,7 +113,7 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
 
 
 def p2p(array: Array, device: int) -> Array:
-    """Copies an array to another GPU, in the order of the current streams of both."""
+    """Copies an array to another GPU: after earlier and before later work on the current streams of both GPUs."""
     xp = device_of(array).xp
     source_stream = stream_order.current(xp, array.device.id)
     with xp.cuda.Device(source_stream.device):

@@ -126,7 +126,7 @@ extern "C" __global__ void entropy_backward(
 
 
 def _as_rows(xp: Any, x: Array) -> Array:
-    """The logits (N, C, ...) as (rows, C), copied if there are axes behind the classes."""
+    """The logits (N, C, ...) as (rows, C); a copy if there are axes after C, or x is not in C order."""
     return xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, x.shape[1])
 
 
@@ -182,5 +182,5 @@ def cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residu
 
 
 def _narrow_or_wide(array: Array, x: Array) -> tuple[Array | None, Array | None]:
-    """The kernels' arguments narrow and wide: the array first if it has x's dtype, else second."""
+    """The kernel arguments `narrow` and `wide`: (array, None) if the array has x's dtype, else (None, array)."""
     return (array, None) if array.dtype == x.dtype else (None, array)

@@ -23,7 +23,7 @@ from ddp.errors import DeviceError, how_to_install
 
 Pointer = c_void_p
 
-# By name of a function: the types of its arguments, and of its result.
+# The functions by name: the types of the arguments, and the type of the result.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cublasLtCreate": ((Pointer,), c_int),
     "cublasLtDestroy": ((Pointer,), c_int),
@@ -102,7 +102,7 @@ EPILOGUES = {
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, which is its first member, and the workspace that it needs."""
+    """The struct cublasLtMatmulHeuristicResult_t: an algorithm (its first member), and the workspace for it."""
 
     _fields_ = [  # a list, as ctypes requires
         ("algo", c_uint64 * 8),
@@ -116,7 +116,7 @@ class Algorithm(ctypes.Structure):
 class LtLibrary:
     """A loaded libcublasLt. path: of the file; version: 120903 for 12.9.3; matmul: the function cublasLtMatmul
 
-    Raises: DeviceError if the library lacks a function of the table.
+    Raises: DeviceError if the library lacks a function of `FUNCTIONS`.
     """
 
     def __init__(self, dll: Any, path: str = "libcublasLt") -> None:
@@ -154,14 +154,14 @@ class LtLibrary:
         return f"{name.decode(errors='replace') if name else 'an unknown status'} ({status}) of {self!r}"
 
     def create(self, name: str, *arguments: Any) -> int:
-        """Creates an object by the function of this name. Returns: its address. Raises: DeviceError."""
+        """Creates an object by the function `name`. Returns: its address. Raises: DeviceError."""
         pointer = c_void_p()
         self.check(name, ctypes.addressof(pointer), *arguments)
         assert pointer.value is not None, name
         return pointer.value
 
     def set(self, name: str, target: int, attribute: tuple[int, Any], value: int) -> None:
-        """Sets an attribute, of one of the tables above, by the function of this name. Raises: DeviceError."""
+        """Sets an attribute, given by an entry of the tables above, by the function `name`. Raises: DeviceError."""
         number, c_type = attribute
         data = c_type(value)
         self.check(name, target, number, ctypes.addressof(data), ctypes.sizeof(data))
@@ -195,7 +195,7 @@ def _pathfinder_path() -> str:
 
 
 def candidates(xp: Any) -> Iterator[str]:
-    """Names of the library to try: by NVIDIA's pathfinder, on the dynamic linker's search path, in wheels."""
+    """Names of the library to try: the path that NVIDIA's pathfinder finds, a name for the dynamic linker, wheels."""
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
     path = _pathfinder_path()
     if name in path:

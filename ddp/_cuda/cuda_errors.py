@@ -47,7 +47,7 @@ def translate(error: BaseException, call: str) -> BaseException:
 
 
 def attribute_to_op(error: BaseException, op: str, inputs: str, line: str) -> BaseException:
-    """A CudaError with op, inputs and line, for `error` of an op that was waited for; other errors as they are."""
+    """For an error of CUDA that came from this op: a CudaError with op, inputs and line. Otherwise `error` itself."""
     if not is_cuda(error):
         return error
     status = status_of(error)

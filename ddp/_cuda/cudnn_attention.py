@@ -2,8 +2,8 @@
 
 cuDNN is used for 16-bit arrays (B, H, T, D) without a mask; other cases are computed by the formulas of the CPU. The
 first three axes may have any order in memory: q, k and v may be views of one projection, and the result has the order
-of q. Keys and values may have fewer heads; each serves a group of adjacent heads of the queries. `stats` is the
-logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
+of q. Keys and values may have fewer heads than queries: each of their heads serves a group of adjacent query heads.
+`stats` is the logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIGNMENT = 16
 
 
 class AttentionOptions(NamedTuple):
-    """scale: of the scores; causal: query i sees keys 0 to i; p: the probability of dropout"""
+    """scale: multiplies the scores; causal: query i sees only keys 0 to i; p: the probability of dropout"""
 
     scale: float
     causal: bool
@@ -36,7 +36,10 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionGraph:
-    """The graph of the forward, or if `specs` has DO, of the gradients of q, k and v. specs: of its tensors, by uid"""
+    """The graph of the forward. If `specs` contains DO, it is the graph of the gradients of q, k and v.
+
+    specs: descriptions of the graph's tensors, by uid
+    """
 
     def __init__(self, specs: dict[int, TensorSpec], options: AttentionOptions) -> None:
         self.specs = specs
@@ -82,7 +85,7 @@ class AttentionGraph:
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
     """q as (B, H, T, D), k and v as (B, Hk, T, D) with Hk a divisor of H; None for shapes that cuDNN does not support.
 
-    From three axes (H, T, D), or from five with grouped heads: q (B, Hk, H/Hk, T, D), k and v (B, Hk, 1, T, D).
+    Three axes (B, T, D) get one head. Five axes are grouped heads: q (B, Hk, H/Hk, T, D), k and v (B, Hk, 1, T, D).
     """
     if q.ndim == 3:
         q, k, v = (x[:, None] for x in (q, k, v))
@@ -150,8 +153,8 @@ def _cudnn_forward(
     out = _empty_like(xp, queries, values.shape[-1])
     stats = xp.ndarray((*queries.shape[:3], 1), "float32")
     arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: stats}
-    # Only cuDNN can compute the backward of this forward. With dropout that is checked under no_grad, too: autograd's
-    # checkpoint computes forward again with recording on, and has to drop the same elements.
+    # Only cuDNN can compute the backward of this forward, so check that it has a plan for backward. With dropout, check
+    # also under no_grad: autograd's checkpoint runs forward again with recording on, and must drop the same elements.
     needs_backward = modes.state.enabled or options.p
     if needs_backward and not _backward_graph(queries, keys, values, out, stats, options).has_plan(xp):
         return None
@@ -164,7 +167,7 @@ def _cudnn_forward(
 def reference_residual(xp: Any, residual: Any) -> Any:
     """The residual of the op's reference. Raises: GraphError if cuDNN dropped elements.
 
-    Its kernels draw which, and do not return it, so that the reference cannot drop the same.
+    cuDNN's kernels choose the dropped elements and do not return them, so the reference cannot drop the same ones.
     """
     op, inner = residual
     if op is None and inner[1] is not None:
@@ -187,7 +190,7 @@ def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     queries, keys, values = (_readable(xp, x) for x in operands)
     shape = (*queries.shape[:3], values.shape[-1])
     out, g = (_readable(xp, x.reshape(shape)) for x in (out, g))
-    if g.strides != out.strides:  # the plan of forward is for a gradient with the layout of the result
+    if g.strides != out.strides:  # the plan of backward requires a gradient with the layout of the result
         source = g
         g = _empty_like(xp, out, out.shape[-1])
         g[...] = source

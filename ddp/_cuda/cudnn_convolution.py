@@ -1,8 +1,9 @@
 """Convolutions on a GPU, by cuDNN, or by im2col and a matrix product if cuDNN does not support a case.
 
 Images are (N, C, H, W), filters (O, C/groups, KH, KW), each in C order or with channels last in memory. If the images
-or the filters have channels last, then results and gradients have, too, so that images are not copied between layers;
-filters in the other format are copied, as they are small. cuDNN derives groups from the numbers of channels.
+or the filters have channels last, so do the result and the gradient of the images: then images are not copied between
+layers. An operand in the other format is copied, usually the filters, which are small. cuDNN derives groups from the
+numbers of channels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ddp.ops.convolution import Pair, Shape, Window, adjoint, correlate
 from ddp.ops.memory_formats import as_format, dense_strides, empty_image, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
 
-# Without float64, for which cuDNN is not faster than im2col.
+# The dtypes that cuDNN is used for. Not float64, because cuDNN is not faster than im2col there.
 DTYPES = ("float16", "bfloat16", "float32")
 
 # Bytes: the alignment of addresses that cuDNN's plans expect.
@@ -34,7 +35,7 @@ def _spec(x: Array, channels_last: bool) -> TensorSpec:
 
 
 def _aligned(xp: Any, x: Array, channels_last: bool) -> Array:
-    """x in the format, copied if its address is not aligned, as for some views."""
+    """x in the format. Copied if it has the other format, or if its address is not aligned, like that of some views."""
     x = as_format(xp, x, channels_last)
     if address(x) % ALIGNMENT == 0:
         return x
@@ -46,9 +47,9 @@ def _aligned(xp: Any, x: Array, channels_last: bool) -> Array:
 def cudnn_convolution(
     xp: Any, operation: str, window: Window, shape: tuple[int, ...], channels_last: bool, **operands: Array
 ) -> Array | None:
-    """Runs cuDNN's conv_fprop, conv_dgrad or conv_wgrad on two operands. Returns: None if cuDNN does not support that.
+    """Runs cuDNN's conv_fprop, conv_dgrad or conv_wgrad on two operands. Returns: None if cuDNN does not support it.
 
-    shape: of the result; operands: under cuDNN's names
+    shape: of the result; operands: by the names of cuDNN's parameters
     """
     dtypes = {x.dtype for x in operands.values()}
     dtype = dtypes.pop()
@@ -142,7 +143,7 @@ def reference_residual(xp: Any, residual: Any) -> Any:
 
 
 def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    """The gradients of `conv2d`, and of `conv_transpose2d`, where x and g have exchanged parts."""
+    """The gradients of `conv2d` or `conv_transpose2d`. In the latter, x and g have each other's roles."""
     w, x = saved
     shape, w_shape, channels_last, kernel, transposed = residual
     result, image = (x, g) if transposed else (g, x)

@@ -28,9 +28,9 @@ log = logging.getLogger("ddp.backends.cudnn")
 class Settings:
     """The user's settings, set through `ddp.backends.cudnn`.
 
-    enabled: otherwise array formulas are used; benchmark: times plans when they are built, and keeps the fastest
+    enabled: False: array formulas are used instead; benchmark: times plans when they are built, and keeps the fastest
     deterministic: only plans that give the same bits in every run
-    allow_tf32: factors of float32 may be rounded to 10 bits of mantissa, the default for convolutions as in PyTorch
+    allow_tf32: factors of float32 may be rounded to 10 bits of mantissa; on by default, as in PyTorch for convolutions
     """
 
     __slots__ = ("allow_tf32", "benchmark", "deterministic", "enabled")
@@ -54,14 +54,14 @@ class TensorSpec(NamedTuple):
 
 
 def tensor_spec(x: Array, strides: tuple[int, ...] | None = None) -> TensorSpec:
-    """The description of x. strides: in elements, replace x's own, which are arbitrary for axes of one element"""
+    """The description of x. strides: in elements, used instead of x's, which are arbitrary for axes of one element"""
     item = x.itemsize
     return TensorSpec(
         tuple(x.shape), tuple([n // item for n in x.strides]) if strides is None else strides, x.dtype.name
     )
 
 
-# By our name of a dtype: cuDNN's.
+# cuDNN's names of dtypes, by NumPy's.
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int64": "INT64"}
 
 
@@ -203,7 +203,7 @@ class CudnnLibrary:
         return float(xp.cuda.get_elapsed_time(start, end))
 
     def bind(self) -> None:
-        """Makes the handle launch on the current stream. Calls cuDNN only if that has changed, to save microseconds."""
+        """Makes the handle launch on the current stream. Calls cuDNN only if the stream changed, to save time."""
         stream = self.xp.cuda.get_current_stream().ptr
         if stream != self._stream:
             self.cudnn.set_stream(handle=self.handle, stream=stream)
@@ -211,7 +211,7 @@ class CudnnLibrary:
 
 
 def rejected_notes(io: str) -> list[str]:
-    """cuDNN's numerical notes whose plans are not used."""
+    """The numerical notes of cuDNN that are not accepted: plans with one of them are not used."""
     notes = ["DOWN_CONVERT_INPUTS"]
     if settings.deterministic:
         notes.append("NONDETERMINISTIC")
@@ -260,7 +260,7 @@ class _NoTorch:
         self._thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-        """Raises: ModuleNotFoundError for torch."""
+        """Finds nothing. Raises: ModuleNotFoundError for torch."""
         if name == "torch" and threading.get_ident() == self._thread:
             raise ModuleNotFoundError("torch is not imported for cuDNN's sake", name=name)
 
@@ -277,12 +277,12 @@ def _import_frontend() -> Any:
     return cudnn
 
 
-# The module `cudnn`, or as a string why there is none. Empty before the first call of `module`.
+# The module `cudnn`, or a string that says why there is none. Empty before the first call of `module`.
 _loaded: list[Any] = []
 
 
 def module() -> Any:
-    """The module `cudnn`, imported at the first call; None without it or without its library."""
+    """The module `cudnn`, imported at the first call; None if it or cuDNN itself is missing."""
     if not _loaded:
         try:
             cudnn = _import_frontend()
@@ -296,7 +296,7 @@ def module() -> Any:
 def library(xp: Any) -> CudnnLibrary | None:
     """This thread's cuDNN on the current device, also while `settings.enabled` is off; None if there is no cuDNN.
 
-    Ops check `settings.enabled` in forward alone, because the backward of a forward by cuDNN must be cuDNN's.
+    Ops check `settings.enabled` in forward alone: if cuDNN computed the forward, only cuDNN can compute the backward.
     """
     cudnn = module()
     if cudnn is None:

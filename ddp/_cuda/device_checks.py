@@ -33,10 +33,10 @@ class ErrorFlag:
         self.address = int(self.words.ctypes.data)
 
 
-# By array module. There is one; tests have several.
+# Flags by array module. Outside of tests there is only one array module.
 _error_flags: dict[Any, ErrorFlag] = {}
 
-# By error class and message: the code that kernels write, from 1 on in the order of insertion.
+# The codes that kernels write, by error class and message: 1, 2, ... in the order of insertion.
 _codes: dict[tuple[type[Exception], str], int] = {}
 
 
@@ -102,9 +102,9 @@ _INT64 = np.dtype("int64")
 
 
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
-    """A copy of the indices in int64, negative ones counted from the end. Reports an index outside of [low, high).
+    """Copies indices to int64. Adds `high` to negative ones. Reports an index outside of [low, high).
 
-    message: see `error_code`; an index out of range is 0 in the result, so that it is safe to use
+    An index out of range becomes 0, which is safe to use. message: see `error_code`
     """
     if index.size and high <= 0:
         raise error(message.format(value="", limit=high, last=high - 1))
@@ -118,7 +118,7 @@ def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exceptio
 def check_targets(
     xp: Any, target: Array, ignored: int, high: int, error: type[Exception], message: str
 ) -> tuple[Any, Any]:
-    """`check_index` from 0 on, where `ignored` is valid and becomes 0; and a mask (bool) of the others."""
+    """Replaces `ignored` by 0 and calls `check_index`. Returns its result, and a mask (bool) of targets not ignored."""
     keep = target != ignored
     return check_index(xp, xp.where(keep, target, 0), 0, high, error, message), keep
 

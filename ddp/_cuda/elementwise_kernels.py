@@ -11,8 +11,8 @@ from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The error function, its complement and its inverse, by CUDA's functions of these names. CuPy 14 computes them in
-# float64 for float16, and its import of them takes a second.
+# The error function, its complement and its inverse, by CUDA's functions. CuPy 14's own compute in float64 for float16,
+# and importing them takes a second.
 
 _KERNEL = """
 extern "C" __global__ void NAME_of(const T* x, T* out, Index n) {
@@ -24,7 +24,7 @@ ERROR_FUNCTIONS = KernelSource("curves", "".join(_KERNEL.replace("NAME", name) f
 
 
 def error_function(name: str) -> Callable[[Any, Array], Array]:
-    """erf, erfc or erfinv of floating arrays."""
+    """Returns a function that computes erf, erfc or erfinv of a floating array. name: one of these"""
 
     def call(xp: Any, x: Array) -> Array:
         out = xp.ndarray(x.shape, x.dtype)
@@ -56,14 +56,15 @@ extern "C" __global__ void drop(const T* x, T* out, const Index* key, Index n, d
 def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
     """Sets elements of x to 0 with probability p, and divides the others by 1 - p.
 
-    key: (2,) int64 in device memory; shape: of the mask, x.shape, or with ones as its last axes to drop channels
+    key: (2,) int64 in device memory
+    shape: of the mask: x.shape, or with last axes of size 1 to drop whole channels
     order: the axes in the order in which elements are numbered
     """
     if shape != x.shape:
         factors = drop(xp, xp.ones(shape, opmath_dtype(x.dtype)), key, p, shape, order)
         return as_format(xp, (x * factors).astype(x.dtype, copy=False), prefers_channels_last(x))
     transposed = x.transpose(order)
-    # Reshaped, since ascontiguousarray makes one axis of none.
+    # Reshaped, because ascontiguousarray gives a 0-d array one axis.
     source = xp.ascontiguousarray(transposed).reshape(transposed.shape)
     out = xp.ndarray(transposed.shape, x.dtype)
     scale = 1 / (1 - p) if p < 1 else 0.0

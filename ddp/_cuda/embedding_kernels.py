@@ -1,9 +1,9 @@
 """The gradient of an embedding: sums of rows in float32, in a fixed order, so that every run gives the same bits.
 
-Each block owns some rows and columns of the table. It scans all indices for its rows, sorts these by row and position
-in shared memory, and sums the gradients of each row. No other block writes there, so every element of the table is
-written once, also with the zeros of rows that no index names. Every block reads all indices, mostly from the cache:
-for usual numbers of indices that is faster than to sort them all first.
+Each block owns some rows and columns of the table, and no other block writes there. The block scans all indices for
+those of its rows, sorts these by row and position in shared memory, and sums the gradients of each row. It also writes
+the zeros of rows that no index names. Every block reads all indices, mostly from the cache: for usual numbers of
+indices that is faster than to sort all indices first.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ extern "C" __global__ void add_in_order(
 # The most lookups that a block sorts at once; the same as in the source above.
 ROOM = 2048
 
-# The most blocks of a launch: each reads all indices.
+# The most blocks of a launch. The limit is low because each block reads all indices.
 _BLOCKS = 1024
 
 # The most threads that sum one row.
 _THREADS_PER_ROW = 64
 
-# Columns that each of these threads sums, at most; wider tables are divided into tiles.
+# The most columns that each of these threads sums. Wider tables are divided into tiles.
 _COLUMNS_PER_THREAD = 8
 
 
@@ -135,14 +135,17 @@ def add_rows_in_order(
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """The dtype to add in: CuPy's atomic additions take float32, float64, and uint64, where signed sums wrap alike."""
+    """The dtype to add in, one of float32, float64 and uint64, which CuPy's atomic additions take.
+
+    Sums of signed integers have the same bits in uint64.
+    """
     if dtype.kind in "biu":
         return np.dtype("uint64")
     return dtype if dtype.name in REAL else np.dtype("float32")
 
 
 def _sums(xp: Any, x: Array, indices: Array, g: Array) -> Array:
-    """x[indices] += g, in place if x has the dtype to add in. Returns x, or else a copy with the sums."""
+    """x[indices] += g, in place if x has the dtype to add in. Returns x, or a copy of x in that dtype."""
     dtype = _sum_dtype(x.dtype)
     sums = x if x.dtype == dtype else x.astype(dtype)
     xp.add.at(sums, indices, g.astype(dtype, copy=False))

@@ -27,16 +27,16 @@ from ddp.errors import DeviceError
 
 Array = Any
 
-# Plans that are cached. If there are more, the older half is dropped.
+# The most plans that are cached. If a new one does not fit, the older half is dropped.
 MAX_PLANS = 4096
 
 # The most rows, columns or matrices of one product.
 MAX_EXTENT = (1 << 31) - 1
 
-# By the low byte of an address: its alignment, 1 to 256 bytes.
+# The alignment of an address, 1 to 256 bytes, by its low byte.
 ALIGNMENT_BY_LOW_BYTE = tuple(byte & -byte or 256 for byte in range(256))
 
-# By everything that an algorithm depends on: see `gemm`.
+# Plans by everything that the choice of an algorithm depends on: see `gemm`.
 _plans: dict[Any, Callable[..., Array | None]] = {}
 
 
@@ -53,11 +53,12 @@ def gemm(
 ) -> Array | None:
     """a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, added to the values of `out`.
 
-    epilogue: a name of `cublaslt.EPILOGUES`; needs matrices, and `out`
+    epilogue: a name in `cublaslt.EPILOGUES`; except "DEFAULT", they need two matrices, and `out`
     vector: the bias of out.shape[1] elements, or memory for its gradient
     aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
 
-    Returns: None, without any effect, if a matrix is empty or cuBLASLt does not support the dtypes or the epilogue.
+    Returns: None, without any effect, if a matrix is empty or has too many rows or columns, or if cuBLASLt does not
+    support the dtypes or the epilogue.
     """
     key = (
         a.shape,
@@ -100,7 +101,7 @@ def _plan(
     vector: Array | None,
     aux_ld: int,
 ) -> Callable[..., Array | None]:
-    """Chooses how to multiply arrays of this layout. Returns: a `MatmulPlan`, or a function with its arguments."""
+    """Chooses how to multiply arrays of this layout. Returns: a `MatmulPlan`, or a function that is called like one."""
     if a.ndim == 1 or b.ndim == 1:
         return _multiply_vectors
     library = cublaslt.library(xp)
@@ -163,7 +164,7 @@ def _unsupported(*_: Any) -> None:
 
 
 def _multiply_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
-    """Multiplies with a vector as a row on the left, as a column on the right."""
+    """Multiplies if an operand is a vector: on the left it is used as a row, on the right as a column."""
     left = a[None] if a.ndim == 1 else a
     right = b[:, None] if b.ndim == 1 else b
     result = gemm(xp, left, right)
@@ -175,7 +176,7 @@ def _multiply_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate
 
 
 def _multiply_and_assign(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
-    """Multiplies to a new array, and assigns it to `out`, whose layout cuBLASLt cannot write."""
+    """Multiplies into a new array, and assigns that to `out`, whose layout cuBLASLt cannot write."""
     result = gemm(xp, a, b)
     return None if result is None else _assign(result, out, accumulate)
 
@@ -183,7 +184,10 @@ def _multiply_and_assign(xp: Any, a: Array, b: Array, out: Array, accumulate: bo
 def _copy_and_multiply(
     batch_shape: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | None]
 ) -> Callable[..., Array | None]:
-    """Copies each operand whose layout cuBLASLt cannot read, then multiplies. operands: layout and batch stride"""
+    """Returns a function that copies each operand whose layout cuBLASLt cannot read, then multiplies.
+
+    operands: layout and batch stride of a and of b; None if cuBLASLt cannot read them
+    """
 
     def run(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
         factors = []
@@ -207,7 +211,7 @@ def _assign(result: Array, out: Array | None, accumulate: bool) -> Array:
 
 
 class MatrixLayout(NamedTuple):
-    """transposed: column-major; ld: the leading dimension, elements from one row (column, if transposed) to the next"""
+    """transposed: whether it is column-major; ld: elements from one row (if transposed, from one column) to the next"""
 
     transposed: bool
     ld: int
@@ -228,7 +232,7 @@ def matrix_layout(x: Array) -> MatrixLayout | None:
 
 
 def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
-    """Elements from one matrix of x to the next, 0 if x has one for the whole batch; None if there is no single stride.
+    """Elements from one matrix of x to the next: 0 if one matrix serves the whole batch, None if the distance varies.
 
     batch_shape: of the product; x may lack some of these axes, or be broadcast along them
     """
@@ -251,9 +255,10 @@ def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
 
 
 class MatrixSpec(NamedTuple):
-    """A matrix as cuBLASLt sees it, column-major. ld: elements to the next column; stride: to the next matrix
+    """A matrix as cuBLASLt sees it, column-major. ld: elements from one column to the next
 
-    transposed: the product takes its transpose; alignment: bytes
+    transposed: the product uses its transpose; stride: elements from one matrix of a batch to the next
+    alignment: of its address, in bytes
     """
 
     dtype: str
@@ -266,7 +271,8 @@ class MatrixSpec(NamedTuple):
 class MatmulSpec(NamedTuple):
     """A product of (m, k) and (k, n) as cuBLASLt sees it, column-major. epilogue: a name of `cublaslt.EPILOGUES`
 
-    accumulate: adds to the values of D; bias_alignment: bytes, 0 without a bias; aux_ld: of `aux`, 0 without one
+    d: the result; accumulate: the product is added to the values of D; bias_alignment: bytes, 0 without a bias
+    aux_ld: elements of a row of `aux`, 0 without `aux`
     tf32: float32 factors may be rounded to 10 bits of mantissa; workspace: bytes of scratch memory
     """
 
@@ -289,7 +295,7 @@ class UnsupportedMatmul(Exception):
     """cuBLASLt has no algorithm for a product."""
 
 
-# By dtype: the values (0, 1) of alpha and beta. The library gets their addresses, so they must never be freed.
+# By dtype: 0 and 1, for alpha and beta. The library gets their addresses, so they must never be freed.
 _FACTORS: dict[str, Any] = {"float32": (c_float * 2)(0.0, 1.0), "float64": (c_double * 2)(0.0, 1.0)}
 
 
@@ -383,7 +389,7 @@ class MatmulPlan:
             "TRANSB": int(spec.b.transposed),
             "EPILOGUE": EPILOGUES[spec.epilogue],
         }
-        if spec.bias_alignment:  # any address of that alignment: the choice of an algorithm looks at no more
+        if spec.bias_alignment:  # any address of this alignment: the algorithm depends on the alignment alone
             values["BIAS_POINTER"] = spec.bias_alignment
         if spec.aux_ld:
             values |= {"EPILOGUE_AUX_POINTER": 256, "EPILOGUE_AUX_LD": spec.aux_ld}
@@ -404,7 +410,7 @@ class MatmulPlan:
         library = self._library
         spec = self._spec
         a, b, d = self._layouts
-        # An algorithm that splits k adds the parts of a 16-bit product in float32.
+        # For a 16-bit result, algorithms that split k must add the parts in float32.
         narrow = spec.d.dtype in ("float16", "bfloat16")
         values = {
             "MAX_WORKSPACE_BYTES": spec.workspace,
@@ -439,13 +445,13 @@ class MatmulPlan:
 # The handle of CUDA's per-thread default stream, which is a different stream in each thread.
 PER_THREAD = 2
 
-# The most workspaces outside of graphs, and in each graph. The oldest is freed for a new stream's.
+# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is freed.
 WORKSPACES = 16
 
 # Workspaces by (device, handle of the stream, thread). The thread is 0, except for the per-thread default stream.
 _workspaces: dict[tuple[int, int, int], Any] = {}
 
-# The same for each graph under capture.
+# The workspaces of each graph under capture, by the same keys.
 _graph_workspaces: weakref.WeakKeyDictionary[capture.Capture, dict[tuple[int, int, int], Any]]
 _graph_workspaces = weakref.WeakKeyDictionary()
 

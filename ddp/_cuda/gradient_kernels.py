@@ -91,9 +91,10 @@ _tables = array_table.TableCache()
 
 
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
-    """The norm of all gradients as one vector, 0-d. Gradients of several dtypes: in float64 if one is, else float32.
+    """The norm of all gradients as one vector, 0-d.
 
-    root: False for the sum of powers, without the root
+    Gradients of different dtypes are converted: to float64 if one of them is float64, else to float32.
+    root: False: returns the sum of powers, without the root
     """
     dtypes = {g.dtype for g in gradients}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
@@ -123,7 +124,10 @@ def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, max_norm: f
 
 
 def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
-    """Divides the gradients by `scale`, in place. Sets found_inf to 1 if one is not finite. Both: one float32"""
+    """Divides the gradients by `scale`, in place. Sets `found_inf` to 1 if one of them is not finite.
+
+    scale, found_inf: one float32
+    """
     _replace(xp, "unscale", gradients, scale, found_inf)
 
 

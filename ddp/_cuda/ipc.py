@@ -1,8 +1,8 @@
 """GPU memory shared between processes by CUDA IPC: the receiver maps the allocation that contains the sender's array.
 
 CUDA does not count references across processes, so the sender has to keep the array until no other process uses it. A
-pipe says when: its write end is sent along with the handle, and the receiver closes it when it has dropped its last
-array over the memory. The kernel closes it if the receiver dies, or if the message is never read.
+pipe tells when: its write end is sent along with the handle, and the receiver closes that end when it has dropped its
+last array over the memory. The operating system closes it if the receiver dies, or if the message is never read.
 
 The sender waits for its current stream, so that all writes are done before the receiver reads. When the receiver drops
 an array, the mapping stays until the work that was launched on its current stream is done.
@@ -29,7 +29,7 @@ Array = Any  # cupy.ndarray
 
 
 class IpcReference:
-    """The end of the pipe that keeps the sender's array alive while it is open.
+    """The write end of the pipe. While it is open, the sender keeps the array.
 
     token: identifies the array in the sender; pid: of the sender
     """
@@ -42,7 +42,7 @@ class IpcReference:
         self.pid = pid
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The file descriptor of the pipe's end."""
         return self._fd
 
     def __del__(self) -> None:
@@ -50,7 +50,7 @@ class IpcReference:
 
 
 class _Exported:
-    """The arrays that this process has sent and others may still use. By token: the array, and our end of its pipe."""
+    """The arrays that this process has sent, and that others may still use. By token: array, read end of its pipe."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[Array, int]] = {}
@@ -103,9 +103,9 @@ os.register_at_fork(after_in_child=exported.clear_after_fork)
 class ExportedArray(NamedTuple):
     """The message by which another process finds an array. strides: in bytes
 
-    handle: CUDA's handle of the allocation, empty for an empty array; offset: of the array's first element in it
-    nbytes: from the start of the allocation to the array's end
-    uuid: identifies the device, whose number may be another one in the receiver
+    handle: CUDA's handle of the allocation, empty for an empty array
+    offset: bytes from the start of the allocation to the array's first element; nbytes: to the array's end
+    uuid: identifies the device, which may have another number in the receiver
     """
 
     device: device
@@ -167,14 +167,14 @@ def import_array(message: ExportedArray) -> Array:
             return xp.empty(message.shape, message.dtype)
         lease = _Lease(_mapping(xp, index, message.handle, reference.pid), reference)
     memory = _ImportedMemory(lease, message)
-    # The finalizer keeps the lease beyond `memory`, and passes it on to `keep_alive`. At exit the driver unmaps.
+    # The finalizer holds the lease after `memory` is gone, and passes it to `keep_alive`. At exit the driver unmaps.
     weakref.finalize(memory, _end_lease, xp, index, lease).atexit = False
     unowned = xp.cuda.UnownedMemory(lease.mapping.pointer, message.nbytes, memory, index)
     return xp.ndarray(message.shape, message.dtype, xp.cuda.MemoryPointer(unowned, message.offset), message.strides)
 
 
 def _view(xp: Any, array: Array, message: ExportedArray) -> Array:
-    """`array` as another process sent it back: itself, or a view of it."""
+    """The array that another process sent back to this one: `array`, or a view of the same allocation."""
     if (array.dtype, array.shape, array.strides) == (message.dtype, message.shape, message.strides):
         return array
     if not message.handle:
@@ -211,7 +211,7 @@ class _Lease:
 
 
 class _ImportedMemory:
-    """The owner, for CuPy, of memory of another process: arrays over that memory keep this object alive."""
+    """Owns memory of another process: CuPy's arrays over that memory keep this object alive."""
 
     def __init__(self, lease: _Lease, message: ExportedArray) -> None:
         # Keeps only parts of `message`: `message.reference` would keep the pipe open longer than the lease.
@@ -243,14 +243,14 @@ def _mapping(xp: Any, index: int, handle: bytes, pid: int) -> _Mapping:
     return mapping
 
 
-@functools.cache  # CUDA takes a millisecond
+@functools.cache  # CUDA takes a millisecond to tell it
 def _uuid(xp: Any, index: int) -> bytes:
     """The identity of a device, which is the same in every process."""
     return bytes(xp.cuda.runtime.getDeviceProperties(index).get("uuid", b""))
 
 
 def _find_device(xp: Any, uuid: bytes, device: device, pid: int) -> int:
-    """This process's number of a device. Raises: SharingError if this process does not have it."""
+    """The number of a device in this process. Raises: SharingError if this process does not have the device."""
     preferred = device.index or 0
     count = xp.cuda.runtime.getDeviceCount()
     for index in sorted(range(count), key=lambda n: n != preferred):
@@ -263,7 +263,7 @@ def _find_device(xp: Any, uuid: bytes, device: device, pid: int) -> int:
 
 
 def _address_bounds(array: Array) -> tuple[int, int]:
-    """The addresses of an array's first byte and of the byte behind its last."""
+    """The lowest address of an array's bytes, and the address after the highest."""
     start = array.data.ptr
     if array.size == 0:
         return start, start

@@ -21,7 +21,7 @@ from ddp.ops.activation import gelu
 from ddp.ops.arrays import BFLOAT16, Array, total, where_or_zero
 from ddp.ops.op import Gradients, Needs, Saved
 
-# A simple kernel, with a thread for each element of the result: it is used for integers, and where cuBLASLt cannot.
+# A simple kernel, with a thread for each element of the result, for integers and for what cuBLASLt does not support.
 PRODUCT = KernelSource(
     "products",
     """
@@ -94,7 +94,7 @@ def _rows(x: Array) -> Array:
 
 
 def _gradient_rows(xp: Any, g: Array) -> Array:
-    """A gradient as (rows, n), copied here if each product would copy it, such as the broadcast gradient of a sum."""
+    """A gradient as (rows, n). Copied once if every product would copy it, like the broadcast gradient of a sum."""
     g = _rows(g)
     row_stride, column_stride = g.strides
     readable = (column_stride == g.itemsize and row_stride > 0) or (row_stride == g.itemsize and column_stride > 0)
@@ -137,12 +137,12 @@ def _parameter_gradients(
 
 
 def _unless_accumulating(grad_out: Any) -> Array | None:
-    """The memory of a gradient; None if that holds values to add to: then the caller of backward adds the result."""
+    """`grad_out`, or None for an `AccumulateInto`: then the gradient buffer adds the result that backward returns."""
     return None if type(grad_out) is AccumulateInto else grad_out
 
 
 def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
-    """a @ b, written or added to `grad_out`; in a new array if that is None."""
+    """a @ b, written to `grad_out`, added to an `AccumulateInto`, or in a new array for None."""
     if type(grad_out) is not AccumulateInto:
         return product(xp, a, b, grad_out)
     out = grad_out.array
@@ -173,8 +173,9 @@ def linear_backward(
 class LayerResult(NamedTuple):
     """The result of act(x @ w^T + b), and what its backward needs.
 
-    aux: what the epilogue wrote for backward, with rows of `aux_ld` elements, or the values before the activation;
-    None if backward needs `out` alone. for_epilogue: whether an epilogue of cuBLASLt can read `aux`
+    aux: an array with rows of `aux_ld` elements that the epilogue wrote for backward, or the values before the
+    activation; None if backward needs `out` alone
+    for_epilogue: whether an epilogue of cuBLASLt can read `aux`
     """
 
     out: Array
@@ -218,7 +219,7 @@ def _activation_backward(xp: Any, g: Array, layer: LayerResult) -> Array:
 
 
 def linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
-    # The derivative of ReLU follows from its result.
+    # No `aux` for ReLU: its derivative follows from its result.
     layer = _layer(xp, _rows(x), w, b, activation, keep and activation != "relu")
     out = layer.out if x.ndim == 2 else layer.out.reshape(*x.shape[:-1], w.shape[0])
     return out, (layer if activation == "relu" else layer._replace(out=None), x.shape)
@@ -262,7 +263,7 @@ def _input_gradient(
 ) -> tuple[Array, Array | None]:
     """The gradient of act(z) @ w^T with respect to z, (rows, n), and with `with_sums` its sum over rows.
 
-    By one launch if cuBLASLt has the epilogue. hidden: of act(z); out: memory for the sums, or None
+    Needs one launch if cuBLASLt has the epilogue. hidden: the result of act(z); out: memory for the sum, or None
     """
     if hidden.for_epilogue and hidden.aux_ld % 8 == 0:
         dz = xp.ndarray((g.shape[0], w.shape[1]), g.dtype)

@@ -1,6 +1,6 @@
 """Device memory: CuPy's pool over a counted cudaMalloc, a limit per process, and the error for a full device.
 
-CuPy's pool calls `Allocator._cuda_malloc` only where it needs a cudaMalloc. An array that fits into a free block of the
+CuPy's pool calls `Allocator._cuda_malloc` only when it needs a cudaMalloc. An array that fits into a free block of the
 pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is tracked, which
 costs one more Python call for each array.
 """
@@ -39,11 +39,12 @@ def human(nbytes: int) -> str:
 class DeviceCounts:
     """Calls and bytes of one device.
 
-    mallocs, frees: calls of cudaMalloc and cudaFree; retries: of a cudaMalloc after blocks were freed; ooms: errors
-    reserved: bytes that cudaMalloc gave; peak: of bytes that arrays hold; sizes: bytes of each block, by address
+    mallocs, frees: calls of cudaMalloc and cudaFree; retries: repeated calls of cudaMalloc, after blocks were freed
+    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed; peak: the most bytes that arrays held
+    limit: of `reserved`; sizes: bytes of each block, by address
     """
 
-    # Threads do not lock: every count changes by one `+=`.
+    # Used without a lock: every count changes by a single `+=`.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0
@@ -56,7 +57,7 @@ class DeviceCounts:
 
 
 class PrivatePool:
-    """The memory pool of a CUDA graph. No other code allocates from it. Its free blocks are freed with it."""
+    """The memory pool of a CUDA graph. No other code allocates from it. If it is dropped, its free blocks are freed."""
 
     def __init__(self, pool: Any) -> None:
         self.malloc = pool.malloc
@@ -75,7 +76,8 @@ class Allocator:
         self.counts: dict[int, DeviceCounts] = {}
         self.counted = malloc is None
         self._pool = self._counted_pool() if self.counted else pool
-        # CuPy's pools of graphs. One whose graph was dropped stays as long as arrays use its memory.
+        # The private pools, each with CuPy's pool behind it. After a private pool was dropped, CuPy's pool stays here
+        # while arrays use its memory.
         self._private: list[tuple[weakref.ref[PrivatePool], Any]] = []
         self._inner: Malloc = self._pool.malloc if malloc is None else malloc
         # With CuPy's own limit, the pool raises CuPy's error before it calls `_cuda_malloc`.
@@ -146,11 +148,14 @@ class Allocator:
             self.install()
 
     def peak(self, device: int) -> int:
-        """The peak of allocated bytes; before `reset_peaks`, of the moments when the pool grew."""
+        """The peak of allocated bytes. Before the first `reset_peaks`, it is noted only when the pool grows."""
         return max(self.of(device).peak, self.allocated_and_reserved(device)[0])
 
     def set_limit(self, device: int, nbytes: int | None) -> None:
-        """Limits the bytes that this process reserves on a device; None: no limit. Raises: DeviceError."""
+        """Limits the bytes that this process reserves on a device; None: no limit.
+
+        Raises: DeviceError for an allocator other than "pool".
+        """
         if not self.counted:
             raise DeviceError("a limit of GPU memory is for the allocator to keep: CUDA's, or the user's own")
         self.of(device).limit = nbytes
@@ -217,8 +222,9 @@ class Allocator:
         return cuda.MemoryPool(cuda.PythonFunctionAllocator(self._cuda_malloc, self._cuda_free).malloc)
 
     def _cuda_malloc(self, size: int, device: int) -> int:
-        """Calls cudaMalloc on the current device, `device`. Before it fails, frees cached blocks and collects garbage.
+        """Calls cudaMalloc on `device`, which is the current device.
 
+        If the device is full, frees cached blocks, then also collects garbage, and tries again each time.
         Raises: OutOfMemoryError.
         """
         counts = self.of(device)

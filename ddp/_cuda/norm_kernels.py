@@ -123,7 +123,7 @@ def _threads(n: int) -> int:
 def norm(
     xp: Any, x: Array, w: Array | None, b: Array | None, eps: float, centered: bool
 ) -> tuple[Array, Array | None, Array]:
-    """Returns (x - m)*r*w + b, m and r, where m and r are of each row. x: (rows, n), w, b: (n,)
+    """Returns (x - m)*r*w + b, m and r. m and r have one value for each row. x: (rows, n); w, b: (n,)
 
     centered: subtracts the mean; otherwise m is 0 and returned as None
     """

@@ -106,7 +106,10 @@ def kernels(
     states: tuple[str, ...],
     factor: str = "1",
 ) -> KernelSource:
-    """The kernels of a formula. lines, scalars: in C; settings, states: the names that they read; factor: in C"""
+    """Returns the kernels of a formula.
+
+    lines: statements in C; scalars, factor: expressions in C; settings, states: the names that these use
+    """
     body = [f"A& {name} = s[{j}];" for j, name in enumerate(states)] + list(lines)
     source = _SOURCE % {
         "scalars": len(scalars),
@@ -132,10 +135,11 @@ def update(
 ) -> None:
     """Counts a step of every parameter in a table, and updates it.
 
-    steps: (n, 2) float32: for each parameter its count of steps, and the product of the formula's factor over them
+    steps: (n, 2) float32: for each parameter its count of steps, and the product of the formula's factor of each step
     scalars: (rows, number of scalars), memory for the scalars of each row, in the dtype to compute in
-    found_inf: one float32, or None: the step is skipped if it is not zero
-    device_settings: (8,) float64, or None: used instead of `settings`, which are in the order of the formula's names
+    found_inf: one float32: if it is not zero, the step is skipped; None: no step is skipped
+    device_settings: (8,) float64 on the device, used instead of `settings`; or None
+    settings: in the order of the formula's names
     """
     padding = [0.0] * (SETTINGS - len(settings))
     arguments = (table.rows, table.length, steps, scalars, found_inf, device_settings, *map(float, settings), *padding)

@@ -21,7 +21,7 @@ from ddp.ops.arrays import BFLOAT16, Array
 # Threads of a block, unless a launch says otherwise.
 THREADS = 256
 
-# The most blocks of a launch. Kernels loop over what lies beyond.
+# The most blocks of a launch. If there are more elements or rows, a block computes several, in a loop.
 BLOCKS = 1 << 16
 
 # C++ at the beginning of every source. T is the type of arrays in memory, A the type to compute in.
@@ -90,7 +90,7 @@ class KernelSource:
     """The text of some kernels, which are compiled separately for each dtype.
 
     name: in `KERNEL_SOURCES`; None for a text that is generated at run time
-    dtypes: of T; options: of the compiler
+    dtypes: those that T can be; options: of the compiler
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def compile_kernel(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> 
     return kernel
 
 
-# By type of an argument: numbers are converted to eight bytes, None to a null pointer. Arrays are passed unchanged.
+# Converters by type of a kernel's argument: numbers become eight bytes, None a null pointer. Arrays stay unchanged.
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda x: np.int64(0),
     **dict.fromkeys((int, bool, *(np.dtype(code).type for code in np.typecodes["AllInteger"] + "?")), np.int64),
@@ -149,7 +149,7 @@ def _kernel_argument(value: Any) -> Any:
 
 
 def opmath_dtype(dtype: Any) -> Any:
-    """The dtype of A for T of `dtype`: float32 for float16 and bfloat16, otherwise `dtype` itself."""
+    """The dtype to compute in (A) for arrays of `dtype` (T): float32 for 16 bits, otherwise `dtype` itself."""
     return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype
 
 
@@ -184,7 +184,10 @@ struct GradOut {
 
 
 def parameter_arguments(xp: Any, x: Array | None, dtype: Any, compute: Any) -> tuple[Array | None, Array | None]:
-    """x as the two pointers of a C++ `Parameter`, one of them None. dtype, compute: the dtypes of T and A"""
+    """The two pointers of a C++ `Parameter`: (x, None) if x has dtype T, else (None, x in dtype A).
+
+    x: may be None: then both are None; dtype, compute: the dtypes of T and A
+    """
     if x is None:
         return None, None
     return (xp.ascontiguousarray(x), None) if x.dtype == dtype else (None, xp.ascontiguousarray(x, compute))
@@ -195,7 +198,8 @@ def gradient_arguments(
 ) -> tuple[Array | None, tuple[Array | None, Array | None, bool]]:
     """The array for a gradient in `grad_dtype`, and the three arguments of a C++ `GradOut`.
 
-    grad_out: memory for the gradient or None, as ops get it in `grad_outs`; a new array is made if that does not fit
+    grad_out: memory for the gradient, as in `grad_outs` of ops. If it is None, or has another dtype or is not in C
+        order, a new array is made
     dtype, compute: the dtypes of T and A
     """
     if not needed:

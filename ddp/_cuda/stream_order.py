@@ -25,7 +25,7 @@ _DEFAULT_HANDLES = (0, 1)
 class DeviceStream:
     """A CUDA stream of one device.
 
-    cupy_stream: CuPy's object, which does not say the device: its default stream is one object for all devices
+    cupy_stream: CuPy's object. It does not name the device: CuPy's default stream is one object for all devices
     """
 
     __slots__ = ("cupy_stream", "device", "xp")
@@ -79,8 +79,8 @@ class StreamGuard:
     """A context in which a stream is the current one of this thread. On exit, the previous streams are current again.
 
     CuPy's `with stream:` restores on exit the stream of the enclosing `with`, not the one that `use` made current. So
-    CuPy's functions that contain such a `with` may leave another stream current than they found. This guard enters
-    CuPy's context, so that they come back to `stream`, and restores the previous streams by `use`.
+    CuPy's functions that contain such a `with` may change the current stream. This guard enters CuPy's context, so that
+    such functions return to `stream`. On exit it restores the previous streams by `use`.
     """
 
     __slots__ = ("_previous", "stream")
@@ -119,7 +119,7 @@ def default(xp: Any, device: int | None = None) -> DeviceStream:
     return DeviceStream(xp, device, xp.cuda.Stream.ptds if per_thread else xp.cuda.Stream.null)
 
 
-# Per stream: FIFO of (event, objects kept alive until it completes). An event of None: until no graph is captured.
+# Per stream: FIFO of (event, objects kept alive until it completes). If the event is None: until the next `collect`.
 _pending: dict[DeviceStream, deque[tuple[Any, Any]]] = {}
 _collecting = threading.Lock()
 
@@ -160,10 +160,10 @@ def pending_count() -> int:
 
 
 def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> DeviceStream:
-    """Makes `stream` wait for `last`, which used `array` before. Returns: the stream that uses it last, `stream`.
+    """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, which uses it next.
 
-    If one of the two is captured, orders nothing and returns `last`: an edge would break the capture, and captured work
-    does not run now.
+    If one of the two is captured, orders nothing and returns `last`: to wait for a stream outside of the capture would
+    break the capture, and captured work does not run now.
     """
     if last is None or last == stream:
         return stream
@@ -174,17 +174,17 @@ def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> D
     return stream
 
 
-# By id of an array: the streams that use it beside its own, and a weak reference to the array.
+# By id of an array: the streams that use it besides the one it was allocated on, and a weak reference to the array.
 _users: dict[int, tuple[set[DeviceStream], weakref.ref[Any]]] = {}
 
 
 def record(array: Array, stream: DeviceStream) -> None:
-    """Says that `stream` uses `array`: when the array is dropped, its memory is kept until that work is done."""
+    """Records that `stream` uses `array`. If the array is dropped, its memory is kept until that work is done."""
     key = id(array)
     entry = _users.get(key)
     if entry is None or entry[1]() is not array:
         streams: set[DeviceStream] = set()
-        # With `array.data`, which owns the memory: a finalizer that refers to the array itself would never run.
+        # The finalizer keeps `array.data`, which owns the memory. If it kept the array itself, it would never run.
         weakref.finalize(array, _keep_memory, key, streams, array.data).atexit = False
         entry = (streams, weakref.ref(array))
         _users[key] = entry
