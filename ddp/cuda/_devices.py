@@ -65,12 +65,12 @@ def _cupy() -> Any:
 
 
 def current_device() -> int:
-    """The number of this thread's current device, which "cuda" means. Raises: DeviceError without a GPU."""
+    """The number of this thread's current device, for which "cuda" stands. Raises: DeviceError without a GPU."""
     return _index(None)
 
 
 def set_device(device: DeviceLike) -> None:
-    """Makes a device this thread's current one, which "cuda" means; a negative number changes nothing.
+    """Makes a device this thread's current one, for which "cuda" stands. A negative number changes nothing.
 
     Raises: DeviceError without a GPU, or for a device that does not exist.
     """
@@ -119,10 +119,9 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def get_device_properties(device: DeviceLike = None) -> SimpleNamespace:
-    """The device's name, major, minor, total_memory (bytes), multi_processor_count, warp_size, and if CUDA says them
-    shared_memory_per_block and L2_cache_size (bytes).
+    """The properties of a device: name, major, minor, total_memory (bytes), multi_processor_count and warp_size.
 
-    Raises: DeviceError without a GPU.
+    If CUDA knows them, also shared_memory_per_block and L2_cache_size (bytes). Raises: DeviceError without a GPU.
     """
     return _properties(_cupy(), _index(device))
 
@@ -147,7 +146,10 @@ def _properties(xp: Any, index: int) -> SimpleNamespace:
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """Whether `device` can read the memory of `peer_device`. Raises: DeviceError without a GPU, or if both are one."""
+    """Whether `device` can read the memory of `peer_device`.
+
+    Raises: DeviceError without a GPU, or if both are the same device.
+    """
     index = _index(device)
     peer = _index(peer_device)
     if index == peer:
@@ -168,12 +170,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seeds this thread's generator of the current device with random bits of the system; nothing without a GPU."""
+    """Seeds this thread's generator of the current device with random bits of the system. No effect without a GPU."""
     manual_seed(entropy())
 
 
 def seed_all() -> None:
-    """Seeds this thread's generators of all devices with the same random bits of the system; nothing without a GPU."""
+    """Seeds this thread's generators of all devices with one random seed of the system. No effect without a GPU."""
     manual_seed_all(entropy())
 
 
@@ -199,18 +201,21 @@ def set_rng_state(new_state: Any, device: DeviceLike = "cuda") -> None:
 
 
 def get_rng_state_all() -> list[Any]:
-    """`get_rng_state` of every device."""
+    """The results of `get_rng_state` for all devices."""
     return [get_rng_state(i) for i in range(device_count())]
 
 
 def set_rng_state_all(new_states: Iterable[Any]) -> None:
-    """`set_rng_state` of every device, from a state for each. Raises: ArgumentError, DeviceError."""
+    """Calls `set_rng_state` for each device: the i-th state is for device i. Raises: ArgumentError, DeviceError."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether GPUs compute in bfloat16: every GPU emulates it in float32; native from compute capability 8.0 on."""
+    """Whether the current GPU computes in bfloat16.
+
+    including_emulation: also True below compute capability 8.0, where GPUs emulate it in float32
+    """
     return is_available() and (including_emulation or get_device_capability()[0] >= 8)
 
 

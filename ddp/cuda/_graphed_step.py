@@ -1,6 +1,6 @@
 """`graphed_step`: a whole training step as one CUDA graph, captured after a few eager calls.
 
-The host needs some microseconds to launch a kernel, which is what limits the step of a small model. A CUDA graph
+The host needs some microseconds to launch a kernel. In the step of a small model, that limits the speed. A CUDA graph
 launches all kernels at once, but a replay can change nothing except the values of its inputs. So everything else that
 the step depends on is compared before each launch; if something has changed, the step is captured again.
 """
@@ -28,7 +28,7 @@ from ddp.ops.memory_formats import empty_in_order, order_of
 # cudaMemcpyDeviceToDevice.
 _DEVICE_TO_DEVICE = 3
 
-# The folders of `ddp` and of Python's standard library, to tell frames of a traceback from those of user code.
+# The folders of `ddp` and of Python's standard library: frames of a traceback in them are not user code.
 _DDP = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
@@ -55,25 +55,26 @@ def graphed_step(
 
     warmup: calls that first run without a graph, on another stream: they create gradients, optimizer state,
         communicators and workspaces. They are usual steps. The next call captures the step and launches the graph;
-        later calls launch it again
+        later calls launch it again. After the first capture, other arguments need only one such call
     keep: the most graphs that are kept, one for each combination of inputs; the least recently used is dropped
-    modules: modules that the step uses, beside those that are found in the closure, globals and object of `fn`
+    modules: modules that the step uses, besides those that are found in the closure, globals and object of `fn`
 
     The result is called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory
-    of the graph; from pinned memory without waiting, so do not write to that before the copy is done. `fn` gets them on
-    the GPU, and must not keep them. Other arguments are constants of a graph. Tensors that `fn` returns are detached,
-    and their memory is the graph's: the next call overwrites it, so `clone()` what you keep. Gradients are in
-    `param.grad`. Random numbers are those of a step without a graph.
+    of the graph, and `fn` gets the copies, which are on the GPU. `fn` must not keep them. A tensor in pinned memory is
+    copied without waiting: do not write to it before the copy is done. Other arguments are constants of a graph.
+    Tensors that `fn` returns are detached, and their memory is the graph's: the next call overwrites it, so `clone()`
+    what you keep. Gradients are in `param.grad`. Random numbers are the same as without a graph.
 
     The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
-    or requires_grad; if gradients exist before the call that did not, or the reverse; with another autocast or grad
-    mode; and if an optimizer's settings have changed, unless it keeps them in device memory.
+    or requires_grad; if a gradient exists before the call that did not exist before the captured call, or the reverse;
+    with another autocast or grad mode; and if an optimizer's settings have changed, unless it keeps them in device
+    memory.
 
     Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 
     Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError if the step cannot be captured, with the
-    op and the line: for what makes the host wait (item, numpy, print, bool(), a boolean mask), and for tensors on the
-    CPU or copies of them. Such a call has no effect, and another one may follow.
+    op and the line. Ops that make the host wait (item, numpy, print, bool(), a boolean mask) cannot be captured, and
+    neither can ops on CPU tensors or copies of such tensors. A call that raises has no effect, and the step can be called again.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -100,7 +101,7 @@ class GraphedStep:
         self._xp = device("cuda").xp
         self._stream = self._xp.cuda.Stream(non_blocking=True)
         self._device = self._xp.cuda.Device().id
-        self._leaves: dict[Leaf, None] = {}  # those that a backward of the step has reached
+        self._leaves: dict[Leaf, None] = {}  # the leaves that a backward of the step has reached
         self.reset()
 
     def reset(self) -> None:
@@ -158,7 +159,7 @@ class GraphedStep:
 
     @contextmanager
     def _record_leaves(self) -> Iterator[None]:
-        """A context that adds the leaves which backwards reach to `_leaves`."""
+        """A context that adds to `_leaves` every leaf that a backward reaches."""
         state = modes.state
         previous = state.reached
 
@@ -180,7 +181,7 @@ class GraphedStep:
         settings = self._state.settings()
         inputs = [_input_like(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, whoever holds param.grad
+            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, even if param.grad is held
         start = [GradSnapshot(leaf) for leaf in self._leaves]
         random_state = _device.thread_generator(_device.CPU).snapshot()
         cuda_graph = CUDAGraph()
@@ -248,7 +249,7 @@ class GradSnapshot:
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
-        # The memory of an empty buffer does not matter, unless it is bound to a bucket: a replay sets the graph's.
+        # An empty buffer may have other memory, unless it is bound to a bucket: a replay replaces it by the graph's.
         is_empty = self.state is EMPTY
         if buffer.full is is_empty:
             return False
@@ -293,14 +294,14 @@ class CapturedStep:
         self._graph.replay()
         for grad in self._end:
             grad.restore()
-        # Counts a write to every output, so that backward finds a saved output that this replay has overwritten.
+        # Counts a write to every output, so that backward detects that this replay has overwritten a saved output.
         for x in self._results:
             x.version.count += 1
         return self._outputs
 
 
 def _input_like(xp: Any, x: TensorBase) -> Any:
-    """A tensor like `x` for an input. Not from the graph's pool, where kernels could overwrite it."""
+    """A new tensor like `x` for an input. It is not in the graph's pool, where kernels could overwrite it."""
     array = empty_in_order(xp, x.array.shape, x.array.dtype, order_of(x.array))
     tensor = wrap(array, _device.device_of(array))
     return tensor.requires_grad_() if x.edge is not None else tensor
@@ -343,7 +344,7 @@ def _refuse_cpu() -> Iterator[None]:
 
 
 class _RefuseCpu:
-    """Replaces autocast where that is off. Casts nothing, and raises for tensors on the CPU."""
+    """Takes the place of autocast if autocast is off. Casts nothing, and raises for tensors on the CPU."""
 
     rules: dict[str, Any] = {}  # noqa: RUF012  # an attribute of autocast, too
     caches = True

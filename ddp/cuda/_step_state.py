@@ -1,7 +1,7 @@
 """The state that a captured step depends on: its inputs, the modes of the thread, its modules and optimizers.
 
-It is compared before every launch. To be fast, it consists of a few tuples, and the module tree is only walked again if
-a module, parameter or buffer was registered anywhere.
+It is compared before every launch. To make that fast, it consists of a few tuples, and the module tree is walked again
+only after a module, parameter or buffer was registered anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEPTH = 4
 
 
 def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
-    """Appends the tensors in nested tuples, lists and dicts to `tensors`, and returns that."""
+    """Appends the tensors in nested tuples, lists and dicts to `tensors`. Returns `tensors`."""
     if isinstance(value, TensorBase):
         tensors.append(value)
     elif isinstance(value, tuple | list | dict):
@@ -107,12 +107,12 @@ class StepState:
             tuple(map(_training, self._modules)),
             tuple(map(id, map(_array, self._tensors))),
             tuple(map(_edge, self._tensors)),
-            # Without optimizers by a formula: they upload changed settings before each launch.
+            # Not of optimizers with a formula: they upload changed settings before each launch.
             self.settings([optimizer for optimizer in self._optimizers if not hasattr(optimizer, "formula")]),
         )
 
     def settings(self, optimizers: Iterable[Any] | None = None) -> Hashable:
-        """A key of the settings of these optimizers; None: of all. A captured step must not change any."""
+        """A key of the settings of these optimizers; None: of all. A captured step must not change a setting."""
         groups = [
             group
             for optimizer in (self._optimizers if optimizers is None else optimizers)

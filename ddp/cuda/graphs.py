@@ -55,11 +55,11 @@ class CUDAGraph:
         self.captured = Capture(partial(memory_pool.private_pool, self._xp))
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "thread_local") -> None:
-        """Begins to capture the work that this thread launches on the current stream, which does not run then.
+        """Begins to capture the work that this thread launches on the current stream. That work does not run now.
 
         pool: from `graph_pool_handle()`, or another graph's `pool()`; None: a new one
         capture_error_mode: "global": other threads must not allocate or free memory during the capture; "thread_local",
-        "relaxed": they may. This thread may do so in every mode, and load kernels, which is not captured.
+        "relaxed": they may. This thread may allocate memory and load kernels in every mode; neither is captured.
 
         Raises: ArgumentError for an unknown mode, or on the default stream; DtypeError for an invalid pool;
         CaptureError if this graph has been captured, or the thread is in another capture.

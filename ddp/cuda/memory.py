@@ -75,7 +75,8 @@ def empty_cache() -> None:
 def ipc_collect() -> None:
     """Frees tensors that were sent to other processes or received from them, and are no longer used.
 
-    Sending a tensor and a full device do this by themselves; call it after the last tensor was sent or received.
+    This happens by itself when a tensor is sent, and when the device is full. So call it after the last tensor was sent
+    or received.
     """
     stream_order.collect()  # received tensors
     ipc.exported.collect()
@@ -96,8 +97,8 @@ def memory_reserved(device: DeviceLike = None) -> int:
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The peak of `memory_allocated` since `reset_peak_memory_stats`; 0 without a GPU.
 
-    Before the first call of that, only the moments when the pool grew are counted, so the peak may be too low: counting
-    every array costs time.
+    Before the first call of `reset_peak_memory_stats`, only the moments when the pool grew are counted, so the peak may
+    be too low: to count every array costs time.
     """
     used = _used(device)
     return 0 if used is None else int(used[0].peak(used[1]))
@@ -110,7 +111,10 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Resets the peaks to the present values. From now on every allocation is counted, which costs 0.2 us each."""
+    """Resets the peaks to the present values.
+
+    From now on the allocator "pool" counts every allocation, which costs 0.2 us for each.
+    """
     cupy = found_cupy()
     if cupy is not None:
         allocator(cupy).reset_peaks(_index(device))

@@ -130,7 +130,7 @@ def _external_stream(xp: Any, handle: int, index: int) -> Any:
 
 
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
-    """The stream with this handle of CUDA. Raises: DeviceError without a GPU."""
+    """The stream with the CUDA handle `data_ptr`. Raises: DeviceError without a GPU."""
     return ExternalStream(data_ptr, device)
 
 
@@ -169,7 +169,7 @@ def set_stream(stream: Stream) -> None:
 
 
 def _record_streams_of_nodes() -> None:
-    """From now on each graph node records the stream that is current when it is made: its backward runs there."""
+    """Makes each new graph node record the current stream, so that the node's backward runs on it."""
     stream_sync.enable()
     if stream_sync.note_stream not in modes.state.observers:
         modes.state.observers = (*modes.state.observers, stream_sync.note_stream)
@@ -206,9 +206,10 @@ StreamContext = stream
 
 
 class Event:
-    """A marker in a stream: it completes when the work before it is done. Others can wait for it, or measure time.
+    """A marker in a stream: it completes when the work before it is done. Other streams and the host can wait for it.
 
-    enable_timing: needed for `elapsed_time`; blocking: `synchronize` sleeps instead of spinning
+    enable_timing: needed for `elapsed_time`, the time between two events; blocking: `synchronize` sleeps instead of
+    spinning
     Raises: DeviceError without a GPU, at the first use.
     """
 
@@ -280,7 +281,7 @@ class Event:
 
 
 def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
-    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError, where CuPy's property `done` would be False."""
+    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError, while CuPy's `done` is False after an error."""
     runtime = stream.xp.cuda.runtime
     try:
         status = getattr(runtime, query)(handle)
@@ -338,8 +339,8 @@ def fetch(tensor: Tensor) -> Fetched:
         ...                         # some steps later
         print(log.value())
 
-    The copy goes to pinned memory, on the current stream; later writes to the tensor do not change it. A tensor on the
-    CPU is copied at once, so that the same loop works there. Gradients do not flow through the copy.
+    The copy goes to pinned memory, on the current stream. Later writes to the tensor do not change it. A tensor on the
+    CPU is copied at once, so that the same loop works on the CPU. Gradients do not flow through the copy.
     """
     if not isinstance(tensor, TensorBase):
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
