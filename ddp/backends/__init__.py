@@ -1,4 +1,4 @@
-"""Switches of the libraries that compute, by PyTorch's names."""
+"""Settings of the libraries that ops compute with, under PyTorch's names."""
 
 from ddp._precision import matmul
 from ddp.backends import cuda, cudnn, mps, native
@@ -7,15 +7,15 @@ __all__ = ["cuda", "cudnn", "get_float32_matmul_precision", "mps", "native", "se
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """How exact products of float32 on a GPU are, from now on and in all threads.
+    """Sets how exact products of float32 on a GPU are, from now on and in all threads.
 
-    "highest", as at first: float32. "high": factors may be rounded to TF32, whose mantissa has 10 bits, which tensor
-    cores multiply several times as fast; sums stay float32. "medium": the same here. A CPU computes in float32 always.
-    Raises: ArgumentError for anything else.
+    "highest", the default: float32. "high": factors may be rounded to TF32, whose mantissa has 10 bits, and which
+    tensor cores multiply several times as fast; sums are still float32. "medium": the same as "high". Products on the
+    CPU are always float32. Raises: ArgumentError for anything else.
     """
     matmul.choose(precision)
 
 
 def get_float32_matmul_precision() -> str:
-    """What `set_float32_matmul_precision` chose last, or "high" or "highest" as `allow_tf32` was set."""
+    """The precision that was set last. `allow_tf32 = True` sets "high", and False sets "highest"."""
     return matmul.name

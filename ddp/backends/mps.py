@@ -1,13 +1,13 @@
-"""Apple's GPUs, which are not supported: scripts that ask for them learn so."""
+"""Apple's GPUs are not supported. A script that asks for them gets the answer False."""
 
 __all__ = ["is_available", "is_built"]
 
 
 def is_available() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def is_built() -> bool:
-    """False."""
+    """Returns False."""
     return False

@@ -8,10 +8,10 @@ __all__ = ["is_available", "why_not"]
 
 
 def is_available() -> bool:
-    """Whether ops on the CPU use fused kernels; without them they run by NumPy's functions, and are slower."""
+    """Whether ops on the CPU use fused kernels. Without them, ops use NumPy's functions, and are slower."""
     return _native.library is not None
 
 
 def why_not() -> str:
-    """Why there are none, and what to do; "" where there are."""
+    """Why there are no fused kernels, and what to do about it; "" if there are."""
     return _native.missing
