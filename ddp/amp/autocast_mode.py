@@ -22,8 +22,9 @@ def _ops(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# Which ops compute in 16 bits under autocast, and which in float32: PyTorch's lists, in our ops' names. The others
-# compute in the dtype that their inputs have, or are promoted to. PyTorch's lists differ between devices, so these do.
+# Which ops compute in 16 bits under autocast, and which in float32: PyTorch's lists, with the names of our ops. Other
+# ops compute in the dtype of their inputs, or in the one that these are promoted to. PyTorch's lists differ between
+# devices, and so do these.
 # Source: PyTorch 2.13, documentation of `torch.amp`, "Autocast Op Reference".
 _PRODUCTS = _ops("""
     conv2d conv_transpose2d einsum feed_forward gru linear linear_act lstm matmul prelu rnn
@@ -44,14 +45,15 @@ _READS_16_BITS = frozenset({"cross_entropy"})
 
 
 class autocast:
-    """Inside, products compute in `dtype` and what needs range or precision in float32: `with autocast("cpu"): ...`.
+    """`with autocast("cpu"): ...` computes products in `dtype`, and ops that need range or precision in float32.
 
-    device_type: "cuda" or "cpu", whose tensors are meant; dtype: float16 (the default on CUDA) or bfloat16 (on the
-    CPU, where it computes in float32 and rounds); enabled: False turns autocast off inside; cache_enabled: a parameter
-    that is used several times is cast once.
+    device_type: "cuda" or "cpu": ops on tensors of this type of device are affected
+    dtype: float16 (the default on CUDA) or bfloat16 (the default on the CPU, which computes in float32 and rounds)
+    enabled: False turns autocast off inside
+    cache_enabled: a parameter that is used several times is cast once
 
-    Wrap forward and loss in it, not backward: gradients come in the dtype that each op ran in. A context manager and a
-    decorator, per thread. Source: Micikevicius et al. 2018, arXiv:1710.03740.
+    Run the forward and the loss inside, but not backward, which computes each gradient in the dtype of its op. Also a
+    decorator. Affects this thread alone. Source: Micikevicius et al. 2018, arXiv:1710.03740.
 
     Raises: ArgumentError for another device; DtypeError for another dtype.
     """
@@ -102,7 +104,7 @@ class _CastRules:
     def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
         self.rules = rules
         self.caches = caches
-        # By a leaf's AccumulateGrad: the leaf's version, its count when the leaf was cast, and the leaf in 16 bits.
+        # By leaf of the graph: the version of its tensor, `version.count` at the cast, and the tensor in 16 bits.
         self.cache: dict[Any, tuple[Version, int, TensorBase]] = {}
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -119,9 +121,10 @@ class _CastRules:
         return inputs
 
     def spares(self, op: Any, x: TensorBase) -> bool:
-        """Whether x stays in 16 bits where PyTorch casts it to float32, because the result is the same.
+        """Whether x stays in 16 bits although PyTorch casts it to float32.
 
-        Its kernel computes in float32; a copy of the logits of a large vocabulary would take longer than the loss.
+        The op's kernel computes in float32 anyway, with the same result. To cast the logits of a large vocabulary would
+        take longer than the loss itself.
         """
         device_type = x.device.type
         return (
@@ -144,9 +147,10 @@ class _CastRules:
 
 
 def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
-    """`x` in 16 bits, for all graphs that will ask for it."""
+    """`x` in 16 bits, with a node that all later graphs can share."""
     state = modes.state
-    # Only stream tracking observes the cast: a checkpointed region's second run finds it in the cache.
+    # Hidden from all observers except stream tracking: a checkpointed region's second run finds the cast in the cache,
+    # and does not make its node again.
     before = state.observers
     state.observers = tuple([observer for observer in state.observers if observer is stream_sync.note_stream])
     try:

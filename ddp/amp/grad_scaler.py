@@ -1,4 +1,4 @@
-"""`GradScaler`: the loss is multiplied so that no float16 gradient vanishes, and these are divided before the step."""
+"""`GradScaler`: multiplies the loss so that float16 gradients do not vanish, and divides them before the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_OPTIMIZERS = 16  # optimizers between two updates
 
 
 class ScalableOptimizer(Protocol):
-    """What a scaler asks of an optimizer."""
+    """What a GradScaler needs of an optimizer."""
 
     param_groups: list[dict[str, Any]]
 
@@ -30,22 +30,26 @@ class ScalableOptimizer(Protocol):
 class GradScaler:
     """Scales losses by a factor that grows while gradients stay finite, and shrinks when they do not.
 
-    init_scale: the first factor; growth_factor, backoff_factor: by what it is multiplied after `growth_interval` steps
-    without, and after each step with, a gradient that is infinite or nan: such a step is left out. enabled: False makes
-    everything pass through.
+    A step with a gradient that is infinite or nan is skipped. Other steps are called good.
+
+    init_scale: the first factor
+    growth_factor: the factor is multiplied by this after `growth_interval` good steps in a row
+    backoff_factor: the factor is multiplied by this after a skipped step
+    enabled: False: nothing is scaled, and no step is skipped
 
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)   # only where gradients are looked at, or clipped
+        scaler.unscale_(optimizer)   # only if gradients are clipped or read before the step
         scaler.step(optimizer)
         scaler.update()
 
-    Under DataParallel every rank has the same gradients, so all leave out the same steps.
+    Under DataParallel every rank has the same gradients, so all ranks skip the same steps.
 
     On a GPU the scale is in device memory from the first loss on, and the host never waits: the optimizers of
-    `ddp.optim`, and ZeroOptimizer over them, leave a step out on the GPU itself. The host waits in `get_scale` and
-    `state_dict`, and in `step` of an optimizer of your own, or of one with parameters on several devices.
+    `ddp.optim`, and ZeroOptimizer over them, skip a step on the GPU itself. The host waits in `get_scale` and
+    `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
 
-    Raises: ArgumentError for factors on the wrong side of 1. Source: Micikevicius et al. 2018, arXiv:1710.03740.
+    Raises: ArgumentError unless growth_factor > 1 and 0 < backoff_factor < 1, or for a device that is not CUDA or CPU.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740.
     """
 
     def __init__(
@@ -68,23 +72,23 @@ class GradScaler:
         self._growth_interval = growth_interval
         self._enabled = enabled
         self._state = _ScaleState(CPU, float(init_scale), 0)  # moves to the GPU of the first loss that is on a GPU
-        # By optimizer: (1,) float32 of the state, not zero where its gradients are not all finite.
+        # By id of an optimizer: its flag, (1,) float32, which is not 0 if its gradients are not all finite.
         self._found_infs: dict[int, Array] = {}
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor, or the tensors of a list or tuple, multiplied by the scale."""
+        """Multiplies a tensor, or the tensors of a list or tuple, by the scale. Returns the products."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, list | tuple):
             return type(outputs)([self.scale(output) for output in outputs])
-        # By a tensor of float32: as a float16, the first scale would be infinite.
+        # The scale is a float32 tensor: in float16, the default scale would be infinite.
         return outputs * self._on(outputs.device).scale.to(outputs.device)
 
     def unscale_(self, optimizer: ScalableOptimizer) -> None:
-        """Divides the gradients of the optimizer's parameters by the scale, once between updates.
+        """Divides the gradients of the optimizer's parameters by the scale.
 
-        Raises: GraphError the second time.
+        Raises: GraphError if called a second time before `update`.
         """
         if not self._enabled:
             return
@@ -93,7 +97,7 @@ class GradScaler:
         gradients = _gradients(optimizer)
         state = self._on(next(iter(gradients), self._state.device))
         found_inf = state.take()
-        # An optimizer that holds gradients in parts, like ZeroOptimizer.
+        # An optimizer that divides its gradients itself, because it holds only parts of them, like ZeroOptimizer.
         if hasattr(optimizer, "unscale_gradients"):
             with on(state.device):
                 optimizer.unscale_gradients(state.scale.array.reshape(1), found_inf)
@@ -108,9 +112,10 @@ class GradScaler:
         self._found_infs[id(optimizer)] = found_inf
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
-        """optimizer.step(), unless a gradient is infinite or nan; unscales first where that has not been done.
+        """Calls `optimizer.step()`, unless a gradient is infinite or nan. Calls `unscale_` first if you have not.
 
-        Raises: ArgumentError for a closure, which would need scaling of its own; GraphError the second time.
+        Raises: ArgumentError for a closure, whose loss would not be scaled; GraphError if called a second time before
+        `update`.
         """
         if closure is not None or args:
             raise ArgumentError("GradScaler.step: closures cannot be scaled; compute the loss before")
@@ -135,9 +140,10 @@ class GradScaler:
             own.found_inf = None
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Adapts the scale to what the steps since the last update found, or sets it.
+        """Lowers the scale if gradients since the last update were not all finite; raises it after enough good steps.
 
-        new_scale: a number, or a tensor of one
+        new_scale: sets the scale to this number, or to this tensor of one element, instead
+        Raises: GraphError if neither `step` nor `unscale_` was called since the last update.
         """
         if not self._enabled:
             return
@@ -153,29 +159,29 @@ class GradScaler:
         self._stepped.clear()
 
     def get_scale(self) -> float:
-        """The factor now; 1 if not enabled. Waits for a GPU that it is on."""
+        """The present scale; 1 if not enabled. If the scale is on a GPU, waits for the GPU."""
         if not self._enabled:
             return 1.0
         return self._state.read()[0]
 
     def get_growth_factor(self) -> float:
-        """What the scale is multiplied by after enough good steps."""
+        """The factor by which the scale is multiplied after enough good steps."""
         return self._growth_factor
 
     def get_backoff_factor(self) -> float:
-        """What the scale is multiplied by after a step that was left out."""
+        """The factor by which the scale is multiplied after a skipped step."""
         return self._backoff_factor
 
     def get_growth_interval(self) -> int:
-        """How many good steps in a row are enough."""
+        """The number of good steps in a row after which the scale grows."""
         return self._growth_interval
 
     def is_enabled(self) -> bool:
-        """Whether anything is scaled."""
+        """Whether losses are scaled."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, its settings and the count of good steps; empty if not enabled. Waits for a GPU that it is on."""
+        """The scale, its settings and the count of good steps; {} if not enabled. Waits for a GPU like `get_scale`."""
         if not self._enabled:
             return {}
         scale, good_steps = self._state.read()
@@ -188,7 +194,7 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what state_dict() gave. Raises: ArgumentError for an empty one."""
+        """Restores the state that `state_dict` returned. Raises: ArgumentError if it is empty."""
         if not self._enabled:
             return
         if not state_dict:
@@ -202,7 +208,7 @@ class GradScaler:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
     def _on(self, device: device) -> _ScaleState:
-        """The state, which moves to the first GPU of a loss."""
+        """Returns the state. Moves it first, if it is on the CPU and `device` is a GPU."""
         if device.type == "cuda" and self._state.device.type == "cpu" and not self._found_infs:
             if capturing.now is not None:
                 raise CaptureError(
@@ -213,7 +219,7 @@ class GradScaler:
 
 
 def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
-    """The existing gradients of each device, as arrays that are about to change."""
+    """The arrays of the existing gradients, by device. Counts a write to each gradient: the caller changes them."""
     by_device = defaultdict(list)
     for p in [p for group in optimizer.param_groups for p in group["params"]]:
         if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
@@ -224,9 +230,9 @@ def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
 
 
 class _ScaleState:
-    """The scale, the count of good steps, and what was found in the gradients of each optimizer; all on `device`.
+    """The scale, the count of good steps, and a flag for each optimizer; all on `device`.
 
-    scale: a 0-d float32 tensor
+    scale: a 0-d float32 tensor. A flag is not 0 if the gradients of its optimizer are not all finite.
     """
 
     def __init__(self, device: device, scale: float, good_steps: int) -> None:
@@ -239,13 +245,13 @@ class _ScaleState:
         self._used = 0
 
     @property
-    def _scale(self) -> Array:  # not an attribute: a copy of the scaler would have two memories for one scale
+    def _scale(self) -> Array:  # not an attribute: in a deep copy, it would not share the memory of `scale`
         return self.scale.array.reshape(1)
 
     def take(self) -> Array:
-        """A flag for one optimizer, (1,) float32, 0: it is set if the optimizer's gradients are not all finite.
+        """Takes the flag of another optimizer, (1,) float32, which is 0. The caller sets it.
 
-        Raises: ArgumentError for more optimizers than fit.
+        Raises: ArgumentError if all flags are taken.
         """
         if self._used == _MOST_OPTIMIZERS:
             raise ArgumentError(f"GradScaler: at most {_MOST_OPTIMIZERS} optimizers between two updates")
@@ -253,14 +259,14 @@ class _ScaleState:
         return self._found_infs_infs[self._used - 1 : self._used]
 
     def adapt(self, growth: float, backoff: float, interval: int) -> None:
-        """Adapts the scale to what was found since the last time."""
+        """Adapts the scale to the flags, and sets these to 0."""
         with on(self.device):
             update_scale(self.device.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
         self._used = 0
         self.scale.version.count += 1
 
     def set(self, scale: Any, good_steps: int | None = None) -> None:
-        """Begins with another scale, a number or a tensor, and another count of good steps; forgets what was found."""
+        """Sets the scale, to a number or a tensor, and the count of good steps if given; sets the flags to 0."""
         with on(self.device):
             self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
             self._found_infs_infs[...] = 0
