@@ -35,7 +35,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 
 def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
-    # x[mask] = number: by copyto, as with indices the host would have to know how many elements the mask selects.
+    # x[mask] = number: by copyto. For indices, the host would have to wait for the number of elements selected.
     mask = step[0] if isinstance(step, tuple) and step else step
     if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
         x[step] = v

@@ -76,7 +76,7 @@ class Capture:
         self.afters.append(run)
 
     def undo(self, run: Callable[[], object]) -> None:
-        """Calls `run` if the capture fails. Several are called in reverse order."""
+        """Calls `run` if the capture fails. The functions are called in reverse order."""
         self.undos.append(run)
 
     def keep_alive(self, *objects: Any) -> None:

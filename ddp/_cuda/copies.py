@@ -132,7 +132,8 @@ def p2p(array: Array, device: int) -> Array:
 def copy_into(target: Array, source: Array, non_blocking: bool) -> bool:
     """Copies between host and device memory without a staging buffer. Returns: False if that is not possible.
 
-    Possible for contiguous arrays of one shape and dtype whose host memory is pinned. Waits unless `non_blocking`.
+    Both arrays must be contiguous and have one shape and dtype, and the host memory must be pinned. Waits unless
+    `non_blocking`.
     """
     to_device = isinstance(source, np.ndarray)
     on_host, on_device = (source, target) if to_device else (target, source)

@@ -140,7 +140,7 @@ def cross_entropy(
     reduction: str,
     float32_loss: bool = False,
 ) -> tuple[Array, Any]:
-    """See `losses.cross_entropy`. The targets are saved for backward without a copy, because their check made one."""
+    """See `losses.cross_entropy`. The targets are saved for backward without a copy, because the check copied them."""
     compute = opmath_dtype(x.dtype)
     logits = _as_rows(xp, x)
     rows, n = logits.shape

@@ -1,7 +1,7 @@
 """CUDA's errors as CudaError. A launch does not wait for its work, so a later call raises the error of that work.
 
-CuPy raises such an error from the next call that asks the device. The few calls that wait (`item`, copies to the CPU,
-`synchronize`, events) pass it to `translate`, whose error says that the call which waited need not be the cause.
+CuPy raises such an error from the next call to which CUDA reports it. The few calls that wait (`item`, copies to the
+CPU, `synchronize`, events) pass it to `translate`, whose error says that the call which waited need not be the cause.
 """
 
 from __future__ import annotations

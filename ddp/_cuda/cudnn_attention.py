@@ -101,7 +101,7 @@ def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | Non
 
 
 def _readable(xp: Any, x: Array) -> Array:
-    """x, or a copy if its rows are not contiguous, not aligned, or broadcast."""
+    """x, or a copy if its rows are not contiguous or not aligned, or if it is broadcast."""
     strides = [stride for stride, size in zip(x.strides[:-1], x.shape[:-1], strict=True) if size > 1]
     regular = x.strides[-1] == x.itemsize and all(stride > 0 and stride % _ALIGNMENT == 0 for stride in strides)
     return x if regular and x.data.ptr % _ALIGNMENT == 0 else xp.array(x, order="C")

@@ -96,7 +96,7 @@ class GraphBuilder:
 # A function that adds the operations of a graph.
 Build = Callable[[GraphBuilder], None]
 
-# Errors of various versions of the frontend for a graph that it does not support, beside cudnnGraphNotSupportedError.
+# Errors of various versions of the frontend for a graph that it does not support, besides cudnnGraphNotSupportedError.
 _NOT_SUPPORTED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 # The most plans to time, in cuDNN's order of preference: the default of PyTorch's benchmark_limit.

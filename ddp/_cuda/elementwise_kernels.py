@@ -34,8 +34,8 @@ def error_function(name: str) -> Callable[[Any, Array], Array]:
     return call
 
 
-# Dropout, and its backward with x = g. Whether an element is dropped is a function of the key and the element's number,
-# so no mask is stored. One draw of Philox gives the numbers of four elements.
+# Dropout. Its backward is the same kernel with x = g. Whether an element is dropped is a function of the key and the
+# element's number, so no mask is stored. One draw of Philox gives the numbers of four elements.
 DROPOUT = KernelSource(
     "dropping",
     PHILOX

@@ -134,7 +134,7 @@ def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array)
 def update_scale(
     xp: Any, scale: Array, growth_tracker: Array, found_infs: Array, growth: float, backoff: float, interval: int
 ) -> None:
-    """Updates the scale after a step, and sets `found_infs` to 0. growth_tracker: int32, steps since the last skip"""
+    """Updates the scale after a step, and sets `found_infs` to 0. growth_tracker: int32, good steps in a row"""
     numbers = (float(growth), float(backoff), interval)
     GRADIENTS.launch_rows(xp, "update_scale", _SINGLE, 1, scale, growth_tracker, found_infs, found_infs.size, *numbers)
 

@@ -2,8 +2,8 @@
 
 CuPy's memory pool has separate free blocks for each stream. A block that is freed is reused at once by later work of
 the stream on which it was allocated. That is safe as long as no other stream uses the block. Code that lets another
-stream use an array, or that copies from memory of the host, calls `keep_alive`: the objects live until an event that
-was recorded after that work has completed.
+stream use an array, or that copies from memory of the host, calls `keep_alive`, which records an event after that
+work, and keeps the objects alive until the event has completed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, CaptureError, GraphError
 from ddp.ops.gradients import unscale, update_scale
 
 Array = Any
-_MOST_OPTIMIZERS = 16  # optimizers between two updates
+_MOST_OPTIMIZERS = 16  # the most optimizers that are used between two updates
 
 
 class ScalableOptimizer(Protocol):

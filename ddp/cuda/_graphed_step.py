@@ -74,7 +74,8 @@ def graphed_step(
 
     Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError if the step cannot be captured, with the
     op and the line. Ops that make the host wait (item, numpy, print, bool(), a boolean mask) cannot be captured, and
-    neither can ops on CPU tensors or copies of such tensors. A call that raises has no effect, and the step can be called again.
+    neither can ops on CPU tensors or copies of such tensors. A call that raises has no effect, and the step can be
+    called again.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -350,7 +351,7 @@ class _RefuseCpu:
     caches = True
 
     def spares(self, op: Any, x: Any) -> bool:
-        """See autocast's method of this name."""
+        """See `spares` in `ddp.amp.autocast_mode`."""
         return False
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -383,7 +384,7 @@ def _explain(error: BaseException) -> BaseException:
 
 def _origin(error: BaseException) -> tuple[str, str]:
     """The op, and the line of user code that called it: ("item", "train.py:88 (`loss.item()`)")."""
-    import linecache  # not needed without an error
+    import linecache  # here, because only errors need it
     import traceback
 
     libraries = _libraries()

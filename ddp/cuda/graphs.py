@@ -87,7 +87,7 @@ class CUDAGraph:
         self._contexts.enter_context(self._xp.cuda.using_allocator(self._pool.malloc))
 
     def capture_end(self) -> None:
-        """Ends the capture. Raises: CaptureError if an operation in it cannot be captured, or nothing is captured."""
+        """Ends the capture. Raises: CaptureError if no capture was begun, or an operation cannot be captured."""
         if self._contexts is None:
             raise CaptureError("capture_end: nothing is being captured")
         contexts = self._contexts

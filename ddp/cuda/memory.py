@@ -48,7 +48,7 @@ def use(which: str | Callable[[int], Any]) -> None:
     """Chooses the allocator of this process, before the first tensor on a GPU.
 
     which: "pool", the default: CuPy's pool, in which each stream has its own free blocks
-        "async": cudaMallocAsync, whose free memory is shared by all streams and defragmented, but which cannot be
+        "async": cudaMallocAsync: all streams share its free memory, which is defragmented; but tensors cannot be
         shared with other processes
         or a function from bytes to a `cupy.cuda.MemoryPointer`, such as RMM's
 
@@ -124,7 +124,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """Counts and bytes under PyTorch's names; 0 for a device that was never used, {} without a GPU.
 
     num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree, which a training step makes only at the
-        beginning; missing under "async", where CUDA does not report them
+        beginning; missing with another allocator than "pool"
     num_alloc_retries: allocations that were tried again after cached memory was freed; num_ooms: OutOfMemoryErrors
     allocated_bytes.all.*, reserved_bytes.all.*: see memory_allocated and memory_reserved, and their peaks
     """

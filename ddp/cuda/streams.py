@@ -26,7 +26,7 @@ _NOT_READY = 600
 
 
 def _wait(call: str, synchronize: Any) -> None:
-    """Calls `synchronize`, which makes the host wait. Raises: CudaError for an error of CUDA, or one of a kernel."""
+    """Calls `synchronize`, which makes the host wait. Raises: CudaError, or the error that a kernel has reported."""
     try:
         synchronize()
     except Exception as error:
