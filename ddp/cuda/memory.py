@@ -47,9 +47,9 @@ def _used(device: DeviceLike) -> tuple[Any, int] | None:
 def use(which: str | Callable[[int], Any]) -> None:
     """Chooses the allocator of this process, before the first tensor on a GPU.
 
-    which: "pool", the default: CuPy's pool, in which each stream has its own free blocks
-        "async": cudaMallocAsync: all streams share its free memory, which is defragmented; but tensors cannot be
-        shared with other processes
+    which: "pool", the default: CuPy's pool, in which each stream has its own free blocks;
+        "async": cudaMallocAsync: all streams share its free memory, which is defragmented, but tensors cannot be
+        shared with other processes;
         or a function from bytes to a `cupy.cuda.MemoryPointer`, such as RMM's
 
     Raises: ArgumentError; DeviceError after the first tensor, without a GPU, or if the GPU has no cudaMallocAsync.
