@@ -1,28 +1,31 @@
 """Training on many devices: `DataParallel` and what it is made of; collectives that autograd sees.
 
 The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s says how that sum
-changes with rank s's x. Forward and backward are each one collective, the other's adjoint:
+changes with rank s's x. Forward and backward are each one collective, and each is the adjoint of the other:
 
-    forward                 backward
-    all_reduce sum, mean    all_reduce sum, mean
-    reduce sum, mean        broadcast from the root (mean: divided by the number of ranks)
-    reduce_scatter sum      all_gather (mean: divided by the number of ranks)
-    all_gather              reduce_scatter sum
-    broadcast               reduce sum to the root
-    gather                  scatter from the root
-    scatter                 gather to the root
-    all_to_all              all_to_all, the lengths transposed
+    forward                     backward
+    all_reduce sum, mean        all_reduce sum, mean
+    reduce sum, mean            broadcast from the root (mean: divided by the number of ranks)
+    reduce_scatter sum, mean    all_gather (mean: divided by the number of ranks)
+    all_gather                  reduce_scatter sum
+    broadcast                   reduce sum to the root
+    gather                      scatter from the root
+    scatter                     gather to the root
+    all_to_all                  all_to_all, the lengths transposed
 
 DataParallel divides the sum over ranks by their number, so under it `param.grad` is the gradient of the MEAN over ranks
-of each rank's loss, or of the sum of all losses over the sum of weights with `model.backward(loss_sum, weight=n)`.
+of each rank's loss. With `model.backward(loss_sum, weight=n)` it is the gradient of the sum of all losses divided by
+the sum of all weights.
 
-Before the forward collective, ranks exchange in one small message whether their tensor requires grad; if one
-does, the results on all ranks do, and every rank must run backward from its own. Integers pass without a gradient.
-The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
+Before the forward collective, ranks exchange in one small message whether their tensor requires grad. If any does, the
+results on all ranks require grad, and every rank must run backward from its own result. Integers pass without a
+gradient. The calls go over a duplicate of `comm` (None: `collectives.init()`). The first call makes the duplicate, and
+closing `comm` closes it.
 
 Under create_graph the backward of a collective is recorded, so that it has a gradient, too; every rank must run the
-same backwards. A collective in which only other ranks want a gradient runs in `backward`, and under create_graph where
-all inputs are leaves; `autograd.grad` without create_graph runs those on the way to its inputs alone.
+same backwards. Other ranks may wait for a collective from which this rank needs no gradient. It runs in `backward`, and
+in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without create_graph runs only the
+collectives on the way to its inputs.
 """
 
 from ddp.parallel import comm_hooks

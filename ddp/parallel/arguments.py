@@ -24,9 +24,9 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """The size in bytes of buckets, None: chosen by measurement; and of the first bucket.
+    """Returns (bytes of a bucket, bytes of the first bucket). The former is None for "auto".
 
-    Raises: ArgumentError unless they are more than 0 MiB, or "auto".
+    Raises: ArgumentError unless both arguments are more than 0 MiB; bucket_cap_mb may be "auto".
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
     if not all(isinstance(size, Real) and size is not True and 0 < size < float("inf") for size in sizes):

@@ -17,7 +17,7 @@ from typing import Any
 from ddp.errors import ParallelError
 
 _MIB = 1 << 20
-# Plans whose predicted ends differ by less than this fraction count as equally good: steps vary by more.
+# Plans whose predicted ends differ by less than this fraction count as equally good: the times of steps vary by more.
 _TOLERANCE = 0.005
 # A bucket is large enough if latency is at most this fraction of its time. On a real wire many small transfers follow
 # each other more evenly than a few large ones (benchmarks/overlap.py).
@@ -137,7 +137,7 @@ class Plan:
         return cls(buckets=buckets, nbytes=nbytes, origin=origin)
 
     def __str__(self) -> str:
-        """A table, one line a bucket."""
+        """A table with a line for each bucket."""
         count = len(self.buckets)
         total = sum(self.nbytes) / _MIB
         lines = [f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"]

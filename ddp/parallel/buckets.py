@@ -21,7 +21,7 @@ from ddp.parallel.bucket_plan import Plan
 class Buckets:
     """The gradients of one plan, in memory.
 
-    names: of each gradient, numbered as in memory.layout.places
+    names: the parameter of each gradient; gradients are numbered as in memory.layout.places
     members: the gradients of each bucket, in launch order; memory.buffers and memory.views hold them
     """
 
@@ -43,7 +43,7 @@ class Buckets:
 class BucketAssignment:
     """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
 
-    parameters: the parameter of each gradient in the buckets
+    parameters: the number of the parameter of each gradient in the buckets
     bucket_of: each parameter's bucket, None if it has none (it is frozen, or no rank uses it)
     """
 
@@ -83,7 +83,7 @@ class BucketAssignment:
                 grad_buffer.bind(self.buckets.memory.views[gradient])
 
     def include(self, index: int) -> None:
-        """Other ranks used an excluded parameter: its gradient is what was reduced in its bucket."""
+        """Called when other ranks used an excluded parameter: its gradient becomes the reduced one in its bucket."""
         if self.bucket_of[index] is not None:
             grad_buffer = self._leaves[index].grad_buffer
             grad_buffer.clear()

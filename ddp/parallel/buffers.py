@@ -31,7 +31,7 @@ class BufferSync:
         self._pending: list[tuple[Tensor, Array]] = []  # (buffer, received values), not copied yet
 
     def run(self, source: int = 0) -> None:
-        """Broadcasts the buffers of rank `source`; `take` copies them into this rank's. Collective."""
+        """Broadcasts the buffers of rank `source`; `take` copies them into this rank's buffers. Collective."""
         groups: dict[device, list[Tensor]] = {}
         # Listed each time: a module may have replaced a buffer by another tensor.
         for tensor in () if self._comm.size == 1 else self._module.buffers():

@@ -1,14 +1,14 @@
 """The checks of DataParallel: they find what differs between ranks, and name it on every rank.
 
     what                     when                             how
-    check_same               at wrapping                      hash of settings, names, shapes, dtypes; else lists
+    check_same               at wrapping                      hash of settings, names, shapes, dtypes; then the lists
     broadcast_values         at wrapping                      broadcasts rank 0's values
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     SkippedBackwards         every backward                   forwards without a backward, in the control message
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
 
-Each raises ParallelError on every rank alike.
+The checks raise ParallelError on every rank; ParameterCheck only on the ranks whose module has changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ddp.parallel.error_context import error_context
 
 
 def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Of each parameter and buffer, a text that must be the same on all ranks."""
+    """Describes each parameter and buffer by a text that must be the same on all ranks."""
     described = {}
     for number, (name, tensor) in enumerate(tensors):
         array = tensor.array
@@ -47,9 +47,10 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def check_same(comm: Communicator, values_here: Mapping[str, Any]) -> None:
-    """Returns if all ranks bring the same settings, parameters and buffers, by name. Collective.
+    """Checks that all ranks have the same settings, parameters and buffers. Collective.
 
-    Raises: ParallelError on every rank, with the first that differs.
+    values_here: those of this rank, by name
+    Raises: ParallelError on every rank, with the first value that differs.
     """
     digest = np.frombuffer(hashlib.sha256(repr(list(values_here.items())).encode()).digest(), np.uint8)
     with error_context("DataParallel, comparing the ranks' modules and settings"):
@@ -57,7 +58,7 @@ def check_same(comm: Communicator, values_here: Mapping[str, Any]) -> None:
         if (digests == digests[0]).all():
             return
         everyones = comm.all_gather_object(dict(values_here))
-    # Also what is missing here: this rank would go on, and wait for those that raise.
+    # The names of all ranks: if a name is missing here only, this rank must raise like the others, and not go on.
     for name in dict.fromkeys(name for rank_values in everyones for name in rank_values):
         values = [rank_values.get(name, "missing") for rank_values in everyones]
         for rank, value in enumerate(values):
@@ -74,7 +75,7 @@ def _short(value: Any) -> str:
 
 
 def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:
-    """Gives every rank rank 0's values. Collective."""
+    """Broadcasts the values of these tensors from rank 0. Collective."""
     for tensor in tensors if comm.size > 1 else ():
         comm.broadcast(tensor.array, root=0)
 
@@ -84,11 +85,11 @@ class ParameterCheck:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._known = {id(p): p for p in module.parameters()}  # held, since an id is theirs only while they live
+        self._known = {id(p): p for p in module.parameters()}  # kept alive: a new tensor may get the id of a freed one
         self._seen = registration_count()
 
     def check(self) -> None:
-        """Looks again if any module has got or lost a part since. Raises: ParallelError with what is new."""
+        """Looks for new parameters, if any module has got a part since the last check. Raises: ParallelError."""
         now = registration_count()
         if now == self._seen:
             return
@@ -108,8 +109,8 @@ class SkippedBackwards:
     """Finds a rank that skips a backward: its next one would meet the other ranks' backward of another batch.
 
     Such a rank has dropped what a forward returned, and with it the graph, and then made another forward. The last
-    forward before a backward is never counted: `sum(0 * p.sum() for p in model.parameters())` may replace a loss. All
-    ranks may drop results alike.
+    forward before a backward is never counted: `sum(0 * p.sum() for p in model.parameters())` may replace a loss. If
+    all ranks drop equally many results, that is no error.
     """
 
     def __init__(self) -> None:
@@ -117,20 +118,20 @@ class SkippedBackwards:
         self.count = 0  # of backwards that this rank has skipped since ranks last compared
 
     def add_forward(self, result: Any) -> None:
-        """A forward in training has returned this."""
+        """Called when a forward in training has returned `result`."""
         nodes = WeakSet(_nodes(result))
         if nodes:
             self._graphs.append(nodes)
 
     def begin_backward(self) -> None:
-        """A backward begins, synchronized or not: it is that of the forwards whose graphs are still there."""
+        """Called when a backward begins, synchronized or not. Counts earlier forwards whose graphs were dropped."""
         self.count += sum(not nodes for nodes in self._graphs[:-1])
         self._graphs.clear()
 
     def compare(self, step: int, skipped: np.ndarray[Any, Any]) -> None:
         """Compares the ranks' counts, and begins to count anew.
 
-        skipped: (size,)
+        skipped: (size,) the count of each rank
         Raises: ParallelError on every rank, with the ranks that skipped more than others.
         """
         self.count = 0
@@ -146,7 +147,7 @@ class SkippedBackwards:
 
 
 def _nodes(result: Any) -> Iterator[Node]:
-    """Of the graphs that a forward's result holds."""
+    """Yields the nodes that made the tensors in a forward's result."""
     if isinstance(result, Tensor) and isinstance(result.edge, Node):
         yield result.edge
     if dataclasses.is_dataclass(result):
@@ -159,10 +160,11 @@ def _nodes(result: Any) -> Iterator[Node]:
 
 
 class FiniteCheck:
-    """Names the rank and parameter of a NaN, which after the sum is in every rank's gradient.
+    """Names the rank and parameter of an infinity or NaN: after the sum it is in every rank's gradient.
 
-    Looks at each gradient before it is reduced, which on a GPU makes the host wait for it; one small call in the end.
-    bad: the first such parameter on this rank, in this backward
+    Each gradient is looked at before it is reduced; on a GPU the host waits for it. One small call at the end compares
+    what the ranks have found.
+    bad: the name of the first such parameter on this rank, in this backward
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -250,7 +252,7 @@ class ConsistencyCheck:
 
 
 def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Sequence[int]) -> str:
-    """A sentence about which ranks differ. table: (ranks, parameters) sums; at least two rows differ."""
+    """Says which parameter differs, on which ranks. table: (ranks, parameters) sums; at least two rows differ."""
     differing = np.flatnonzero((table != table[0]).any(axis=0))
     sums = table[:, differing[0]].tolist()
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
@@ -265,7 +267,7 @@ def bit_sum(array: Array, xp: Any) -> Array:
     """() uint64: the sum modulo 2^64 of an array's bytes as 64-bit integers. A single differing bit changes it."""
     flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy, because a GPU cannot read unaligned numbers
     whole = flat.size // 8 * 8
-    # Arrays of one: NumPy warns where a scalar overflows.
+    # keepdims: NumPy warns if a scalar overflows, but not if an array of one number does.
     total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64, keepdims=True)
     return (total + flat[whole:].sum(dtype=xp.uint64, keepdims=True)).reshape(())
 

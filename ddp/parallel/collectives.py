@@ -68,9 +68,9 @@ class CollectiveCall:
         self.xp = self._device.xp
 
     def agree(self, *numbers: int, root: int | None = None) -> list[list[int]] | None:
-        """Sets `recorded` on all ranks: whether any rank's tensor requires grad, or with a root, whether that one does.
+        """Sets `recorded` on all ranks: whether any rank's tensor requires grad; with a root, only the root's counts.
 
-        Collective, except under `no_grad`. numbers: are sent along, as many on every rank
+        Collective, except under `no_grad`. numbers: sent along; every rank gives equally many
         Returns: the numbers of each rank, in rank order; None under `no_grad`
         """
         if not modes.state.enabled:
@@ -141,9 +141,9 @@ _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
 def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None = None) -> Tensor:
     """The reduction of all ranks' x, on every rank.
 
-    x: (...), the same shape and dtype on every rank; op: sum, mean, and where no rank's x requires grad max, min, prod
+    x: (...), the same shape and dtype on every rank; op: sum, mean; if no rank's x requires grad also max, min, prod
     Returns: (...), a new tensor
-    Raises: GraphError, on every rank, if x requires grad on one and op has no gradient; what `Communicator.all_reduce`
+    Raises: GraphError, on every rank, if x requires grad on any and op has no gradient; what `Communicator.all_reduce`
     raises.
     """
     call = CollectiveCall("all_reduce", x, comm)
@@ -177,7 +177,7 @@ def reduce_scatter(
 ) -> Tensor:
     """The reduction of all ranks' x, split along axis 0, one part for each rank.
 
-    x: (n, ...), the same shape and dtype on every rank; op: as in `all_reduce`; lengths: the parts', the same list on
+    x: (n, ...), the same shape and dtype on every rank; op: as in `all_reduce`; lengths: of the parts, the same list on
     every rank; None: as even as possible, longer parts first
     Returns: (n_r, ...), a new tensor
     Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not fit.
@@ -220,7 +220,7 @@ Lengths = Sequence[int] | Literal["equal"] | None
 def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Tensor:
     """The root's x, on every rank.
 
-    x: (...), the same shape and dtype on every rank; its values count on the root alone, and stay elsewhere
+    x: (...), the same shape and dtype on every rank; only the root's values are used, and no x changes
     Returns: (...), a new tensor
     Raises: what `Communicator.broadcast` raises.
     """
@@ -236,7 +236,7 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
     """All ranks' x joined along axis 0 in rank order, on the root; a tensor without rows on the others.
 
     x: (n_r, ...); only the n_r may differ between ranks; 0-d tensors count as (1,)
-    lengths: all n_r, if every rank knows them; "equal": all ranks have as many rows; None: they are exchanged first
+    lengths: all n_r, if every rank knows them; "equal": all n_r are the same; None: they are exchanged first
     Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere. Every rank must call backward from it
     Raises: what `Communicator.gather` raises.
     """
@@ -302,7 +302,7 @@ def scatter(
 
 # y_r = [x_0's rows for r | x_1's rows for r | ...];  dx_s = [g_0's rows from s | g_1's rows from s | ...]
 def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence[int] | None = None) -> Tensor:
-    """Every rank's x split along axis 0, one part for each rank; the received parts, joined in rank order.
+    """Splits every rank's x along axis 0, one part for each rank, and joins the received parts in rank order.
 
     x: (n_r, ...); only the n_r may differ between ranks; lengths: how many rows this rank sends to each rank; None: as
     even as possible, longer parts first

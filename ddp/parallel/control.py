@@ -5,9 +5,9 @@ and summed over the ranks. It is launched before the first bucket, so the total 
 arrives. Values of single ranks are in a table with a row for each rank: a rank fills its own row and leaves zeros in
 the others, so that the sum holds all rows.
 
-It also carries requests: to stop, to save, to hold the state in memory, to leave for another number of ranks. A signal
-may reach one rank only, at any moment, and ranks that act on it after different steps would wait for each other for
-ever. After a synchronized backward all ranks know the same requests.
+It also carries requests: to stop, to save, to hold the state in memory, to end and continue on another number of
+ranks. A signal may reach one rank only, at any moment, and ranks that act on it after different steps would wait for
+each other for ever. After a synchronized backward all ranks know the same requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 STOP, SAVE, SAVED, HOLD, RESIZE = range(5)
 REQUEST_KINDS = 5
 NO_CHECKSUM = -1.0
-# In place of the number of skipped backwards, from a rank that is out of data.
+# A rank that is out of data sends this in place of its number of skipped backwards.
 NOT_COUNTED = np.inf
 # Indices: the message begins with these numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
@@ -38,7 +38,7 @@ class PendingRequests:
     """The requests of this rank, and those received from all ranks.
 
     requested: may be set at any time, also by a signal handler; sent with the next synchronized backward
-    received: for each request, the most ranks that made it in one message since this was set to 0
+    received: for each request, the largest number of ranks that made it in one message since the last `clear`
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class PendingRequests:
         self.received = [max(pair) for pair in zip(self.received, counts, strict=True)]
 
     def clear(self, request: int) -> None:
-        """Forgets this rank's request of that number, and those received."""
+        """Forgets a request, such as SAVE: this rank's own, and those received."""
         self.requested[request] = False
         self.received[request] = 0
 
@@ -59,7 +59,7 @@ class ControlMessage:
     """The message of one model; one is in flight at a time.
 
     array: (9 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
-    this rank is out of data (joined), its weight then, its requests, a used bit for each parameter, the weight of each
+    this rank is out of data (joined), its weight if so, its requests, a used bit for each parameter, the weight of each
     micro-batch; then a row for each rank: a checksum, how many backwards it skipped, and `width` timestamps of the last
     step
     """
@@ -90,7 +90,8 @@ class ControlMessage:
         checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
         joined: this rank is out of data; its weight counts if the other ranks give none
         skipped: backwards that this rank skipped since the last message
-        micro_batches: this rank's, and their weights; the weight is theirs then
+        micro_batches: (those of this rank, the weight of each); the mean is over these weights then, and `weight` only
+        says whether weights were given
         """
         array = self.array
         array[self._bits :] = 0
@@ -124,11 +125,11 @@ class ControlMessage:
         return ControlMessage(self._comm, self._bits - _USED, (len(self.array) - self._rows) // size - _OWN)
 
     def done(self) -> bool:
-        """True if it has arrived on this rank."""
+        """Whether the message has arrived on this rank."""
         return self._work is None or self._work.done()
 
     def wait(self) -> None:
-        """Returns once it has arrived. Raises: the error of the collective."""
+        """Waits until the message has arrived. Raises: the error of the collective."""
         if self._work is not None:
             self._work.wait()
 
@@ -174,7 +175,7 @@ class ControlMessage:
         return self._table[:, 0]
 
     def skipped(self) -> Array:
-        """(size,) how many backwards each rank skipped, NOT_COUNTED of one that is out of data."""
+        """(size,) how many backwards each rank skipped, NOT_COUNTED for a rank that is out of data."""
         return self._table[:, 1]
 
     def timestamps(self) -> Array:

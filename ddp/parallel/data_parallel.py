@@ -44,23 +44,23 @@ class DataParallel(Module):
     each rank keeps its own
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
     plan: fixed buckets: `model.plan` of an earlier run, or its state(). On 3 or more ranks the last bits depend on it
-    check_every: compare the ranks' parameters after so many steps, 0: never; check_finite: infinity and NaN in a
+    check_every: compare the ranks' parameters every so many steps; 0: never; check_finite: infinity and NaN in a
     gradient raise an error that names the rank, at the cost of a pass over the gradients and a small call
     micro_batches: the number of micro-batches in a step, on all ranks together; then no bit depends on the number of
     ranks, see below. None: each rank computes one batch
-    ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which have no effect
+    ignored: arguments of PyTorch's DistributedDataParallel that have no effect here, such as device_ids
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. After
-    `loss.backward(create_graph=True)` these means have a graph, without a communication hook. Unused
+    `loss.backward(create_graph=True)` these means have a graph; this excludes a communication hook. Unused
     parameters need no flag: the grad of a parameter that no rank has used is None. Parameters may be frozen and
     unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
-    dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without its
-    wrapper. `close()` detaches the wrapper from the module. Wrapping a module or its wrapper again, as when a
-    notebook's cell runs twice, replaces the first wrapper: gradients are cleared, and using the first wrapper raises.
+    dicts load with or without this prefix, here and in the bare module. `copy.deepcopy(model)` copies the module,
+    without its wrapper. `close()` detaches the wrapper from the module. Wrapping a module or its wrapper again, as when
+    a notebook's cell runs twice, replaces the first wrapper: gradients are cleared, and using the first wrapper raises.
 
     With `micro_batches=V` each forward and backward computes one micro-batch of a `DistributedSampler(dataset,
-    micro_batches=V)`. The last one of this rank in a step leaves the mean over all V; before it `accumulating` is True:
+    micro_batches=V)`. This rank's last one in a step leaves the mean over all V; before it, `accumulating` is True:
 
         for x, t in loader:
             F.cross_entropy(model(x), t).backward()
@@ -68,10 +68,11 @@ class DataParallel(Module):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    On any number of ranks from 1 to V, with as many BLAS threads and the same kind of CPU, the weights are the same to
-    the last bit. This thread's random numbers are seeded anew for each micro-batch, from rank 0's seed. The order of
-    sums is in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, parameters of 16 bits, `join` and a
-    CUDA graph raise ParallelError, and so does a forward that changes a buffer other than BatchNorm's.
+    On any number of ranks from 1 to V, with the same number of BLAS threads and the same kind of CPU, the weights are
+    the same to the last bit. This thread's random numbers are seeded anew for each micro-batch, from rank 0's seed. The
+    order of sums is described in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, parameters of 16
+    bits, `join` and a CUDA graph raise ParallelError, and so does a forward that changes a buffer other than
+    BatchNorm's.
 
     Raises: ArgumentError for a bucket size that is not above 0, and for fewer micro-batches than ranks; ParallelError
     if the ranks' modules differ, no parameter requires grad, or a parameter belongs to a wrapper of another module.
@@ -143,7 +144,7 @@ class DataParallel(Module):
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
-        # Without Module.__setattr__, which would make a hook that is a Module a part of the model.
+        # Not by Module.__setattr__: a hook that is a Module would become a submodule.
         self.__dict__["comm_hook"] = comm_hook
         self._hooked = None
         try:
@@ -186,13 +187,13 @@ class DataParallel(Module):
 
     @property
     def plan(self) -> Plan:
-        """Which gradients are reduced together, and in which order. Printed as a table."""
+        """Which gradients are reduced together, and in which order. `print` shows it as a table."""
         return self.reducer.planner.plan
 
     def plan_state(self) -> dict[str, Any]:
         """JSON values for `load_plan_state`: the plan, the progress of planning, and whether buffers are due.
 
-        To continue a run. For a new run with a fixed plan, `plan.state()` is enough.
+        Use it to continue a run. For a new run with a fixed plan, `plan.state()` is enough.
         """
         self.check_open()
         state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
@@ -201,7 +202,7 @@ class DataParallel(Module):
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
         """Continues with the plan in this state, so that sums are equal to the last bit. Collective.
 
-        It is called between steps. Gradients are kept, as with every change of plan.
+        Call it between steps. Gradients are kept, as with every change of plan.
 
         Raises: ParallelError if the plan does not fit the parameters, or the state has another number of micro-batches.
         """
@@ -377,7 +378,8 @@ class DataParallel(Module):
     def _wrapper_of(self, tensors: Iterable[tuple[str, Tensor]]) -> DataParallel | None:
         """The existing wrapper of this module, None if there is none.
 
-        Raises: ParallelError if a tensor belongs to a wrapper of another module, or that wrapper is in use.
+        Raises: ParallelError if a tensor belongs to a wrapper of another module, or if the existing wrapper is in a
+        backward or in `join`.
         """
         wrapper: DataParallel | None = None
         for name, tensor in tensors:

@@ -78,7 +78,7 @@ class AllReduce(Exchange):
 
 
 class SingleRank(Exchange):
-    """For one rank: its gradients are the sum already, and are divided by a weight when backward ends."""
+    """For one rank: its gradients are the sum already. When backward ends, they are divided by the weight."""
 
     def launch(self, index: int) -> None:
         pass
@@ -87,7 +87,7 @@ class SingleRank(Exchange):
         scale = self._control.scale()
         if scale != 1.0:
             for buffer in self._buckets.memory.buffers:
-                # By all_reduce, as on many ranks: it scales in float32, where a scale in 16 bits would be rounded.
+                # By all_reduce, as on many ranks: it scales in float32. In 16 bits the scale would be rounded.
                 self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, out=buffer)
 
     def times(self) -> list[Times | None]:

@@ -17,7 +17,7 @@ from ddp._engine.grad_buffer import EMPTY, FULL
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
-# `weight`: that of the backward that runs in this thread.
+# `weight`: the weight of the backward that runs in this thread.
 _current = threading.local()
 
 
@@ -34,7 +34,7 @@ def backward_weight(weight: float) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSum:
-    """The backwards of one model that have been accumulated and not reduced.
+    """Counts the backwards of one model that were accumulated and are not reduced yet.
 
     weight: the sum of their weights, None if they had none; passes: their number
     reached: whether one of them reached a parameter
@@ -45,7 +45,7 @@ class WeightSum:
     reached: bool = False
 
     def add(self, weight: float | None, reaches: bool, empty: bool) -> WeightSum:
-        """The sum with the backward that starts now.
+        """Returns the sum including the backward that starts now.
 
         weight: of the new backward; reaches: whether it reaches a parameter
         empty: whether the model holds no gradient; then earlier gradients were discarded, and do not count
@@ -110,7 +110,7 @@ class GradientState:
         return self._leaves[index].grad_buffer.full and index not in self.excluded
 
     def any(self) -> bool:
-        """Whether some parameter does, zeros that `zero_grad` wrote not counted."""
+        """Whether any parameter holds a gradient to reduce. Zeros that `zero_grad` wrote do not count."""
         return any(self.has(index) and leaf.grad_buffer.state is FULL for index, leaf in enumerate(self._leaves))
 
     def add_weight(self, reaches: bool, names: Sequence[str]) -> None:
@@ -128,12 +128,12 @@ class GradientState:
             )
 
     def first_mean(self) -> int | None:
-        """The first parameter whose gradient is a mean over ranks, to which this backward would add."""
+        """The first parameter whose gradient is a mean to which this backward would add; None if there is none."""
         means = (index for index, reduced in enumerate(self._reduced) if reduced and index not in self.excluded)
         return next(means, None)
 
     def end(self, index: int, by_any: bool) -> None:
-        """Called when a backward has ended. by_any: whether any rank had a gradient; then the mean is there now"""
+        """Called when a backward has ended. by_any: whether any rank had a gradient: if so, the mean is in place"""
         if by_any or index not in self.excluded:
             self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY
             self._reduced[index] = by_any

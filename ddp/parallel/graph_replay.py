@@ -34,7 +34,7 @@ class GraphReplays:
             self._last.receive()
 
     def register(self, graph: Any, weight: float | None) -> None:
-        """Registers what every launch of a graph does that holds a synchronized backward.
+        """Registers with a graph that contains a synchronized backward what each launch of it does.
 
         weight: of that backward, on this rank
         """

@@ -1,8 +1,8 @@
-"""Uneven numbers of steps: a rank that has run out of data contributes zeros until all ranks have.
+"""Uneven numbers of steps: a rank that is out of data contributes zeros until all ranks are out of data.
 
 Inside `model.join()` ranks announce everything that they do together (the broadcast of buffers before a forward, a
-synchronized backward) by one small all-reduce. A rank that has left its loop announces nothing, and takes part in what
-the others announce with a no-op. When all have left, the rank that ended last broadcasts the model, since the others
+synchronized backward) by one small all-reduce. A rank that has left its loop announces nothing. It takes part in what
+the others announce, by a no-op. When all have left, the rank that ended last broadcasts the model, since the others
 missed its updates.
 
 Outside of `join` nothing is announced. Source of the interface: PyTorch's `DistributedDataParallel.join`.
@@ -30,7 +30,7 @@ _inside = threading.local()
 
 @contextlib.contextmanager
 def single_join() -> Iterator[None]:
-    """Marks this thread as inside a join. Raises: ParallelError if it is inside one, also of another model."""
+    """Marks this thread as inside a join. Raises: ParallelError if it is inside one already, of any model."""
     if getattr(_inside, "join", False):
         raise ParallelError("join inside join: a rank that is out of data can take part in one of them only")
     _inside.join = True
@@ -80,7 +80,7 @@ class JoinContext:
 
 
 def checked(optimizers: Iterable[Any]) -> list[Any]:
-    """As a list. Raises: DtypeError unless they are optimizers."""
+    """Returns the optimizers as a list. Raises: DtypeError unless all are optimizers."""
     given = list(optimizers) if isinstance(optimizers, Iterable) else None
     if given is None or not all(hasattr(item, "load_state_dict") for item in given):
         raise DtypeError(f"join: optimizers is a list of optimizers, got {optimizers!r:.60}")

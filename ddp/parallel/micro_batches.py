@@ -78,7 +78,7 @@ class Subtree(NamedTuple):
         return self.length == following.length and self.start % (2 * self.length) == 0
 
     def add(self, following: Subtree, add: Callable[[Any, Any], Any]) -> Subtree:
-        """The sum of both."""
+        """The sum of this subtree and the following one."""
         return Subtree(self.start, self.length + following.length, add(self.total, following.total))
 
 
@@ -117,7 +117,8 @@ class TreeExchange(HookExchange):
         self._xp = target.xp
         ranges = [micro_batches_of(count, rank, comm.size) for rank in range(comm.size)]
         self._blocks = [blocks(numbers) for numbers in ranges]
-        # If each rank has one block, all as long as the first or shorter at the end, this is the tree over the ranks.
+        # If each rank has one block, and all have the same length (the last may be shorter), this is the tree over the
+        # ranks.
         length = self._blocks[0][0][1]
         self._by_rank = all(own[1:] == [] and own[0][0] == rank * length for rank, own in enumerate(self._blocks))
         self._last = ranges[comm.rank][-1]
@@ -131,7 +132,7 @@ class TreeExchange(HookExchange):
         self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Adds the kept sums that the tree adds to this micro-batch to the bucket, and frees their memory."""
+        """Adds to micro-batch `number`, in its bucket, the kept sums that the tree joins with it."""
         sums = self._sums[bucket]
         block = Subtree(number, 1, self._buckets.memory.buffers[bucket])
         while sums and sums[-1].joins(block):
@@ -157,7 +158,7 @@ class TreeExchange(HookExchange):
         with np.errstate(all="ignore"):
             self._sums[index].append(self.add(index, self._last))
         if self._by_rank:
-            Exchange.launch(self, index)  # at once: rounds would begin when the control message has arrived
+            Exchange.launch(self, index)  # at once: the rounds of a hook wait for the control message
         else:
             super().launch(index)
 
@@ -175,7 +176,7 @@ class TreeExchange(HookExchange):
         else:
             super().finish()
         for sums in self._sums:
-            sums.pop()  # its memory is the bucket
+            sums.pop()  # the total, which lies in the bucket
         self.discard()
 
     def sum_in_tree_order(self, bucket: GradBucket) -> Steps:
@@ -206,7 +207,7 @@ class TreeExchange(HookExchange):
 
 
 class _Latest(threading.local):
-    """This thread's MicroBatches that was made last."""
+    """The MicroBatches that this thread made last."""
 
     reference: Callable[[], MicroBatches | None] = staticmethod(lambda: None)
 
@@ -236,10 +237,10 @@ def begin_micro_batch(first: bool) -> None:
 class MicroBatches:
     """This rank's progress through the micro-batches of a step.
 
-    module: is trained; count: micro-batches in a step
+    module: the trained module; count: micro-batches in a step
     own: the micro-batches of this rank; number: of the next one; step: how many steps have ended
-    used: numbers of the parameters that this step's micro-batches have used; weights: of these micro-batches, None: not
-    given
+    used: numbers of the parameters that this step's micro-batches have used; weights: of these micro-batches, None for
+    one without a weight
 
     Raises: ParallelError for a module whose results would depend on the number of ranks.
     """
@@ -258,7 +259,7 @@ class MicroBatches:
         _latest.reference = weakref.ref(self)
         self._records: RecordedStatistics = []
         self._recorded = 0  # the number of records of earlier micro-batches
-        self._outer: RecordedStatistics | None = None  # the records before a backward
+        self._outer: RecordedStatistics | None = None  # `deferred.records` before a backward
         for name, layer in module.named_modules():
             if isinstance(layer, SyncBatchNorm):
                 raise ParallelError(
@@ -284,7 +285,7 @@ class MicroBatches:
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """Called before a backward. Batch norms that it computes again are recorded instead of updating statistics."""
+        """Called before a backward. Batch norms that it recomputes only record their statistics."""
         self._outer = deferred.records
         deferred.records = self._records
 
@@ -303,7 +304,8 @@ class MicroBatches:
     def seed_draws(self, of_forward: bool = False) -> None:
         """Seeds this thread's random numbers for the next micro-batch.
 
-        of_forward: again, at the start of its forward, so that numbers drawn since, as in an evaluation, do not matter
+        of_forward: seeds them again when its forward starts: numbers drawn in between, as by an evaluation, do not
+        matter
         """
         self._forward_seeded = of_forward
         entropy = [self.seed, self.step, self.number, int(of_forward)]
@@ -328,7 +330,7 @@ class MicroBatches:
         return result
 
     def advance(self, used: set[int], weight: float | None) -> None:
-        """Called before the backward that completes a micro-batch. used: see `used`; weight: None: not given
+        """Called before the backward that completes a micro-batch. used: parameters it uses; weight: its own or None
 
         Raises: ParallelError if some micro-batches have weights and others do not.
         """
@@ -374,7 +376,7 @@ class MicroBatches:
         differences = [
             f"{name} {saved.get(name)}, here {value}" for name, value in machine().items() if saved.get(name) != value
         ]
-        if differences and self._comm.rank == 0:  # all ranks have the same, else the model raises
+        if differences and self._comm.rank == 0:  # all ranks have the same: DataParallel checks it
             warnings.warn(
                 f"the state was saved with {'; '.join(differences)}: the last bits may differ from now on. The number "
                 "of BLAS threads is that of the environment, OPENBLAS_NUM_THREADS, when Python starts",

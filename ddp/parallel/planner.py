@@ -2,8 +2,8 @@
 
 The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times,
 and the cost of an all-reduce between these ranks is measured. From these the plan is made once, after the third
-backward. Later it changes only if some rank uses a parameter without a bucket, which was frozen before: that gets a
-bucket at the end.
+backward. Later it changes only if some rank uses a parameter that has no bucket because it was frozen before. The
+parameter gets a bucket at the end of the plan.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Planner:
     cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first bucket; pinned: a plan to keep
     xp: the array module of the gradients
 
-    Raises: ParallelError if a pinned plan is not one of these parameters.
+    Raises: ParallelError if a pinned plan does not fit these parameters.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Planner:
         return {"plan": self.plan.state(), "backwards": self._steps}
 
     def restore(self, state: Mapping[str, Any]) -> Plan:
-        """Continues from the `state` of a planner of the same parameters, at the same place of its measurements.
+        """Continues with the plan and the count of backwards in the `state` of a planner of the same parameters.
 
         Raises: ParallelError if the plan does not fit; nothing has changed then.
         """
@@ -97,7 +97,7 @@ class Planner:
         return plan
 
     def after_backward(self, timer: ArrivalTimer, used: Sequence[bool]) -> Plan | None:
-        """Records a synchronized backward. Returns the new plan, None if it does not change. Collective if it does.
+        """Records a synchronized backward. Returns the new plan, None if it does not change. Collective.
 
         timer: of this backward, on this rank; used: whether any rank used each parameter
         """
@@ -157,7 +157,7 @@ class Planner:
             raise ParallelError(f"the given plan does not fit this model: {wrong[0]}")
 
     def _complete(self, plan: Plan) -> Plan:
-        """A plan without unassigned parameters, and with buckets at its end for assigned ones that it lacks."""
+        """The plan without parameters that are not `assigned`, and with buckets at its end for those it lacks."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
         inside = set(itertools.chain(*listed))
@@ -168,7 +168,7 @@ class Planner:
 def arrival_order(ready: Array) -> list[int]:
     """The parameters in the order in which their gradients were complete.
 
-    ready: (parameters,) when each was complete, nan if it never was; those follow their predecessor in reversed model
+    ready: (parameters,) when each was complete, nan if it never was: it then follows its predecessor in reversed model
     order
     `arrival_order([3.0, nan, 1.0]) == [2, 1, 0]`
     """
@@ -182,7 +182,7 @@ def arrival_order(ready: Array) -> list[int]:
 
 
 def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
-    """The cost of an all-reduce over `comm`, the same on every rank, bit for bit. Collective.
+    """Measures the cost of an all-reduce over `comm`: the same on every rank, bit for bit. Collective.
 
     comm: not in use meanwhile; most: bytes of the largest all-reduce of interest; xp: the array module of the gradients
 
@@ -205,12 +205,12 @@ def _seconds(comm: Communicator, array: Any) -> float:
     """Seconds of one all-reduce on this rank, called and waited for as by the reducer."""
     begun = time.perf_counter()
     comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True).wait()
-    array[0].item()  # on a GPU the wait above is one of the stream, not of this thread
+    array[0].item()  # on a GPU the wait above makes the stream wait, not this thread
     return time.perf_counter() - begun
 
 
 class ArrivalTimer:
-    """Times when gradients are complete, in the first backwards. count: the number of gradients; device: theirs
+    """Measures when gradients are complete, in the first backwards. count: the number of gradients; device: theirs
 
     On a GPU the host runs ahead, so times are events in the stream. Reading them waits for the device.
     """
@@ -238,7 +238,7 @@ class ArrivalTimer:
             self._moments[index] = self._now()
 
     def end(self) -> None:
-        """Called when backward has been computed, on a GPU launched."""
+        """Called when backward has been computed (on a GPU: launched)."""
         if self._begun is not None:
             self._ended = self._now()
 

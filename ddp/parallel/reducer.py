@@ -1,7 +1,7 @@
 """The reducer: counts gradients as backward completes them, and reduces full buckets while backward is still running.
 
 The engine calls `begin` when a backward starts that reaches parameters of this model, `ready` for each gradient that is
-complete, and at the end `end`, or `abandon` if backward raised. The reducer does in
+complete, and at the end `end`, or `abandon` if backward raised. In these calls the reducer
 
     begin   sends the control message (`control`): weight, used parameters
     ready   launches every bucket (`buckets`) that is full, through the exchange (`exchange`)
@@ -48,7 +48,8 @@ from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
 # Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
-# models ends their reductions in this order: each waits for other ranks, whose graph may reach them in another order.
+# models ends their reductions in this order: each of them waits for other ranks, and there the graph may reach the
+# models in another order.
 _reducer_numbers = itertools.count()
 
 
@@ -108,7 +109,7 @@ class Reducer:
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._snapshot: tuple[WeightSum, list[bool]] | None = None  # of `gradients`, before the backward that runs now
         self._reached = False  # the last backward reached a leaf
-        self._reducing = False  # the backward that runs reduces: not inside no_sync(), nor of an earlier micro-batch
+        self._reducing = False  # this backward reduces: False in no_sync(), and before the last micro-batch
         self._broken: BaseException | None = None
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not complete yet
         self._launched = 0
@@ -188,7 +189,7 @@ class Reducer:
         self._snapshot = None
         try:
             self._check()
-        except ParallelError:  # every rank raises it: they still agree
+        except ParallelError:  # every rank raises it, so they still agree
             self.in_flight = False
             raise
         used = self.control.used()
@@ -231,10 +232,11 @@ class Reducer:
     def abandon(self, error: BaseException) -> None:
         """Called when backward raised. If nothing was launched, restores the state before this backward.
 
-        Otherwise the ranks no longer agree, and the model is marked as broken; with one rank it is restored, too.
+        Otherwise the ranks no longer agree, and the model is marked as broken. A single rank is always restored, except
+        with micro_batches.
         """
-        # With a tree one rank cannot be restored: earlier micro-batches have been added to its buckets. In a capture
-        # nothing has been launched yet.
+        # With a tree not even a single rank can be restored: earlier micro-batches have been added to its buckets. In a
+        # capture nothing has been launched yet.
         alone = self.comm.size == 1 and self.tree is None
         if self.in_flight and self._broken is None and not alone and capturing.now is None:
             self._broken = error
@@ -248,9 +250,10 @@ class Reducer:
 
     @contextlib.contextmanager
     def recording(self, leaves: Sequence[Leaf]) -> Iterator[None]:
-        """Inside, a backward under create_graph accumulates gradients. Then they become means over ranks with a graph.
+        """A context for a backward under create_graph. At its end gradients become means over ranks, with a graph.
 
-        Raises: GraphError with a communication hook, a ZeroOptimizer or inside `join`; ParallelError as `begin`.
+        Raises: GraphError with a communication hook, a ZeroOptimizer, micro_batches, or inside `join`; ParallelError as
+        `begin`.
         """
         self.check_usable()
         if self.owner.joining or not isinstance(self.exchange, AllReduce | SingleRank):
@@ -258,7 +261,7 @@ class Reducer:
                 "backward(create_graph=True) under DataParallel: what a communication hook, a ZeroOptimizer or join() "
                 "makes of gradients has no derivative: use autograd.grad(create_graph=True), ddp.parallel.all_reduce"
             )
-        if not self.gradients.any():  # as in `begin`, which would count the gradients of this backward
+        if not self.gradients.any():  # `begin` runs after this backward, and would find its gradients
             self.gradients.weights = WeightSum()
         self.running = True
         try:
@@ -329,7 +332,7 @@ class Reducer:
             leaf.grad_buffer.unbind()
 
     def count_step(self) -> int:
-        """Counts a synchronized backward that has ended; returns how many have."""
+        """Counts a synchronized backward that has ended. Returns how many have ended."""
         self.steps += 1
         process_recorder().count_backwards(self.steps)
         return self.steps
@@ -351,7 +354,7 @@ class Reducer:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
         before: BucketAssignment | None = getattr(self, "_assignment", None)
         self._assignment = BucketAssignment(plan, self.names, self.leaves, self.comm)
-        if before is not None:  # gradients are copied out of its buckets, maybe by another stream than theirs
+        if before is not None:  # keeps its buckets until gradients are copied out, maybe on another stream
             self.comm.watch_device("moved gradients", keep=before.buckets)
         self.timeline.set_buckets(self.buckets)
         self.exchange.set_buckets(self.buckets)
@@ -414,7 +417,7 @@ class Reducer:
             )
             raise ParallelError(f"micro_batches: {self.names[index]} {why}")
         for leaf in self.leaves:
-            if leaf.grad_buffer.state is ZEROED:  # 0 + -0 is 0, where a first gradient of -0 stays -0
+            if leaf.grad_buffer.state is ZEROED:  # added to these zeros, -0 would become 0; a first gradient stays -0
                 leaf.grad_buffer.clear()
         self._assignment.exclude(self.gradients.excluded)
         micro_batches.begin_backward()
@@ -440,7 +443,7 @@ class Reducer:
         self.micro_batches.complete()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets. Raises: the error of the first that failed, which it names."""
+        """Waits for the control message and all buckets. Raises: the error of the first that failed, with its name."""
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"

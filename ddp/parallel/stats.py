@@ -60,7 +60,7 @@ class BucketStats:
     """One bucket. names: of its parameters; mib: its size in MiB.
 
     ready, launched, done: milliseconds after backward began, mean over the steps; launched and done are None if the
-    exchange does not record them. exposed: milliseconds that backward, having computed everything, waited for it
+    exchange does not record them. exposed: milliseconds that backward waited for it after computing everything
     """
 
     names: tuple[str, ...]
@@ -75,10 +75,10 @@ class BucketStats:
 class Lateness:
     """How often the others waited for one rank, whose last gradient was complete after theirs, and how long.
 
-    steps: the number of steps in which they did; less than 1 % of a step is not counted
+    steps: the number of steps in which they did; a wait of less than 1 % of a step is not counted
     late: milliseconds after the median of the other ranks, mean over these steps; 0.0 if there were none
-    before, forward, backward: the parts of it lost before forward (data, optimizer, logging), in forward and loss, and
-    in backward
+    before, forward, backward: the parts of `late` lost before forward (data, optimizer, logging), in forward and loss,
+    and in backward
     """
 
     steps: int
@@ -93,10 +93,10 @@ class Stats:
     """The steps of one period, on one rank. Times are host times in milliseconds, means over the steps.
 
     rank, size: this rank, and the number of ranks; steps: how many synchronized backwards are counted, at most 1,000
-    step: from the end of one backward to the end of the next; None, like other, before there are two
+    step: from the end of one backward to the end of the next; None, like `other`, before there are two
     forward: the last forward before each backward; None if the model was not called
     backward: from its begin until its last node has run
-    communication: time in which some bucket was launched and not reduced, on the wire or waiting for a rank
+    communication: time in which some bucket was launched and not yet reduced, on the wire or waiting for a rank
     hidden: the part of it in which backward computed; both are None if the exchange does not record it
     exposed: time from the last node of backward until all buckets were reduced
     other: the rest of a step: data, loss, optimizer, logging
@@ -359,7 +359,7 @@ def _lateness(steps: Sequence[Step], size: int, offsets: Array) -> tuple[int, tu
     if size == 1 or not known:
         return 0, (Lateness(steps=0, late=0.0, before=0.0, forward=0.0, backward=0.0),) * size
     forward, begun, _, complete = np.moveaxis(np.array([step.table for step in known]), 2, 0)
-    # (3, n, size), on one clock; a rank without a forward lost its time before backward
+    # (3, n, size), on one clock. Without a forward, all time before backward counts as lost before forward.
     moments = np.stack([np.where(forward == 0, begun, forward), begun, complete]) - offsets
     last = moments[2].argmax(axis=1)
     others = np.arange(size) != last[:, None]

@@ -1,8 +1,8 @@
-"""The record of a step, of which statistics and traces are made, and the recorder that writes records to a file.
+"""The record of a step, from which statistics and traces are made, and the recorder that writes records to a file.
 
 Each rank writes the records of its steps to a file of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them
-into one trace. Files are written at the end, since writing during training would show in the trace, and memory is
-bounded: the latest 1,000 steps of each model are kept. A rank that is killed writes nothing.
+into one trace. Files are written at the end, since writing during training would show in the trace. To bound memory,
+only the latest 1,000 steps of each model are kept. A rank that is killed writes nothing.
 
 `ddp-launch --trace` sets the environment variable DDP_TRACE to the folder for the files. Recording starts when the
 first model is wrapped, and stops at exit. It changes no numbers.
@@ -79,7 +79,7 @@ class Step:
                 begin = end
 
     def communication(self) -> tuple[float, float] | None:
-        """Nanoseconds in which some bucket was being reduced, and in how many of them backward computed."""
+        """(nanoseconds in which some bucket was being reduced, those in which backward computed); None if not known."""
         spans = [span for span in self.times if span is not None]
         hidden = [(begin, min(end, self.computed)) for begin, end in spans]
         return (covered(spans), covered(hidden)) if spans else None
@@ -108,7 +108,7 @@ class Recorder:
             raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ArgumentError(f"the trace's folder {folder} cannot be written to")
-        # Files of an earlier job: no rank of this job writes its file before all ranks have made a step.
+        # All are files of an earlier job: no rank of this job writes one before all ranks have made a step.
         for part in Path(folder).glob(f"rank-*{SUFFIX}"):
             part.unlink(missing_ok=True)
         self.folder = folder
@@ -140,7 +140,7 @@ class Recorder:
 
 
 def _saved(step: Step, offset: int) -> dict[str, Any]:
-    """The record as JSON, with times of rank 0's clock. offset: nanoseconds that this rank's clock is ahead of it"""
+    """The record as JSON, with times of rank 0's clock. offset: nanoseconds that this rank's clock is ahead"""
 
     def shifted(times: Any) -> Any:
         if times is None or isinstance(times, int):

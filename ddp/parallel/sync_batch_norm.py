@@ -142,7 +142,7 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
 
 
 class WholeBatch(ChannelGroups):
-    """Normalizes each channel over the samples of all ranks, of which this one has some."""
+    """Normalizes each channel over the samples of all ranks. Arrays hold the samples of this rank."""
 
     def __init__(self, call: CollectiveCall, mode: int, comm: Communicator) -> None:
         super().__init__(call.array.shape)

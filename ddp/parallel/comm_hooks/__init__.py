@@ -8,7 +8,7 @@
     TopK(ratio)    8 * ratio * n * (ranks - 1)             the largest entries of each rank
 
 What PowerSGD and TopK leave out is not lost: each rank keeps it, and adds it to its next gradient. Such a hook has
-state: each model gets an object of its own, whose `state_dict()` belongs into a checkpoint, on every rank.
+state: each model gets an object of its own, whose `state_dict()` belongs in a checkpoint, on every rank.
 
     model = ddp.DataParallel(net, comm_hook=ddp.parallel.comm_hooks.PowerSGD(matrix_approximation_rank=2))
 
@@ -19,7 +19,7 @@ A hook of one's own is a function of a `GradBucket`:
         return bucket.comm.all_reduce(bucket.buffer, scale=half, out=bucket.buffer, async_op=True)
 
 or a generator, if the result of a collective needs further work. It yields each Work that it waits for, and is sent the
-result when that is complete; meanwhile backward goes on. (Never call `wait()` in a hook, nor a collective without
+result when that is complete; meanwhile backward goes on. (In a hook, never call `wait()`, or a collective without
 `async_op=True`: backward would wait, and no communication would be hidden behind it.)
 
     def median(bucket):                   # of the ranks' gradients: one bad rank does not spoil it
@@ -34,7 +34,7 @@ result when that is complete; meanwhile backward goes on. (Never call `wait()` i
 - All ranks must make the same calls of `bucket.comm` for the same bucket. Other buckets may be in flight at the same
   time; a hook need not care.
 - `bucket.names` and `bucket.gradients` (views of the buffer) are the parameters' names and gradients, `bucket.used`
-  whether any rank used each in this step. Plans change after the first steps: keep state by name, not by
+  says whether any rank used each parameter in this step. Plans change after the first steps: keep state by name, not by
   `bucket.index`.
 - A hook with a `state_dict` serves one model at a time. Its attribute `same_on_all_ranks`, a dict of settings if it has
   one, is compared between ranks when a model is wrapped.

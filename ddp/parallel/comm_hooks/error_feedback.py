@@ -33,13 +33,13 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale: float) -> Array:
     """M_r, in the gradient's shape and its `working_dtype`. The caller subtracts in place what was sent.
 
-    It is the array in `residuals` itself: after the subtraction that is e_r.
+    The result is the array in `residuals` itself, which is e_r after the subtraction.
 
     residuals: what was left out, by the parameters' names: plans change, names do not
     """
     dtype = working_dtype(gradient)
     xp = device_of(gradient).xp
-    scaled = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
+    scaled = xp.empty(gradient.shape, dtype)  # without `out`, the product of a 0-d gradient is no array
     xp.multiply(gradient, scale, out=scaled, dtype=dtype)
     if name not in residuals:
         residuals[name] = scaled

@@ -8,8 +8,8 @@
 
 Each element is rounded twice, however many ranks there are, and all ranks decode the same bytes.
 
-float16 ends at 65504 and loses precision below 6e-5; a sum of gradients over a large batch easily exceeds the one, and
-a part of a small mean the other. So each part is sent as a block with a common power of two, which is chosen by its
+float16 ends at 65504 and loses precision below 6e-5; a sum of gradients over a large batch is easily above 65504, and
+a part of a small mean below 6e-5. So each part is sent as a block with a common power of two, which is chosen by its
 largest element and sent along as a float32: nothing overflows that fits float32, and elements down to 2^-29 of the
 largest keep all 11 bits. bfloat16 has the range of float32, and needs no such factor.
 
@@ -41,7 +41,7 @@ _HEAD = 2
 
 
 def fp16(bucket: GradBucket) -> Steps:
-    """Half the bytes of float32, and 11 bits of each gradient, of any magnitude. A single rank rounds, too.
+    """Sends float16: half the bytes of float32, 11 bits of each gradient, at any magnitude. A single rank rounds, too.
 
     Raises: DtypeError for gradients that are not real.
     """
@@ -49,18 +49,18 @@ def fp16(bucket: GradBucket) -> Steps:
 
 
 def bf16(bucket: GradBucket) -> Steps:
-    """Half the bytes of float32, 8 bits of each gradient; see `fp16`."""
+    """Sends bfloat16: half the bytes of float32, 8 bits of each gradient; see `fp16`."""
     return _in_16_bits(bucket, ml_dtypes.bfloat16, lambda rows: device_of(rows).xp.ones(len(rows), np.float32))
 
 
 def allreduce(bucket: GradBucket) -> Work[Any]:
-    """The sum over ranks times the scale, in place."""
+    """Reduces the bucket to the sum over ranks times the scale, in place."""
     work: Work[Any] = bucket.comm.all_reduce(bucket.buffer, scale=bucket.scale, out=bucket.buffer, async_op=True)
     return work
 
 
 def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -> Steps:
-    """fit: (rows, n) float32 -> (rows,) float32, the factor of each row before it is rounded to dtype"""
+    """Reduces the bucket in 16 bits. fit: (rows, n) float32 -> (rows,) float32, the factor by which a row is scaled"""
     buffer = bucket.buffer
     ranks = bucket.comm.size
     xp = device_of(buffer).xp
@@ -76,7 +76,7 @@ def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -
 
 
 def _pack(rows: Array, dtype: Any, factors: Array) -> Array:
-    """(rows, n) float32 as (rows, 2 + n) 16-bit words."""
+    """Packs (rows, n) float32 into (rows, 2 + n) 16-bit words: the inverse of a row's factor, then the scaled row."""
     words = device_of(rows).xp.empty((len(rows), _HEAD + rows.shape[1]), np.uint16)
     words[:, :_HEAD] = (1 / factors).view(np.uint16).reshape(-1, _HEAD)
     words[:, _HEAD:].view(dtype)[...] = astype(device_of(rows).xp, rows * factors[:, None], np.dtype(dtype))

@@ -64,7 +64,7 @@ class HookExchange(Exchange):
     """Reduces buckets by a communication hook. See `ddp.parallel.comm_hooks`.
 
     hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
-    names: of all parameters in the control message; device: theirs
+    names: of all parameters, in the order of the control message; device: theirs
     replaced: the exchange of a model that is wrapped again, from which this one takes the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.

@@ -92,7 +92,7 @@ class TopK:
         return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads copies. On another number of ranks nothing is lost if the errors of each are added to those of one.
+        """Loads copies. On another number of ranks, add the errors of each saved rank to those of one: nothing is lost.
 
         Raises: StateDictError if it is not the value of `state_dict`.
         """
@@ -102,7 +102,7 @@ class TopK:
 
 
 def largest(x: Array, count: int) -> Array:
-    """The indices (count,), ascending, of the entries of largest magnitude; NaN is largest, of equal ones the first.
+    """The indices (count,), ascending, of the entries of largest magnitude. NaN is largest; of equals the first count.
 
     x: (n,) of at most 2^31 - 1 real numbers
     """

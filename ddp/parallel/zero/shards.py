@@ -193,7 +193,7 @@ class Shard:
         self.grad[...] = bucket[self._range]
 
     def gradients(self) -> list[Array]:
-        """The mean gradients of this rank's range, flat: one array if every parameter has one."""
+        """The mean gradients of this rank's range, flat: one array if all parameters have a gradient."""
         self._zero_grads()
         if self._complete and all(map(self._is_full, self.places)):
             parts = [self.grad]
@@ -231,7 +231,7 @@ class Shard:
                 p.array = view
 
     def _zero_grads(self) -> None:
-        """Sets the mean gradients to zero whose gradients in the bucket were set to zero by zero_grad."""
+        """Sets a mean gradient to zero if zero_grad has set the gradient in the bucket to zero."""
         for piece in self.pieces:
             if self.params[piece.number].leaf.grad_buffer.state is ZEROED:
                 piece.of(self.grad)[...] = 0
@@ -336,7 +336,7 @@ class ShardedExchange(Exchange):
             p.leaf.grad_buffer.withheld = _WITHHELD
 
     def step(self, found_inf: Any = None) -> None:
-        """Updates this rank's ranges, and gathers those of all ranks: of one bucket while the next is updated.
+        """Updates this rank's ranges and gathers those of all ranks: one bucket is gathered while the next is updated.
 
         found_inf: a float32 on the GPU; if it is not zero, nothing is updated
         """
@@ -422,7 +422,7 @@ class WholeGradientExchange(ShardedExchange):
 
     Optimizer state is sharded all the same; communication costs as much as without a ZeroOptimizer.
 
-    tree: the model's exchange before; arguments: see ShardedExchange
+    tree: the exchange that the model had before; arguments: see ShardedExchange
     """
 
     def __init__(self, tree: Exchange, *arguments: Any) -> None:
@@ -453,9 +453,10 @@ class WholeGradientExchange(ShardedExchange):
 
 
 def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:
-    """The whole state, by the numbers of the parameters. pieces: of all ranks, with arrays on the host
+    """Joins the pieces of all ranks, with arrays on the host, into the whole state, by the numbers of the parameters.
 
-    A state is elementwise if it has as many elements as the piece in all pieces: one piece of length 1 does not tell.
+    A state is elementwise if in every piece it has as many elements as the piece. In a single piece of length 1 a step
+    count would look elementwise, too.
     """
     # By number and name: (length, value) of each piece.
     parts: dict[int, dict[str, list[tuple[int, Any]]]] = {}
@@ -477,7 +478,7 @@ def _join(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
 
 
 def has_elements(name: str, value: Any, *shapes: tuple[int, ...]) -> bool:
-    """Whether a state is elementwise: a tensor or array with one of these shapes, which are those of the parameter."""
+    """Whether a state is elementwise: a tensor or array with one of `shapes`, of the parameter or of a piece of it."""
     return name != "step" and hasattr(value, "__dlpack__") and array_of(value).shape in shapes
 
 

@@ -33,14 +33,14 @@ class ZeroOptimizer(Optimizer):
     each rank still gets the whole mean
     optimizer_class: any of `ddp.optim`, or another one whose update is elementwise, and which keeps its state in
     `self.state[p]`: it is given flat pieces of parameters
-    params: the model's parameters or groups of them, with every one that requires grad; None: all
+    params: the model's parameters or groups of them; every one that requires grad must be included; None: all
     defaults: the settings of optimizer_class
 
-    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. The results are equal, bit for
-    bit, if the collectives add in the same order. All ranks make the same calls: `step`, `clip_grad_norm_` and
-    `state_dict` are collective. No rank has whole gradients, so reading `param.grad` raises, and clipping is
-    `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan of buckets changes, which happens in
-    the first backwards; a view (`p.detach()`) that was made before then keeps the old memory.
+    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. The results are those of that
+    optimizer without shards, bit for bit if the collectives add in the same order. All ranks make the same calls:
+    `step`, `clip_grad_norm_` and `state_dict` are collective. No rank has whole gradients, so reading `param.grad`
+    raises, and clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan of buckets
+    changes, which happens in the first backwards; a view (`p.detach()`) that was made before then keeps the old memory.
 
     Raises: DtypeError if the class is not an optimizer; ArgumentError for missing parameters, and for those of another
     model; ParallelError if the model has a communication hook or a ZeroOptimizer already.
@@ -118,8 +118,8 @@ class ZeroOptimizer(Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
 
-        Returns the norm before scaling, 0-d, equal on all ranks. This takes one small call. It adds up in another order
-        than `nn.utils.clip_grad_norm_`, so the last bits may differ.
+        Returns the norm before scaling, 0-d, equal on all ranks. This takes one small call. Numbers are added in
+        another order than by `nn.utils.clip_grad_norm_`, so the last bits may differ.
         norm_type: inf, or a number other than 0
 
         Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
@@ -221,7 +221,7 @@ class ZeroOptimizer(Optimizer):
         return wrap(total, self._device)
 
     def _whole_gradients(self) -> list[Any]:
-        """With micro_batches all mean gradients, which every rank has beside its copy of its own part; otherwise []."""
+        """With micro_batches all mean gradients: every rank has them, beside a copy of its own part. Otherwise []."""
         if self._model.micro_batches is None:
             return []
         buffers = [p.leaf.grad_buffer for p in self._shards.params]
