@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddp.multiprocessing import processes
 from ddp.multiprocessing.processes import *
 
-# As in the standard library's own `multiprocessing/__init__.py`: its names are the methods of the default context.
+# As in the standard library's `multiprocessing/__init__.py`: the names here are methods of the default context.
 _of_context = {
     name: getattr(processes.default, name)
     for name in dir(processes.default)

@@ -1,8 +1,9 @@
 """Pipes and queues whose messages carry file descriptors: while a message is under way, only the kernel holds them.
 
-PyTorch's sender keeps a descriptor open until the receiver has fetched it: it has to live until then, and leaks what
-nobody fetches. Here a descriptor travels in the socket with the message. The sender may drop the tensor, or end, as
-soon as the message is written, and the kernel closes what was never read together with the last end of the socket.
+PyTorch's sender keeps a descriptor open until the receiver has fetched it: the sender has to live until then, and a
+descriptor that is never fetched leaks. Here a descriptor travels in the socket with the message. The sender may drop
+the tensor, or end, as soon as the message is written. When the last end of the socket is closed, the kernel closes the
+descriptors that were never read.
 The queues are the standard library's, with its locks, feeder thread and counters.
 
 Source: unix(7), SCM_RIGHTS.
@@ -32,7 +33,7 @@ _HEADER = struct.Struct("!IQ")
 _MAX_FDS = 253
 # Bytes of ancillary data for this many descriptors.
 _ANCILLARY = socket.CMSG_LEN(4 * _MAX_FDS)
-# Seconds to wait before descriptors are sent again that the kernel refused.
+# If the kernel refuses to send descriptors, they are sent again after this time (s).
 _RETRY_INTERVAL = 1e-3
 
 
@@ -49,7 +50,7 @@ class SharingConnection(Connection):
         self.send_packed(pack(obj))
 
     def recv(self) -> Any:
-        """The next object. Blocks until there is one. Raises: EOFError if nothing is left and no other end open."""
+        """Receives the next object; waits for one. Raises: EOFError if none is left, and no other end is open."""
         return self.take().open()
 
     def send_packed(self, packed: PackedObject) -> None:
@@ -73,7 +74,7 @@ class SharingConnection(Connection):
             try:
                 sent = socket.send_fds(self._socket, parts, fds)
             except OSError as error:
-                # This user may have no more descriptors under way: wait until some have been received.
+                # This user has as many descriptors under way as the kernel allows: wait until some have been received.
                 if error.errno != errno.ETOOMANYREFS:
                     raise
                 time.sleep(_RETRY_INTERVAL)
@@ -147,7 +148,7 @@ reduction.register(SharingConnection, _reduce)
 
 
 class _DeferredPickle:
-    """An object for the feeder thread. To pickle it packs the object, and gives the number of what was packed."""
+    """An object for the feeder thread. Pickling it packs the object, and pickles the number of the packed object."""
 
     __slots__ = ("_obj", "_queue")
 
@@ -163,7 +164,7 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
     """A queue for several processes, as the standard library's; tensors go by handle and are shared from then on.
 
     Made by `ddp.multiprocessing.Queue(maxsize=0)`. The standard library's code pickles, sends, receives and unpickles
-    an object; here that object is the number of a packed one.
+    only the number of a packed object.
     """
 
     _reader: Any

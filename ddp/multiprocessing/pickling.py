@@ -35,7 +35,7 @@ _blocks: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
 class PackedObject:
     """A pickled object with its descriptors.
 
-    fd_owners: before it is sent the objects that own them, each with a `fileno()`; after it the descriptors' numbers
+    fd_owners: on the sending side the objects that own them, each with a `fileno()`; at the receiver their numbers
     """
 
     __slots__ = ("data", "fd_owners")
@@ -45,7 +45,7 @@ class PackedObject:
         self.fd_owners = fd_owners
 
     def open(self) -> Any:
-        """Unpickles a message that was received, once. Closes the descriptors that no object took over."""
+        """Unpickles a received message; call it once. Closes the descriptors that no object took over."""
         outer = _unpacking.fds
         _unpacking.fds = self.fd_owners
         try:
@@ -102,7 +102,7 @@ class _Packer(reduction.ForkingPickler):
 
 
 def pack(obj: Any) -> PackedObject:
-    """An object as `SharingConnection.post` sends it; its tensors move to shared memory.
+    """Pickles an object for `SharingConnection.send_packed`. Its tensors move to shared memory.
 
     Raises: GraphError for a tensor that is the result of an op.
     """
@@ -116,7 +116,7 @@ def pack(obj: Any) -> PackedObject:
 def share_small_tensors(obj: Any) -> None:
     """Moves the small tensors in nested lists and dicts to one shared block, so that they need one descriptor.
 
-    Each module there gets a block of its own. Larger tensors do not join one, as it lives as long as any tensor in it.
+    Each module there gets a block of its own. Larger tensors are left out: a block lives as long as any tensor in it.
     """
     small: list[TensorBase] = []
     visited: set[int] = set()

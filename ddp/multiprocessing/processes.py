@@ -1,4 +1,4 @@
-"""The three ways to start a process, with our pipes and queues, and `spawn`, which runs one function in several.
+"""The three start methods, with our pipes and queues, and `spawn`, which runs one function in several processes.
 
 `fork` copies locks that other threads hold and the state of MPI and CUDA, so that children hang or crash. So the
 default is `spawn`; the standard library and PyTorch take the system's default.
@@ -54,7 +54,7 @@ class _SharingContext(context.BaseContext):
     def get_context(self, method: str | None = None) -> Any:
         """The context of that start method: "spawn", "forkserver" or "fork"; this one for None.
 
-        It has all that this module has. Raises: ValueError for another method.
+        It offers everything that this module does. Raises: ValueError for another method.
         """
         if method is not None and method not in _BY_METHOD:
             raise ValueError(f"cannot find context for {method!r}: expected one of {', '.join(_BY_METHOD)}")
@@ -113,7 +113,7 @@ class Process(context.Process):
 class DefaultContext(context.DefaultContext, _SharingContext):
     """The context behind the names of this module: spawn, until `set_start_method` says otherwise.
 
-    That sets ours alone: the standard library's own setting stays.
+    It sets the method of this module alone: the standard library's setting stays.
     """
 
     Process = Process  # which asks this context for its method
@@ -121,7 +121,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     def get_context(self, method: str | None = None) -> Any:
         """The context of that start method: "spawn", "forkserver" or "fork"; the one in use for None.
 
-        It has all that this module has. Raises: ValueError for another method.
+        It offers everything that this module does. Raises: ValueError for another method.
         """
         return super().get_context(method)
 
@@ -133,7 +133,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         super().set_start_method(method, force)
 
     def get_start_method(self, allow_none: bool = False) -> Any:
-        """How processes are started; with `allow_none`, None while it was neither set nor asked for."""
+        """How processes are started; with `allow_none`, None until it was set or a default was used."""
         return super().get_start_method(allow_none)
 
     def get_all_start_methods(self) -> list[str]:
@@ -162,7 +162,7 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended otherwise. exit_code: its status, -N for signal N; signal_name: of that signal, or None."""
+    """A process ended in another way. exit_code: its status, -N for signal N; signal_name: of that signal, or None."""
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
@@ -246,9 +246,9 @@ def spawn(
 
     An exception in one of them ends the others and is raised here. Tensors in `args` go by handle, so that all see the
     same memory. `fn` and its arguments have to be picklable. join=False: returns a ProcessContext at once. daemon: as
-    Process takes it. start_method: None takes the one that was set.
-    Raises: ProcessRaisedException, whose message holds the traceback there; ProcessExitedException for one that was
-    killed or left with another status than 0; ArgumentError for less than one process.
+    for Process. start_method: None takes the one that was set.
+    Raises: ProcessRaisedException, whose message holds the traceback of that process; ProcessExitedException for a
+    process that was killed or ended with a status other than 0; ArgumentError for less than one process.
     """
     if nprocs < 1:
         raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")
