@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.options import GPU, parser, split
 
-# By option: the one that excludes it. An option on the command line overrides the one that it excludes in the job file.
+# Options that exclude each other. One on the command line overrides the other one in the job file.
 _ALTERNATIVES = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
 
 

@@ -91,7 +91,7 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
     node = None
     local_rank = world.local_rank
     local_size = world.local_size
-    # The variables are this rank's own only if they give its rank: programs inherit those of the batch script.
+    # Variables that do not give this rank are not its own: a program inherits those of the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])
         if local_rank is None:

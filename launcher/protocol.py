@@ -31,7 +31,7 @@ LAUNCHER_PID = "DDP_LAUNCH_PID"
 #: and the engine raise their own limit.
 FILES = "DDP_LAUNCH_FILES"
 
-#: Most bytes that are read of a peer before it has proved that it knows the secret.
+#: Most bytes that are read from a peer before it has proved that it knows the secret.
 UNAUTHENTICATED_LIMIT = 4096
 _CHUNK = 1 << 16
 
@@ -48,7 +48,7 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`. Surrogates that cannot come from there are written as Python shows them, like \\ud800."""
+    """Undoes `to_text`. Surrogates that `to_text` never makes become escapes, like \\ud800."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -175,8 +175,8 @@ def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, li
     """A connection to the launcher, and the messages that it has sent already.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
-    Raises: StartError if the launcher cannot be reached: at once if no address accepts a connection, else after 20 s. A
-        launcher that strangers flood with connections may drop those of agents, too, so these try again.
+    Raises: StartError if the launcher cannot be reached: at once if no address accepts a connection, else after 20 s.
+        If strangers flood the launcher with connections, it may drop an agent's, too: the agent then tries again.
     """
     candidates = addresses.split(",")
     deadline = time.monotonic() + _LIMIT

@@ -57,7 +57,7 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
             exit_like(code)
 
 
-# Seconds after which killing what is left is given up.
+# After this long (s) `sweep` gives up killing what is left.
 SWEEP_LIMIT = 2.0
 # When the agent started, to within milliseconds: an agent imports this module right after it has forked its rank.
 _STARTED_AT = time.time()

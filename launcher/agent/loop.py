@@ -36,8 +36,8 @@ _FEW_BYTES = 1 << 14
 _DRAIN_LIMIT = 1.0
 # Interval of heartbeats (s).
 _HEARTBEAT_INTERVAL = 1.0
-# SIGTERM may come from the kernel because the parent died. Of a parent with several threads, the one that started this
-# process may die first: for this long (s) the parent then still seems to live.
+# SIGTERM may come from the kernel because the parent died. If the parent has several threads, the thread that started
+# this process may die first. Then the parent seems to live for this long (s) at most.
 _PARENT_DEATH_LIMIT = 0.02
 _NEVER = float("inf")
 
@@ -203,7 +203,7 @@ class Agent:
         self._handle_ends(reap_all())  # The rank may have ended between the two calls.
 
     def _handle_ends(self, statuses: dict[int, int]) -> None:
-        """statuses: the wait status of each reaped process, by pid"""
+        """Notes the end of the rank if it was reaped. statuses: the wait status of each reaped process, by pid"""
         if self.pid in statuses and self.status is None:
             self.status = statuses[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10

@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> NoReturn:
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
-    # On hosts other than the launcher's, where the launcher's own state memory cannot be reached.
+    # Only on other hosts than the launcher's: ranks there cannot reach the launcher's state memory.
     slots = _make_slots(world.rank) if ancestors[1:] else []
     agent_ends, rank_ends = _pipes()
     # Memory that the rank and its agent share.
@@ -138,7 +138,7 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int) -> list[str]:
-    """Makes memory for the state of the rank, and tells it so. Returns: its slots; none if the job holds no state."""
+    """Makes memory for the state of the rank, named in its environment. Returns: its slots; [] if no state is held."""
     words = os.environ.get(STATE_MEMORY, "").split()
     name = f"{STATE_MEMORY_NAME}-{words[0]}" if words else ""
     slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in words[:2]]

@@ -48,7 +48,7 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
     `__main__.py`, or `-`, the standard input.
 
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
-    mask: the signal mask that is set when the script begins, and can be interrupted
+    mask: the signal mask to set when the script begins; from then on Ctrl-C can interrupt the rank
 
     An uncaught exception or exit status is reported before exit handlers run. These inform the other ranks, whose
     errors must not be reported first. A module that cannot be run is reported as wrong use, because the user's code

@@ -39,7 +39,7 @@ class Stacks:
 
     @property
     def pending(self) -> bool:
-        """Stacks were requested and have not come yet: call `poll` every POLL_INTERVAL."""
+        """Whether stacks were requested and have not come yet: then call `poll` every POLL_INTERVAL."""
         return self._deadline is not None
 
     def request(self, now: float) -> str | None:

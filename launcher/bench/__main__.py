@@ -1,4 +1,4 @@
-"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module; under a launcher, is such a rank."""
+"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module. Under a launcher it is a rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GRACE = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    # Ctrl-C ends this process at once and without a traceback: a baseline's call may block where Python cannot.
+    """Runs the command; returns its exit code."""
+    # Ctrl-C ends this process at once, without a traceback: a baseline's call may block where Python handles no signal.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     argv = sys.argv[1:] if argv is None else argv

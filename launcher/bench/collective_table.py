@@ -1,6 +1,6 @@
 """The collectives that are measured: the buffers of each, what its size means, and how its bandwidth is computed.
 
-Source of sizes and bus factors: NVIDIA's nccl-tests, doc/PERFORMANCE.md; of gather's and scatter's, its gather.cu and
+Source of sizes and bus factors: NVIDIA's nccl-tests, doc/PERFORMANCE.md; for gather and scatter its gather.cu and
 scatter.cu.
 """
 

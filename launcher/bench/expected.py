@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _PERIOD = 1009
 # Fills buffers before a call. No input has this value, so that a result that was never written is noticed.
 POISON = 125
-# How many values the inputs have: of collectives that only move them (all below POISON), and of those that reduce them.
+# How many different values inputs have: if a collective only moves them (all below POISON), and if it reduces them.
 _MOVED_VALUES = 120
 _REDUCED_VALUES = 4
 

@@ -1,7 +1,7 @@
-"""One rank of `ddp-bench`: measures each collective, dtype and size in the same order as all others; rank 0 prints.
+"""One rank of `ddp-bench`: measures collectives, dtypes and sizes, in one order on all ranks; rank 0 prints.
 
-A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the calls. The
-implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
+A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the number of calls.
+The implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def measure(
 
 
 def ratio(other: Timing, ours: Timing) -> float:
-    """How many times as long the other one takes: the median over rounds, as both of a round saw the same machine."""
+    """The other's time over ours: the median of the rounds' ratios, since in one round both met the same noise."""
     return statistics.median(a / b for a, b in zip(other.rounds, ours.rounds, strict=True))
 
 

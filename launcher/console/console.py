@@ -59,7 +59,7 @@ class LineSplitter:
 
     @property
     def unfinished(self) -> bool:
-        """A line was begun that `feed` has not returned yet, neither as a line nor as a state."""
+        """Whether a line was begun that `feed` has returned neither as a line nor as a state."""
         return bool(self._rest) and b"\r" not in self._rest
 
     def take(self) -> bytes:
@@ -221,7 +221,7 @@ class Console(Observer):
 
     @property
     def backlogged(self) -> bool:
-        """So many bytes wait for a slow reader that nothing more is read from ranks."""
+        """Whether so many bytes wait for a slow reader that nothing more is read from ranks."""
         return self.terminal.backlog >= BACKLOG
 
     @property

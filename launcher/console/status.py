@@ -30,7 +30,7 @@ _STEPS = 10
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
 # The slowest rank is one for which the others wait during at least this fraction of the time.
 _MIN_WAITED = 0.01
-# The slowest rank causes at least this fraction of all waiting: of two equal ranks each causes half, and none is it.
+# The slowest rank causes at least this fraction of all waiting. Two equal ranks cause half each: neither is slowest.
 _MIN_FRACTION = 0.75
 
 
@@ -90,7 +90,7 @@ class Status(Observer):
 
 
 def running_jobs(pid: object = "[0-9]*") -> list[dict[str, Any]]:
-    """`pid`, `target` and `ranks` of every running ddp-launch of this user. pid: only that of this process"""
+    """`pid`, `target` and `ranks` of every running ddp-launch of this user. pid: only the one with this pid"""
     jobs = {}
     for path in glob(f"/proc/{pid}/fd/*"):
         with suppress(OSError, ValueError):  # The file has been closed, or nothing has been written yet.

@@ -146,7 +146,7 @@ class Terminal:
 
     @property
     def broken(self) -> bool:
-        """One of the two can no longer be written to."""
+        """Whether one of the two streams can no longer be written to."""
         return bool(self._errors)
 
     @property

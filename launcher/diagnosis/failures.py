@@ -21,7 +21,7 @@ _PEER_FAILURES = ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 _COLLECTIVES = "collectives.errors."
 # Exceptions of a rank that cannot reach its peers.
 _UNREACHABLE_PEERS = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
-# How messages of `collectives` begin.
+# The beginning of messages of `collectives`.
 _RANK_PREFIX = re.compile(r"^rank \d+: ")
 
 _FULL_SHM = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"

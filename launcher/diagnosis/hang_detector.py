@@ -35,7 +35,7 @@ class ConsoleLike(Protocol):
 
     @property
     def backlogged(self) -> bool:
-        """The launcher reads nothing from ranks, because nothing reads its own output."""
+        """Whether the launcher reads nothing from ranks because its own output is not read."""
 
     def say(self, text: str, quoted: str = "") -> None:
         """Prints a sentence of the launcher, and the text that it quotes."""

@@ -12,7 +12,7 @@ class JobClock:
 
     @property
     def held(self) -> bool:
-        """The clock is stopped now."""
+        """Whether the clock is stopped now."""
         return self._held_at is not None
 
     def at(self, now: float) -> float:

@@ -109,7 +109,7 @@ class Liveness:
         self._active_at = now  # Time of the last activity.
 
     def rank_started(self, rank: int, hello: Message, now: float) -> None:
-        """A rank has started."""
+        """Called when a rank has started."""
         self._missing -= 1
         self._ranks[rank] = RankState(
             rank=rank,
@@ -123,12 +123,12 @@ class Liveness:
         self._progress_at = now
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """A rank has ended."""
+        """Called when a rank has ended."""
         if self._ranks.pop(rank, None) is not None:
             self._progress_at = now
 
     def joining(self, rank: int, waits: bool, now: float) -> None:
-        """A rank begins to wait in `collectives.init`, or no longer waits there."""
+        """Called when a rank begins to wait in `collectives.init`, or no longer waits there."""
         if (state := self._ranks.get(rank)) is not None:
             state.joining = waits
             state.call = INIT if waits else None
@@ -137,14 +137,14 @@ class Liveness:
             self._progress_at = now
 
     def output(self, rank: int, now: float) -> None:
-        """A rank has written something."""
+        """Called when a rank has written something."""
         if (state := self._ranks.get(rank)) is not None:
             state.heard_at = now
             if not state.waits:
                 self._progress_at = now
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        """A rank's agent has sent a heartbeat."""
+        """Called when a rank's agent has sent a heartbeat."""
         state = self._ranks.get(rank)
         if state is None:
             return

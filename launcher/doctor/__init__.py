@@ -1,4 +1,6 @@
-"""`ddp-doctor`: whether this machine, or these hosts, can train, what is wrong and what fixes it; and what ranks do.
+"""`ddp-doctor`: tells whether this machine, or a list of hosts, can train, what is wrong, and what fixes it.
+
+`ddp-doctor calls PID` shows the last collectives of a rank.
 
     checkup    the list of checks, in the order in which they are made and shown
     machine    Python, threads, memory, limits, and `ddp-doctor sweep`; mpi, gpu: a check each
@@ -6,5 +8,5 @@
     findings   what a check has found, as text and as JSON
     probes     asks a question in a process of its own, which may crash or hang
 
-A check gathers facts, which depend on the machine, and judges them, which does not.
+A check first gathers facts of the machine. Then a function judges the facts, without looking at the machine.
 """

@@ -94,7 +94,7 @@ def _parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Runs the command; returns its exit code."""
     # SIGTERM raises SystemExit, so that a check ends the processes that it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 def evaluate_python(
     python: tuple[int, ...], system: str, packages: Mapping[str, str], kernels: Answer
 ) -> Iterator[Finding]:
-    """system: "Linux x86_64"; packages: the version of each of `NEEDED`, "" where it is not installed
+    """Judges Python and its packages. system: "Linux x86_64"; packages: the versions of `NEEDED`, "" if not installed
 
     kernels: of `probes.kernels`
     """
@@ -101,13 +101,16 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLI
 
 
 def quota(**places: str) -> float | None:
-    """How many cores the control groups let this process use at a time; None: all. places: as `control_group` takes"""
+    """How many cores the control groups let this process use at a time; None: all. places: as for `control_group`"""
     quotas = (text.split() for text in control_group("cpu.max", **places))
     return min((int(time) / int(period) for time, period in quotas if time != "max"), default=None)
 
 
 def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
-    """cores: that this process may use; machine: cores of the machine; chosen: those of `_VARIABLES` that are set"""
+    """Judges the number of threads of a rank.
+
+    cores: that this process may use; machine: cores of the machine; chosen: those of `_VARIABLES` that are set
+    """
     text = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
     limit = cores
     if quota is not None and quota < cores:
@@ -130,7 +133,7 @@ def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapp
 
 
 def evaluate_blas(answer: Answer) -> Iterator[Finding]:
-    """answer: of `probes.blas`"""
+    """Judges NumPy's BLAS. answer: of `probes.blas`"""
     fix = install("--force-reinstall", "numpy", "ml_dtypes")
     if answer.missing:
         return  # the check of Python reports the missing package
@@ -166,7 +169,7 @@ _MIN_MEMORY = 512 * _MIB
 
 
 def memory_limit(**places: str) -> int | None:
-    """Bytes that control groups let this process still take; None: no limit. places: as `control_group` takes"""
+    """Bytes that control groups let this process still take; None: no limit. places: as for `control_group`"""
     limits = control_group("memory.max", **places)
     used = control_group("memory.current", **places)
     free = [int(limit) - int(now) for limit, now in zip(limits, used, strict=False) if limit.strip() != "max"]
@@ -181,7 +184,9 @@ def evaluate_memory(
     missing: tuple[str, str] | None,
     stale: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Memory in bytes. total, available: of the machine; limit: what the control group leaves; shm_free: in /dev/shm.
+    """Judges memory, in bytes.
+
+    total, available: of the machine; limit: what the control group leaves; shm_free: free in /dev/shm
 
     missing: why MPICH cannot have as much of /dev/shm as it needs, and a fix; None if it can
     stale: the number of files of killed MPI jobs in /dev/shm, and their bytes
@@ -210,7 +215,7 @@ def evaluate_memory(
 
 
 def evaluate_sharing(answer: Answer) -> Iterator[Finding]:
-    """answer: of `probes.shared_memory`"""
+    """Judges whether ranks can share memory. answer: of `probes.shared_memory`"""
     slower = "ranks of a machine send through their MPI instead, which is slower"
     if answer.missing:
         return  # the check of Python reports the missing package
@@ -245,13 +250,13 @@ def sweep(folder: str = SHM) -> int:
 
 # -- limits of the system
 
-# Fewer open files (ulimit -n), and less disk for temporary files (bytes), are warnings.
+# Fewer open files than this (ulimit -n), or less disk for temporary files (bytes), is a warning.
 _MIN_FILES = 256
 _MIN_DISK = 100 * _MIB
 
 
 def evaluate_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
-    """files: how many this process may have open, -1: unlimited
+    """Judges limits of the system. files: how many this process may have open, -1: unlimited
 
     free: bytes left for temporary files in `folder`; None: no file can be made there
     """

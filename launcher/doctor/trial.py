@@ -25,7 +25,7 @@ TIMED = Settings(collectives=("all_reduce",), place="in", minbytes=16, maxbytes=
 
 
 def main(argv: Sequence[str]) -> None:
-    """argv: the backend, and the seconds after which this rank ends in any case"""
+    """Runs one rank. argv: the backend, and the seconds after which the rank ends in any case"""
     backend, limit = argv
     faulthandler.dump_traceback_later(float(limit), exit=True)  # the launcher may have been killed
     comm = init(backend, timeout=float(limit) / 2)

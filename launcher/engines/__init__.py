@@ -58,7 +58,7 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
 
 
 def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
-    """The engine for a job. job: of `resolve_size`
+    """The engine for a job. job: as `resolve_size` returned it
 
     Raises: UsageError if there is none, if the one asked for cannot be used, or if it does not fit this Python's MPI.
     """

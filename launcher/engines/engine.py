@@ -61,7 +61,7 @@ class Engine(ABC):
 
     #: `--engine auto` tries engines with lower numbers first.
     priority: ClassVar[int] = 50
-    #: The variable by which a user has it reach hosts through another program than ssh; "": there is none.
+    #: The variable by which the user names the program that reaches other hosts, in place of ssh; "": there is none.
     shell_variable: ClassVar[str] = ""
     #: It fills hosts in their order, so the launcher knows how many ranks each has.
     fills_in_order: ClassVar[bool] = True

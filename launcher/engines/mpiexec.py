@@ -25,7 +25,7 @@ _CANDIDATES = {
 }
 # Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share theirs, and may be exchanged.
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
-# How the variables begin by which an outer engine describes the rank that has started ddp-launch.
+# Prefixes of the variables by which an outer engine describes the rank that has started ddp-launch.
 _OUTER_MPI = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
 # The variables by which torchrun, or this launcher, describes the rank that has started ddp-launch.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)

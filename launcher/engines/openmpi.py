@@ -16,7 +16,7 @@ _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm
 # Variable with the folder for its files. By default that is /tmp/ompi.PID, and if an Open MPI that was killed has left
 # files there, a later one with that pid fails.
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
-# How variables begin that describe a host or a terminal; they are not forwarded to other hosts.
+# Prefixes of variables that describe a host or a terminal, and are not forwarded to other hosts.
 _OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
 # Prefixes of Open MPI's own variables, which it forwards itself.
 _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
@@ -57,7 +57,7 @@ class OpenMpiEngine(MpiexecEngine):
         # It does not start without HOME. The launcher decides what happens to the other ranks after one has ended.
         settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
-            # The settings come from another job, on one host, of which a rank has started this launcher.
+            # The settings come from another job on one host: one of its ranks has started this launcher.
             environ = {name: value for name, value in environ.items() if name not in _FAST}
         if not self.remote_hosts:
             # On other hosts the folder would not be removed, and networks may be faster than TCP.

@@ -21,7 +21,7 @@ _EARLY_EXIT_LIMIT = 1.0
 
 
 def authenticate(attempt: Attempt, fileno: int) -> None:
-    """Handles an event of the listener. An agent that has authenticated itself is one rank more."""
+    """Handles an event of the listener. If an agent has authenticated itself, its rank joins the attempt."""
     authenticated = attempt.listener.serve(fileno)
     if authenticated is None:
         return
@@ -48,7 +48,7 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
 
 
 def receive(attempt: Attempt, process: RankProcess) -> None:
-    """An agent has sent something, or closed its connection."""
+    """Called when an agent has sent something, or has closed its connection."""
     process.channel.flush()
     try:
         messages = process.channel.receive()
@@ -127,7 +127,7 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
 
 
 def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> None:
-    """A rank has begun to wait in `collectives.init`, for `limit` seconds at most, or no longer waits: None."""
+    """Called when a rank begins to wait in `collectives.init`. limit: for how long (s); None: it has ended waiting"""
     process.joining = limit
     process.joined = process.joined or limit is None
     attempt.observers.joining(process.rank, limit is not None)
@@ -139,7 +139,7 @@ def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> 
 
 
 def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> None:
-    """A rank has entered or left a debugger. All time limits are suspended while any rank is in one."""
+    """Called when a rank enters or leaves a debugger. While any rank is in one, all time limits are suspended."""
     before = attempt.ranks.debugging()
     process.debugging = debugging
     after = attempt.ranks.debugging()
@@ -155,7 +155,7 @@ def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> N
 
 
 def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
-    """Handles the end of a rank, which is a failure if its status is, or if others wait for it."""
+    """Handles the end of a rank. It is a failure if its status says so, or if other ranks wait for this rank."""
     _set_debugging(attempt, process, False)
     process.status = int(message["end"])
     attempt.observers.rank_ended(process.rank, process.status)
@@ -183,7 +183,7 @@ def _check_for_missed_ranks(attempt: Attempt) -> None:
 
 
 def _handle_exit(attempt: Attempt, process: RankProcess, failure: RankFailed) -> None:
-    """A rank ends with another code than 0: a failure, unless it is STOPPED."""
+    """Handles a rank that ends with a code other than 0: this is a failure, unless the code is STOPPED."""
     if failure.status != STOPPED:
         attempt.fail(failure)
         return

@@ -157,7 +157,7 @@ class Attempt:
         self.stop = self._stop()
 
     def _stop(self) -> Stop | None:
-        """How the ranks stopped, if they did so as they were asked to, and the report should say it."""
+        """How the ranks stopped; None if they did not stop as they were asked to, or the report should not say it."""
         stop = self.ranks.stop()
         if stop is None or self.failures or self.resized:
             return None
@@ -169,7 +169,7 @@ class Attempt:
 
     @property
     def resized(self) -> bool:
-        """All ranks have saved their state for a next start with another number of ranks."""
+        """Whether all ranks have saved their state for a next start with another number of ranks."""
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def unreachable_ranks(self) -> frozenset[int]:
@@ -177,7 +177,7 @@ class Attempt:
         # If ssh has named a host, ranks of other hosts may only be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
         on_host = ranks_on(self.job.hosts, self.job.size, host)
-        # All ranks have been killed: of those that are not over, no answer came.
+        # All ranks have been killed. The agents of those that are not over have not answered.
         lost = {rank for rank, process in self.ranks.items() if process.disconnected or not process.over}
         return on_host or frozenset({*lost, *self.ranks.missing()})
 
@@ -189,7 +189,7 @@ class Attempt:
 
     @property
     def slots(self) -> list[str]:
-        """The memory on other hosts from which a restart can go on, if the agents there stay."""
+        """The slots on other hosts whose state a restart can load, if the agents there stay."""
         return self.ranks.slots() if self.failures or self.resized else []
 
     def close(self, memory: StateMemory | None = None) -> None:
@@ -327,7 +327,7 @@ class Attempt:
     def _event_handlers(self) -> dict[int, tuple[int, Callable[[], None]]]:
         """By file descriptor: the events to wait for, and the function to call.
 
-        Called in this order, so that the output of ranks is read before the end of their engine.
+        The functions are called in this order, so that the output of ranks is read before the end of their engine.
         """
         table: dict[int, tuple[int, Callable[[], None]]] = {}
         reading = 0 if self.console.backlogged else select.POLLIN
@@ -454,7 +454,7 @@ class Attempt:
                 self._kill(limit=0.0)
 
     def _postpone(self, number: int) -> None:
-        """Ends the job as soon as the next ranks have loaded its state: now it may be in memory alone."""
+        """Ends the job as soon as the next ranks have loaded its state: until then it may exist in memory only."""
         self.resizing.postponed = number
         self._signalled_at = self.now
         text = "ending the job when its new ranks have their state"
@@ -469,7 +469,7 @@ class Attempt:
         self._skip_stopped_time(seconds)
 
     def _skip_stopped_time(self, seconds: float) -> None:
-        """Leaves the time out of all time limits in which this process was stopped, and continues the ranks."""
+        """Leaves the time in which this process was stopped out of all time limits, and continues the ranks."""
         self.clock.skip(seconds)
         self.observers.resumed(seconds)
         self.ranks.send({"suspend": False})

@@ -65,7 +65,7 @@ class StateMemory:
 
     @property
     def variable(self) -> str:
-        """What ranks find in their environment, "" where the system grants no memory, or too few open files."""
+        """The value for the environment of ranks; "" if the system grants no memory, or too few open files."""
         if not self._fds:
             return ""
         slots = [f"{os.getpid()}/fd/{fd}" for fd in self._fds]
@@ -132,7 +132,7 @@ def master_address(environ: Mapping[str, str], host: str, port: object) -> dict[
     >>> master_address({"MASTER_PORT": "29500"}, "127.0.0.1", 20417)
     {'MASTER_ADDR': '127.0.0.1'}
     """
-    # A launcher inside a rank of another job finds that job's variables, at whose port that job's rank 0 listens.
+    # In a rank of another job the variables are that job's, whose rank 0 uses this port: they are not kept.
     user_variables = () if AGENT in environ else environ
     variables = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     return {name: value for name, value in variables.items() if name not in user_variables}

@@ -27,14 +27,14 @@ class RankProcess:
         self.threads = str(hello.get("threads", ""))  # Its OMP_NUM_THREADS.
         # The memory for the state of a rank on another host, as in `collectives.world.STATE_MEMORY`.
         self.slots: list[str] = hello.get("slots", [])
-        self.held = False  # Its state has been copied to memory, as that of all ranks.
-        # While the rank waits in `collectives.init` for the others: for how long it does at most (s).
+        self.held = False  # It has reported that the state of all ranks is in memory.
+        # For how long the rank waits in `collectives.init` for the others at most (s); None while it does not wait.
         self.joining: float | None = None
         self.joined = False  # It has left `collectives.init`.
         self.leaving = False  # It has reported why it ends.
         self.saved = False  # It stops as it was asked to, even if its exit handlers fail.
         self.step: int | None = None  # The step after which it stops as it was asked to.
-        # The most ranks that the loop which it is in can be resized to; 0: any number; None: it is in no such loop.
+        # The most ranks to which its loop can be resized; 0: any number; None: it is in no loop that can be resized.
         self.resizable: int | None = None
         self.resizing = False  # It has left that loop, and saved its state for the ranks of the next start.
         self.status: int | None = None  # Exit code, or minus the signal that killed it.
@@ -46,7 +46,7 @@ class RankProcess:
 
     @property
     def over(self) -> bool:
-        """The rank has ended, or its agent has."""
+        """Whether the rank or its agent has ended."""
         return self.lost or self.status is not None
 
 
@@ -59,28 +59,28 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def complete(self) -> bool:
-        """The agents of all ranks have connected."""
+        """Whether the agents of all ranks have connected."""
         return len(self) == self.n
 
     @property
     def over(self) -> bool:
-        """All connected ranks have ended."""
+        """Whether all connected ranks have ended."""
         return all(process.over for process in self.values())
 
     @property
     def saved(self) -> bool:
-        """All ranks have stopped as they were asked to. A failure after that loses nothing."""
+        """Whether all ranks have stopped as they were asked to. A failure after that loses nothing."""
         return self.complete and all(process.saved for process in self.values())
 
     @property
     def max_ranks(self) -> float | None:
-        """The most ranks that the job can be resized to. None: not all ranks are in a loop in which it can be"""
+        """The most ranks to which the job can be resized. None: not all ranks are in a loop that can be resized"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
     @property
     def held(self) -> bool:
-        """The state of all ranks has been copied to memory."""
+        """Whether the state of all ranks has been copied to memory."""
         return self.complete and all(process.held for process in self.values())
 
     def slots(self) -> list[str]:
@@ -101,7 +101,7 @@ class RankTable(dict[int, RankProcess]):
         return frozenset(rank for rank, process in self.items() if process.debugging and not process.over)
 
     def joining(self) -> dict[int, float]:
-        """The ranks that wait in `collectives.init`, each with the longest time that it does so (s)."""
+        """The ranks that wait in `collectives.init`, each with the time limit of its wait (s)."""
         return {
             rank: process.joining
             for rank, process in sorted(self.items())
@@ -120,13 +120,13 @@ class RankTable(dict[int, RankProcess]):
         return f"{name_ranks(late)} did not come to collectives.init() within {limit:g} s, where {names} waited"
 
     def stop(self) -> Stop | None:
-        """How the ranks stopped, if they did so as they were asked to."""
+        """How the ranks stopped; None if no rank has stopped as it was asked to."""
         steps = [process.step for process in self.values() if process.step is not None]
         ends = {rank: STOPPED if process.saved else process.status for rank, process in self.items()}
         return stop_of(ends, steps)
 
     def several_hosts(self) -> bool:
-        """The ranks are on more than one host."""
+        """Whether the ranks are on more than one host."""
         return len({process.host for process in self.values()}) > 1
 
     def send(self, message: Message, to: Callable[[RankProcess], bool] = lambda process: not process.over) -> None:

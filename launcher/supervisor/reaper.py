@@ -29,7 +29,7 @@ from launcher.linux import (
     sweep,
 )
 
-# Seconds after which killing what is left is given up.
+# After this long (s) the reaper gives up killing what is left.
 _SWEEP_LIMIT = 3.0
 # Exit code of the engine's process if the engine cannot be started.
 _CANNOT_START = 127

@@ -40,7 +40,7 @@ class Resizing:
 
     requested: the job as the user asked for it; environ: of the launcher; say: prints a sentence for the user
 
-    memory: in which ranks store their state for the next start; hosts: those that the job does without
+    memory: where ranks store their state for the next start; hosts: asks the hosts that the job does without
     listener: a socket that becomes readable when a client connects; None if no client can
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
@@ -138,7 +138,7 @@ class Resizing:
         ranks.send({"resize": True})
 
     def left(self, step: int, now: float) -> None:
-        """A rank has left its loop after `step`, and saved its state for the ranks of the next start."""
+        """Called when a rank has left its loop after `step`, and saved its state for the ranks of the next start."""
         if self.since is None:
             self.step = step
             self.since = now
@@ -155,7 +155,7 @@ class Resizing:
         return self.before
 
     def loaded(self, now: float) -> int:
-        """All ranks have begun their loop, and have loaded the state: answers the client. now: s, job clock
+        """Called when all ranks have loaded the state and begun their loop. Answers the client. now: s, job clock
 
         Returns: the number of the signal that ends the job now; 0: none
         """
@@ -181,7 +181,7 @@ class Resizing:
         self.failure = ""
 
     def close(self) -> None:
-        """The job has ended."""
+        """Called when the job has ended: answers the client, and closes everything."""
         self.answer("the job ended before it could have another number of ranks")
         self.hosts.close()
         if self.listener is not None:

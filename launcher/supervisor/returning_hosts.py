@@ -103,11 +103,11 @@ class ReturningHosts:
         return int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
 
     def failed(self) -> None:
-        """The ranks on the hosts that had answered have failed: hosts are asked less often."""
+        """Called when the ranks on the hosts that had answered have failed: hosts are asked less often."""
         self.interval = min(2 * self.interval, _LONGEST)
 
     def succeeded(self) -> None:
-        """The ranks on the hosts that had answered train."""
+        """Called when the ranks on the hosts that had answered train: hosts are asked every second again."""
         self.interval = _INTERVAL
 
     def close(self) -> None:

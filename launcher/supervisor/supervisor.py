@@ -75,7 +75,7 @@ def _print(text: str) -> None:
 
 
 class _Supervisor:
-    """Runs all attempts of one job. requested: the job that the user asked for; job: the same, of `resolve_size`"""
+    """Runs all attempts of one job. requested: the job that the user asked for; job: what `resolve_size` made of it"""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Supervisor:
             try:
                 attempt.run()
                 if (attempt.ranks.max_ranks or math.inf) < math.inf:
-                    # With micro-batches, bits depend on the number of BLAS threads, and not on that of the ranks.
+                    # With micro-batches the last bits depend on the number of BLAS threads, not on the number of ranks.
                     self.environ.setdefault(THREADS, attempt.ranks[0].threads)
                 resized = self._after_resize()
                 if resized is None:
@@ -246,7 +246,7 @@ class _Supervisor:
         return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
     def _set_job(self, job: Job) -> None:
-        """Sets the job to start next. Of other ranks than before, the console may show others."""
+        """Sets the job to start next. If it has another number of ranks, the console may show others."""
         self.job = job
         self.stdin.rank = job.debug_rank
         self.console.choose(job.ranks, _asking(job))
