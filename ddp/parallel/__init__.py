@@ -23,9 +23,9 @@ gradient. The calls go over a duplicate of `comm` (None: `collectives.init()`). 
 closing `comm` closes it.
 
 Under create_graph the backward of a collective is recorded, so that it has a gradient, too; every rank must run the
-same backwards. Other ranks may wait for a collective from which this rank needs no gradient. It runs in `backward`, and
-in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without create_graph runs only the
-collectives on the way to its inputs.
+same backwards. Other ranks may wait for a collective from which this rank needs no gradient. Such a collective runs in
+`backward`, and in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without create_graph
+runs only the collectives on the way to its inputs.
 """
 
 from ddp.parallel import comm_hooks

@@ -232,7 +232,7 @@ class ConsistencyCheck:
     def compare(self, checksums: np.ndarray[Any, Any]) -> None:
         """Compares the ranks' checksums. Collective if they differ.
 
-        checksums: (size,)
+        checksums: (size,) the checksum of each rank, or NO_CHECKSUM
         Raises: ParallelError on every rank, which names the first parameter that differs, and the ranks.
         """
         ranks = np.flatnonzero(checksums != NO_CHECKSUM)

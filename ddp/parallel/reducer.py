@@ -169,7 +169,7 @@ class Reducer:
         self.exchange.poll()
 
     def end(self) -> None:
-        """Waits for the buckets. Then every grad_buffer holds the mean, or is empty if no rank used the parameter."""
+        """Waits for the buckets. Then each grad_buffer holds the mean, or is empty if no rank used the parameter."""
         if self.micro_batches is not None:
             self.micro_batches.end_backward()
         if not self._reducing:

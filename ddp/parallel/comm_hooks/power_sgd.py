@@ -161,7 +161,7 @@ def _at_least(least: int, value: Any, cls: type) -> bool:
 def _joined(
     shapes: Sequence[tuple[int, ...]], dtype: Any, make: Callable[[int, Any], Array]
 ) -> tuple[Array, list[Array]]:
-    """One array with room for arrays of these shapes, one after the other, and its views of them."""
+    """Makes one array with room for arrays of these shapes, one after the other. Returns it, and its views."""
     whole = make(sum(map(math.prod, shapes)), dtype)
     views = []
     start = 0
