@@ -48,8 +48,8 @@ class Job:
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
     heartbeat_timeout: seconds without a heartbeat of a rank after which it is lost; None: never
     max_restarts: how often a job that failed is started again
-    min_ranks: a restart leaves out lost hosts, of `hosts` or of a Slurm allocation, if the others have slots for this
-    many ranks. Those of `hosts` are used again when they are back. None: a restart needs all hosts
+    min_ranks: a restart does without lost hosts if the others have slots for this many ranks. Lost hosts are used again
+    when they are back, except those of a Slurm allocation. None: a restart needs all hosts
     log_dir: each run makes a folder here, with a log file per rank; None: no log files
     ranks: the ranks whose lines the console shows; None: all
     events: file for the job's events, one JSON object per line; None: no such file

@@ -1,6 +1,6 @@
 """Checks of GPUs: the driver through nvidia-smi, CuPy through a kernel that it runs, NCCL and cuDNN.
 
-A machine without a GPU has no error here: ranks train on the CPU there.
+A missing GPU is no error: ranks train on the CPU then.
 """
 
 from __future__ import annotations

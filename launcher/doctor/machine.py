@@ -85,7 +85,7 @@ def evaluate_python(
 
 
 def python() -> Iterator[Finding]:
-    """Python and the packages of `NEEDED`."""
+    """Checks Python and the packages of `NEEDED`."""
     system = f"{platform.system()} {platform.machine()}"
     packages = {name: version(name) for name in NEEDED}
     return evaluate_python(sys.version_info[:3], system, packages, run_probe("kernels", limit=30.0))
@@ -152,7 +152,7 @@ def evaluate_blas(answer: Answer) -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Cores, how many threads a rank will start on them, and NumPy's BLAS."""
+    """Checks the cores, how many threads a rank will start on them, and NumPy's BLAS."""
     cores = len(os.sched_getaffinity(0))
     chosen = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     yield from evaluate_threads(cores, os.cpu_count() or cores, quota(), chosen)
@@ -229,7 +229,7 @@ def evaluate_sharing(answer: Answer) -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Memory for ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
+    """Checks memory for ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
     fields = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
     total, available = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     free = shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0
@@ -275,7 +275,7 @@ def evaluate_limits(files: int, folder: str, free: int | None) -> Iterator[Findi
 
 
 def limits() -> Iterator[Finding]:
-    """How many files a process may open, and the disk for temporary files."""
+    """Checks how many files a process may open, and the disk for temporary files."""
     folder = os.environ.get("TMPDIR") or "/tmp"
     free = None
     try:
