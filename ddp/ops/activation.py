@@ -12,12 +12,13 @@ from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
 
-# Smooth activations: a curve gives the value and what computes the derivative, which shares intermediate results with
-# it. Backward evaluates it again: keeping the derivative would cost memory beside x, which a second derivative reads.
+# Smooth activations. A curve returns the value and a function that computes the derivative from intermediate results of
+# the value. Backward evaluates the curve again: to keep the derivative would cost memory in addition to x, which second
+# derivatives need in any case.
 
 
 ValueAndDerivative = tuple[Array, Callable[[], Array]]  # z, and a function that computes z'
-Curve = Callable[..., ValueAndDerivative]  # of xp, x and parameters
+Curve = Callable[..., ValueAndDerivative]  # curve(xp, x, **parameters)
 
 
 def _smooth(name: str, curve: Curve) -> Op:
@@ -87,7 +88,7 @@ silu = _smooth("silu", _silu)
 
 # z = x*t, t = tanh(log(1 + e)) = n/(n + 2), n = e*(e + 2), e = e^x;  z' = t + x*(1 - t^2)*e/(1 + e)
 def _mish(xp: Any, x: Array) -> ValueAndDerivative:
-    e = xp.exp(xp.minimum(x, 20))  # from there on t is 1, and e^2 would overflow
+    e = xp.exp(xp.minimum(x, 20))  # from x = 20 on, t is 1, and n may overflow
     n = e * (e + 2)
     t = n / (n + 2)
     return x * t, lambda: t + x * (1 - t * t) * (e / (e + 1))
@@ -193,7 +194,7 @@ prelu = formula_op(
 )
 
 
-# z = x held within [low, high], numbers of its dtype;  dx = g strictly between, and for nan (as PyTorch has it)
+# z = x held within [low, high], numbers of its dtype;  dx = g where low < x < high or x is nan (as in PyTorch), else 0
 hardtanh = formula_op(
     "hardtanh",
     lambda xp, x, low, high: xp.clip(x, low, high),
@@ -202,7 +203,7 @@ hardtanh = formula_op(
 )
 
 
-# z = (x + 3 held within [0, 6])/6;  dx = g/6 strictly between
+# z = (x + 3 held within [0, 6])/6;  dx = g/6 where -3 < x < 3, else 0
 hardsigmoid = unary_op(
     "hardsigmoid",
     lambda xp, x: xp.clip(x + 3, 0, 6) / 6,
@@ -232,12 +233,12 @@ threshold = formula_op(
 )
 
 
-# Elements put to zero at random.
+# Dropout: sets elements to zero at random.
 
 
-# z = x where kept, scaled to the same expectation, else 0;  dx = g treated alike
+# z = x/(1 - p) where kept, so that the expectation stays the same, else 0;  dx = g/(1 - p) where kept, else 0
 def _dropout(xp: Any, x: Array, p: float, shape: Ints, generator: Any) -> ForwardResult:
-    """shape: of what is drawn, which broadcasts over x: whole channels fall where their sizes are 1."""
+    """shape: of the random numbers, which broadcast over x: whole channels are dropped if it is 1 along their axes."""
     keep = generator.random(shape, dtype=xp.float32) >= p
     scale = 1 / (1 - p) if p < 1 else 0.0
     return x * keep * scale, (keep, scale)

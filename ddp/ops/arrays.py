@@ -1,4 +1,4 @@
-"""What formulas on arrays use beside the array module: functions that have forms of their own, dtypes, sums, shapes."""
+"""What formulas use beside the array module: functions with one form per array module, and dtypes, sums, shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 Array = Any
 Ints = tuple[int, ...]  # a shape, axes, lengths
-ForwardResult = tuple[Array, Any]  # of an op: its result, and the residual that its backward reads
+ForwardResult = tuple[Array, Any]  # the result of an op, and the residual that its backward reads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype("float32")
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function by array module: NumPy's, and for every other module the device form."""
+    """The forms of one function by array module. Other modules get the recording or the device form."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
@@ -36,7 +36,7 @@ class _Forms(dict[Any, Callable[..., Any]]):
 class RecordingModule:
     """An array module whose arrays record what is computed with them: see `ddp._tensor.recording`.
 
-    module: that of the arrays in them
+    module: the array module of the arrays inside the recording arrays
     """
 
     def __init__(self, module: Any) -> None:
@@ -44,27 +44,27 @@ class RecordingModule:
 
 
 class ArrayFunction(Protocol[P, R]):
-    """A function whose first argument is the array module, and which may be computed in another way on a device."""
+    """A function whose first argument is the array module, which decides the form that computes it."""
 
     __wrapped__: Callable[..., R]  # the reference
 
     def __call__(self, xp: Any, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def attach_device_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on devices from now on."""
+        """Computes with `form` on a GPU from now on."""
 
     def attach_native_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on NumPy's arrays from now on; what it cannot take it hands on to the reference."""
+        """Computes with `form` on NumPy arrays from now on. It passes cases that it cannot take to the reference."""
 
     def attach_recording_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on recording arrays from now on: where the reference cannot, or is slow."""
+        """Computes with `form` on recording arrays from now on, if the reference cannot take them or is slow."""
 
 
 def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction[P, R]:
-    """Makes a reference an `ArrayFunction`, whose form is looked up by the array module.
+    """Makes an `ArrayFunction` of a reference: a call looks up the form for its array module.
 
-    `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the others; without one, the
-    reference runs everywhere.
+    `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the other forms. Where no form is
+    attached, the reference runs.
     """
     forms = _Forms({np: reference})
     forms.device = forms.recording = reference
@@ -83,12 +83,12 @@ def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction
 
 @array_function
 def astype(xp: Any, x: Array, dtype: np.dtype[Any]) -> Array:
-    """A copy of x in that dtype."""
+    """A copy of x in `dtype`."""
     return x.astype(dtype)
 
 
 def upcast(x: Any) -> Any:
-    """A bfloat16 array in float32; anything else as it is."""
+    """Converts a bfloat16 array to float32; returns anything else unchanged."""
     return x.astype(_FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
@@ -98,7 +98,7 @@ def compute_dtype(x: Array) -> np.dtype[Any]:
 
 
 def as_float32(*arrays: Array | None) -> list[Any]:
-    """The arrays with 16-bit floats as float32, so that each sum is rounded once; None stays None."""
+    """Converts arrays of 16-bit floats to float32, so that each sum is rounded once; returns the others unchanged."""
     return [x.astype(_FLOAT32) if x is not None and x.dtype.char in _HALVES else x for x in arrays]
 
 
@@ -108,7 +108,7 @@ def shape_of(x: Any) -> Ints:
 
 
 def as_rows(x: Array, axes: int) -> Array:
-    """x as (rows, n), its last `axes` axes taken together."""
+    """Reshapes x to (rows, n): n runs over its last `axes` axes."""
     if axes == 1 and x.ndim == 2:
         return x
     split = x.ndim - axes
@@ -116,9 +116,11 @@ def as_rows(x: Array, axes: int) -> Array:
 
 
 def total(x: Array, axis: Any = None, keepdims: bool = False, *, keep_float32: bool = False) -> Array:
-    """The sum of `x` over `axis`. float16 is added up in float32, and stays so with `keep_float32`; integers in int64.
+    """The sum of `x` over `axis`. Adds up float16 in float32, integers in int64.
 
-    A running sum in float16 stands still at 2048: from there on, adding 1 changes nothing.
+    keep_float32: returns the sum of float16 in float32.
+
+    A running sum of ones in float16 stops at 2048: from there on, adding 1 changes nothing.
     """
     if x.dtype.char != "e":
         return x.sum(axis=axis, keepdims=keepdims, dtype="int64" if x.dtype.kind in "bu" else None)
@@ -127,7 +129,7 @@ def total(x: Array, axis: Any = None, keepdims: bool = False, *, keep_float32: b
 
 
 def unbroadcast(g: Array, shape: Ints) -> Array:
-    """`g` summed over the axes along which something of `shape` was broadcast."""
+    """Sums `g` over the axes along which an array of `shape` was broadcast."""
     if g.shape == shape:
         return g
     extra = g.ndim - len(shape)
@@ -140,22 +142,22 @@ BITS = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
 @array_function
 def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
-    """`g` where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
-    # The bits of g as integers, times 0 or 1: as fast as g * mask, where NumPy's where() is ten times slower because it
-    # branches at every element of a mask without a pattern, and CuPy's makes float32 of bfloat16.
+    """`g` where `mask` (bool), else 0, even if `g` is infinite or nan: the product g * 0 would be nan."""
+    # Multiplies the bits of g, as integers, by 0 or 1. This is as fast as g * mask. NumPy's where() branches at every
+    # element: it is ten times slower for a mask without a pattern. CuPy's where() makes float32 of bfloat16.
     return (g.view(BITS[g.dtype.itemsize]) * mask).view(g.dtype)
 
 
 @array_function
 def sum_of_squares(xp: Any, x: Array) -> Array:
-    """The sum of x*x of a vector."""
-    # The product makes no array of squares.
+    """The sum of the squares of a vector."""
+    # The dot product makes no array of squares.
     result: Array = x.dot(x)
     return result
 
 
 def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
-    """`g`, the gradient of a reduction over `axes` of something of `shape`, with the reduced axes back as ones."""
+    """Reshapes `g`, the gradient of the result of a reduction of `shape` over `axes`: the reduced axes get size 1."""
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

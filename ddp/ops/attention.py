@@ -1,7 +1,7 @@
 """Scaled dot-product attention over a few heads at a time.
 
-Forward keeps the result and one number a query, the logarithm of the sum of its exponentials; backward computes the
-probabilities again from that. Source: Dao et al. 2022, arXiv:2205.14135.
+Forward keeps the result and one number per query, the logarithm of the sum of its exponentials. Backward computes the
+probabilities again from this number. Source: Dao et al. 2022, arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice 
 
 @array_function
 def score_bytes(xp: Any) -> int:
-    """Bytes of scores that exist at a time: on the CPU they stay in cache, a GPU wants few launches."""
+    """Bytes of scores that exist at a time. On the CPU they stay in cache; on a GPU there are more, for few launches."""
     return 512 << 10
 
 
 @array_function
 def dropout_seed(xp: Any, rng: Any) -> Any:
-    """The `seed` from which dropout draws its masks, drawn from a generator."""
+    """Draws the seed of the dropout masks from the generator `rng`."""
     return int(rng.integers(1 << 62))
 
 
 @array_function
 def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
-    """A function that draws which of the next probabilities are kept: bool, of the shape that it is given.
+    """Returns a function shape -> bool array, which draws which of the next probabilities are kept.
 
-    The same seed gives backward the same masks, because it takes the heads in the same order.
+    With the same seed, backward draws the same masks as forward, because both take the heads in the same order.
     """
     generator = xp.random.default_rng(seed)
     return lambda shape: generator.random(shape, dtype=xp.float32) >= p
 
 
 class _Attention:
-    """What forward and backward share: inputs over all leading axes, groups of heads, scores."""
+    """What forward and backward share: the broadcast inputs, the groups of heads, and the scores."""
 
     def __init__(self, xp: Any, inputs: Saved, scale: float, causal: bool) -> None:
         q, k, v, mask = inputs
@@ -56,17 +56,17 @@ class _Attention:
         self.bytes_of_head = q.shape[-2] * k.shape[-2] * self.dtype.itemsize
 
     def broadcast(self, x: Array) -> Array:
-        """x over all leading axes."""
+        """Broadcasts x over all leading axes."""
         return self.xp.broadcast_to(x, (*self.lead, *x.shape[-2:]))
 
     def empty(self, like: Array, last: int) -> Array:
-        """An array of `last` numbers a row, whose axes lie in memory as those of `like`."""
+        """An uninitialized array (*lead, rows of `like`, last): in the memory order of `like`, or C-contiguous."""
         if like.shape[:-2] != self.lead:
             return self.xp.empty((*self.lead, like.shape[-2], last), self.dtype)
         return self.xp.empty_like(like, self.dtype, shape=(*like.shape[:-1], last))
 
     def heads(self) -> Iterator[Heads]:
-        """The indices of as many heads as there is room for scores."""
+        """Yields indices of groups of heads. A group has as many heads as `score_bytes` has room for, at least one."""
         room = score_bytes(self.xp)
         if math.prod(self.lead) * self.bytes_of_head <= room:
             yield (slice(None),) * len(self.lead)
@@ -105,11 +105,11 @@ def _attention(
     for heads in work.heads():
         scores = work.scores(heads)
         top = scores.max(-1, keepdims=True)
-        xp.copyto(top, 0, where=top == -xp.inf)  # a query that may see no key
+        xp.copyto(top, 0, where=top == -xp.inf)  # for a query that sees no key
         scores -= top
         xp.exp(scores, out=scores)
         added = scores.sum(-1, keepdims=True)
-        added += added == 0  # no key seen: the result is 0/1
+        added += added == 0  # for a query that sees no key, the result is 0/1
         sums[heads] = (xp.log(added) + top)[..., 0]
         if keep is not None:
             scores *= keep(scores.shape)

@@ -15,9 +15,9 @@ Index = tuple[Any, ...]
 
 
 def output_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False) -> int:
-    """How many positions a window of `kernel` takes along an axis of length `n`; not positive if it does not fit.
+    """The number of positions of a window along an axis of length `n`; not positive if the window does not fit.
 
-    ceil: the last one may reach beyond the frame, if it starts within the image or the padding before it.
+    ceil: a last position may reach beyond the padding, if it starts within the image or the padding before it.
     """
     rest = n + 2 * padding - dilation * (kernel - 1) - 1
     out = (rest + stride - 1 if ceil else rest) // stride + 1
@@ -25,10 +25,10 @@ def output_size(n: int, kernel: int, stride: int, padding: int, dilation: int, c
 
 
 class Window:
-    """A window of `kernel` that slides over an image; every pair is (along H, along W).
+    """A window of `kernel` that slides over an image; pairs are (along H, along W).
 
-    out: how many positions it takes; as many as fit unless given. elements: of the kernel. is_identity: each position
-    sees one element, and all of them are the image.
+    out: the number of positions; None: as many as fit. elements: the number of elements of the kernel. is_identity:
+    position i sees element i of the image and no other, and there are as many positions as elements.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Window:
         (dh, dw) = dilation
         self.out = out or (output_size(h, kh, sh, ph, dh), output_size(w, kw, sw, pw, dw))
         self.elements = kh * kw
-        # A transposed convolution's image may be larger than what its positions see.
+        # The image of a transposed convolution may be larger than the part of it that the positions see.
         whole = tuple(self.out) == tuple(image)
         self.is_identity = whole and kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
-        """For each kernel element along one axis: the positions where it lies inside the image, and what it sees there.
+        """Yields per kernel element along `axis`: the positions where it is inside the image, and what it sees there.
 
-        positions: the first of them counts as 0; all unless given.
+        positions: only these positions, counted from the first of them; None: all.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
         step = self.stride[axis]
@@ -65,17 +65,18 @@ class Window:
             yield slice(start - first, stop - first), slice(seen, seen + (stop - start) * step, step)
 
     def shifts(self, lines: slice | None = None) -> Iterator[tuple[Index, Index]]:
-        """For each kernel element, in reading order: where in (..., lines, OW) it sees where in (..., H, W)."""
+        """Yields two indices per kernel element: positions in (..., lines, OW), and what they see in (..., H, W)."""
         for (p, rows), (q, columns) in itertools.product(self.along(0, lines), self.along(1)):
             yield (..., p, q), (..., rows, columns)
 
 
-# What each position of the window sees, as columns, and columns added up into images: each is the other's gradient.
+# im2col copies what each position of the window sees to a column. col2im adds columns up to an image. Each of the two
+# is the gradient of the other.
 
 
 @array_function
 def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
-    """What each kernel element sees of x (N, C, H, W) from some lines of positions: (C, KH * KW, N, lines, OW)."""
+    """What each kernel element sees of x (N, C, H, W) at `lines` of the positions: (C, KH * KW, N, lines, OW)."""
     columns = xp.zeros((x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]), x.dtype)
     for element, (position, seen) in enumerate(window.shifts(lines)):
         columns[:, element][position] = x[seen].swapaxes(0, 1)
@@ -84,14 +85,14 @@ def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
 
 @array_function
 def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -> None:
-    """Adds columns to x where `im2col_lines` read them."""
+    """Adds columns to x where `im2col_lines` reads them."""
     for element, (position, seen) in enumerate(window.shifts(lines)):
         x[seen] += columns[:, element][position].swapaxes(0, 1)
 
 
 @array_function
 def patches(xp: Any, x: Array, window: Window) -> Array:
-    """What the window sees of x (N, C, H, W): (N, C * KH * KW, OH * OW)."""
+    """What each position of the window sees of x (N, C, H, W): (N, C * KH * KW, OH * OW)."""
     columns = im2col_lines(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
     return columns.reshape(len(x), x.shape[1] * window.elements, window.out[0] * window.out[1])
 
@@ -131,8 +132,9 @@ def _col2im_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any)
 col2im = Op("col2im", _col2im, _col2im_backward, inputs=("x",))
 
 
-# Convolution as products of filters and columns, a tile of the positions at a time. A tile stays in cache until the
-# product has read it; it is not saved for backward, since unfolding it again is cheaper than reading it from memory.
+# Convolution as products of filters and columns, for a tile of the positions at a time. The columns of a tile stay in
+# cache until the product has read them. They are not saved for backward: copying them from the image again is cheaper
+# than reading them from memory.
 
 
 MIN_POSITIONS = 512  # the fewest positions of a tile: with fewer, reading the filters takes most of the time
@@ -140,12 +142,12 @@ MIN_POSITIONS = 512  # the fewest positions of a tile: with fewer, reading the f
 
 @array_function
 def tile_bytes(xp: Any) -> int:
-    """Bytes of columns, and of what is made of them, to work on at a time: most of an L2 cache."""
+    """Bytes of a tile, its columns and its results: most of an L2 cache."""
     return 512 << 10
 
 
 class Shape(NamedTuple):
-    """What a convolution maps: (n, groups * channels, H, W) to (n, groups * filters, OH, OW)."""
+    """The sizes of a convolution of (n, groups * channels, H, W) to (n, groups * filters, OH, OW)."""
 
     n: int
     groups: int
@@ -155,7 +157,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, n: int, filters: tuple[int, ...], groups: int, window: Window) -> Shape:
-        """filters: the shape (O, C / groups, *kernel), or of a transposed convolution (C, O / groups, *kernel)"""
+        """The sizes, from the shape of filters: (O, C / groups, *kernel), or transposed (C, O / groups, *kernel)."""
         return cls(n, groups, filters[1], filters[0] // groups, window)
 
     @property
@@ -164,7 +166,7 @@ class Shape(NamedTuple):
         return self.channels * self.window.elements
 
     def tiles(self, xp: Any, itemsize: int) -> Iterator[tuple[slice, slice]]:
-        """Samples and lines of positions: some samples with all lines, or some lines of one sample."""
+        """Yields tiles as (samples, lines of positions): some samples with all lines, or some lines of one sample."""
         oh, ow = self.window.out
         positions = max(MIN_POSITIONS, tile_bytes(xp) // (self.groups * (self.length + self.filters) * itemsize + 1))
         samples = max(1, positions // (oh * ow))
@@ -174,22 +176,22 @@ class Shape(NamedTuple):
 
 
 def _positions(x: Array, groups: int, lines: slice) -> Array:
-    """x (N, groups * channels, OH, OW) as (groups, channels, N * lines * OW): a view where N is 1."""
+    """Reshapes `lines` of x (N, groups * channels, OH, OW) to (groups, channels, N * lines * OW): a view if N is 1."""
     (x,) = as_float32(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
     return x.transpose(1, 2, 0, 3, 4).reshape(groups, x.shape[2], -1)
 
 
 def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
-    """(groups, channels * KH * KW, N * lines * OW)"""
+    """The columns of `lines` of the positions: (groups, channels * KH * KW, N * lines * OW)."""
     if shape.window.is_identity:
         return _positions(x, shape.groups, lines)
-    (x,) = as_float32(x)  # NumPy has no product of float16
+    (x,) = as_float32(x)  # NumPy has no fast product of float16
     return im2col_lines(xp, x, shape.window, lines).reshape(shape.groups, shape.length, -1)
 
 
 @array_function
 def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Array:
-    """The convolution of x."""
+    """The convolution of x by the filters w, plus b: (N, O, OH, OW)."""
     n, groups, _, filters, window = shape
     (kernel,) = as_float32(w.reshape(groups, filters, shape.length))
     out = xp.empty((n, groups, filters, *window.out), kernel.dtype)
@@ -209,7 +211,7 @@ def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Arr
 
 @array_function
 def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -> tuple[Array | None, Array | None]:
-    """For g of the result's shape the gradients of the image, if w is given, and of the filters, if x is."""
+    """The gradients of the image, if w is given, and of the filters, if x is given. g: the gradient of the result."""
     n, groups, channels, filters, window = shape
     dx: Any = None
     dw: Any = None
@@ -226,7 +228,7 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or x is not None else ():
         last = _positions(g[tile], groups, lines)
         if kernel is not None:
-            # NumPy's product of a column and a row is slow.
+            # With one filter this is a product of a column and a row, which is slow in NumPy.
             columns = product(xp, kernel, last) if filters > 1 else kernel * last
             columns = columns.reshape(groups * channels, window.elements, -1, lines.stop - lines.start, window.out[1])
             col2im_lines(xp, columns, window, lines, dx[tile])
@@ -237,7 +239,7 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     return None if dx is None else dx.astype(g.dtype, copy=False), dw
 
 
-# Convolution over images and its transpose; one is the other's gradient.
+# Convolution of images, and its transpose: each is the gradient of the other.
 
 
 # z[n,o,p,q] = b[o] + sum_{c,i,j} w[o,c,i,j] * x[n,c,p*s+i*d,q*s+j*d] (x padded with zeros);
@@ -260,7 +262,8 @@ def _conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) 
 conv2d = Op("conv2d", _conv2d, _conv2d_backward, inputs=("x", "w", "b"), saves={"x": ("w",), "w": ("x",), "b": ()})
 
 
-# z = the dx of conv2d at g = x, + b;  dx = conv2d(g, w), dw = the dw of conv2d at x = g, g = x, db = sum g over n, p, q
+# z = b + the dx of conv2d for x as its g;  dx = conv2d(g, w), dw = the dw of conv2d for g as its x and x as its g,
+# db = sum g over n, p, q
 def _conv_transpose2d(
     xp: Any,
     x: Array,
@@ -297,7 +300,8 @@ conv_transpose2d = Op(
 )
 
 
-# dw of the convolution of x that gives z, at dz = g;  dx = the dx of conv2d at w = dz, dg = conv2d(x, dz)
+# z = the dw of a conv2d of x, g the gradient of its result;  with e the gradient of z: dx = the dx of conv2d for w = e,
+# dg = conv2d(x, e)
 def _conv_filters(xp: Any, x: Array, g: Array, shape: Shape) -> tuple[Array, Any]:
     return adjoint(xp, g, None, x, shape)[1], shape
 

@@ -1,8 +1,10 @@
 """Connectionist temporal classification: the probability of all paths that spell a target.
 
-A path goes through the target's labels with a blank before, between and after them, S = 2L + 1 positions, and may skip
-a blank between labels that differ. Two more columns before these stand for the start: the first step is then one like
-the others. Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
+A path goes through S = 2L + 1 positions: the L labels of the target, and a blank before, between and after them. It may
+skip a blank between labels that differ. Arrays have two more columns before the S positions. Paths start in the second
+of these two, so that the first step is like all others.
+
+Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
-    """log P of having arrived at each position, (N, S), and the shares in it of 0, 1 and 2 positions before, (3, N, S).
+    """One step of the paths. Returns log P of being at each position after it, (N, S), and shares in that P, (3, N, S).
 
-    before: (N, S + 2), log P of where paths are before the step; skip: 0 where a path may skip a position, else -inf
+    shares: of the paths that came from the same position, from 1 and from 2 positions before
+    before: (N, S + 2), log P of being at each position before the step; skip: 0 where a path may skip a position, else
+    -inf
     """
     ways = xp.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skip])
     top = ways.max(axis=0)
@@ -25,7 +29,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     shares = xp.exp(ways - top)
     sums = shares.sum(axis=0)
     nowhere = sums == 0
-    sums = xp.where(nowhere, 1, sums)  # the derivative of log 0 would make nan of a gradient of 0
+    sums = xp.where(nowhere, 1, sums)  # log 0 has an infinite derivative: times a gradient of 0 it is nan
     return xp.where(nowhere, -xp.inf, top + xp.log(sums)), shares / sums
 
 
@@ -40,7 +44,7 @@ def _depart(xp: Any, arrived: Array, before: Array, skip: Any) -> Array:
 
 
 # z = -log P, P the sum over paths of prod_t e^x_t,n,label(t);  dx = g*(e^x - share of the paths with label c at t)
-# e^x belongs to the gradient of log_softmax, and changes nothing behind it; it is there because PyTorch has it here.
+# The term e^x cancels in the backward of log_softmax. It is in dx because PyTorch has it there.
 def _ctc_loss(
     xp: Any,
     x: Array,

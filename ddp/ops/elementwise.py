@@ -22,9 +22,10 @@ def formula_op(
     gradients: Mapping[str, Callable[..., Array]],
     saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
 ) -> Op:
-    """An op by formulas: z = value(xp, *inputs, **parameters), where the inputs broadcast.
+    """Makes an op of formulas: z = value(xp, *inputs, **parameters), where the inputs broadcast.
 
-    gradients: of each input, by its name: gradient(xp, g, *saved, **parameters), which is summed to the input's shape.
+    gradients: for the name of each input, a function gradient(xp, g, *saved, **parameters). The op sums its result to
+    the shape of the input.
     """
 
     def forward(xp: Any, *inputs: Any, **parameters: Any) -> ForwardResult:
@@ -75,7 +76,7 @@ sub = Op("sub", _sub, _sub_backward, inputs=("x", "y"))
 
 
 def _joined(function: Callable[[Any, Any], Array], x: Any, y: Any) -> Array:
-    # A number beside float16 counts in float32, as in PyTorch: 65536 is no float16, and 1e-8 is 0 there.
+    # float16 and a number are computed in float32, as in PyTorch: in float16, 65536 is infinite, and 1e-8 is 0.
     if isinstance(y, float | int):
         if x.dtype.char == "e":
             return function(x.astype("float32"), y).astype("float16")
@@ -113,7 +114,7 @@ def _div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
 div = Op("div", _div, _div_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("y", "out")})
 
 
-# z = x/y, to an integer by `rounding`;  nothing flows back: the quotient is flat between its steps
+# z = x/y, rounded to an integer as `rounding` says;  dx = dy = 0, since z is constant between its steps
 def _div_rounded(xp: Any, x: Array, y: Array, rounding: str) -> ForwardResult:
     if rounding == "floor":
         out = xp.floor_divide(x, y)
@@ -172,7 +173,7 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
             dx = where_or_zero(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
         dx = unbroadcast(dx, shapes[0])
     if needs[1]:
-        # At x = 0 the logarithm is -inf, but 0^y is constant for y >= 0.
+        # At x = 0 the logarithm is -inf. PyTorch takes the derivative of 0^y as 0 for y >= 0.
         flat = xp.equal(x, 0) & xp.greater_equal(y, 0)
         dy = unbroadcast(g * out * xp.log(xp.where(flat, xp.ones_like(out), x)), shapes[1])
     return dx, dy
@@ -269,7 +270,7 @@ def _cast_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dtype: Any) ->
 cast = Op("cast", _cast, _cast_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x, in memory of its own, with `last` with channels last;  dx = g
+# z = a copy of x, with channels last in memory if `last`;  dx = g
 def _clone(xp: Any, x: Array, last: bool = False) -> ForwardResult:
     if last:
         out = memory_formats.empty_image(xp, x.shape, x.dtype, True)
@@ -285,7 +286,7 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
 clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x, which was computed of others by comparing them;  dx = g, 0 for the others
+# z = x;  dx = g, 0 for the others, which are in the graph of z: for example, comparisons of them gave x
 def _flat(xp: Any, x: Array, *others: Array) -> ForwardResult:
     return x, [other.shape for other in others]
 
@@ -310,11 +311,11 @@ def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: An
 transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# Steps: functions that are flat almost everywhere, so that nothing flows back, and the fraction between the steps.
+# Step functions, which are flat almost everywhere, so that their gradient is 0; and the fraction between the steps.
 
 
 def signs(xp: Any, x: Array) -> Array:
-    """-1, 0 or 1, and 0 for nan (as PyTorch has it)."""
+    """The sign of each element: -1, 0 or 1; 0 for nan, as in PyTorch."""
     return xp.greater(x, 0).astype(x.dtype) - xp.less(x, 0).astype(x.dtype)
 
 
@@ -333,11 +334,11 @@ round = _step("round", lambda xp, x, decimals: xp.round(x, decimals))
 frac = formula_op("frac", lambda xp, x: x - xp.trunc(x), {"x": lambda xp, g: g})
 
 
-# One of several values, element by element: what is not chosen gets no gradient, not even a nan.
+# Choices of one of several values, element by element. A value that is not chosen gets gradient 0, even if g is nan.
 
 
 def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
-    """The larger or smaller of both. Equal ones get half the gradient each; beside a nan, both get all of it."""
+    """The larger or the smaller of x and y. Where they are equal, each gets g/2; where one is nan, each gets g."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
@@ -353,7 +354,7 @@ def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-# z = max(x, y) and min(x, y), nan beside a nan (gradients as PyTorch has them)
+# z = max(x, y) and min(x, y), nan where one of them is nan (gradients as in PyTorch)
 maximum = _extreme("maximum", lambda x, y: x < y)
 minimum = _extreme("minimum", lambda x, y: x > y)
 
@@ -374,7 +375,7 @@ where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",
 
 
 def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
-    """The extreme of both, of a number and nan the number; x gets g where `first` or y is nan, y elsewhere."""
+    """The extreme of x and y; where one is nan, the other. x gets g where `first` is true or y is nan, y elsewhere."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
@@ -390,7 +391,7 @@ def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> O
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-# Equal ones: x gets the gradient (as PyTorch has it).
+# Where x and y are equal, x gets the gradient (as in PyTorch).
 fmax = _number_extreme("fmax", lambda xp, x, y: xp.greater_equal(x, y))
 fmin = _number_extreme("fmin", lambda xp, x, y: xp.less_equal(x, y))
 

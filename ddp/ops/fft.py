@@ -7,20 +7,20 @@ from typing import Any
 from ddp.ops.arrays import Array, ForwardResult, array_function
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
-# The adjoint of a transform is the inverse direction, with the other normalization.
+# The adjoint of a transform is the transform in the other direction, with the other normalization.
 _ADJOINT = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "ifftn", "irfftn": "rfftn"}
 _NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 @array_function
 def transformed(xp: Any, x: Array, function: str, sizes: Any, axes: Any, norm: str) -> Array:
-    """A transform of numpy.fft."""
+    """Computes the transform `function` of numpy.fft."""
     z = x if function == "rfftn" else xp.ascontiguousarray(x).view(f"c{2 * x.itemsize}")[..., 0]
     z = getattr(xp.fft, function)(z, sizes, axes, norm)
     return z if function == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
 
 
-# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut
+# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut, with the adjoint F'
 def _fft(xp: Any, x: Array, transform: Any) -> ForwardResult:
     return transformed(xp, x, *transform), (x.shape, *transform)
 
@@ -30,7 +30,7 @@ def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     z = transformed(xp, g, _ADJOINT[function], sizes, axes, _NORM[norm])
     if function == "rfftn":
         z = z[..., 0]
-    elif function == "irfftn":  # which took each of these for two
+    elif function == "irfftn":  # irfftn uses each of these twice: as it is, and conjugated
         inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
         index = (*(slice(None),) * (axes[-1] % g.ndim), inner)
         z[index] *= 2

@@ -1,4 +1,4 @@
-"""Norm, clipping and scaling of many gradients at once. A device does each in one launch, without a wait."""
+"""Norm, clipping and scaling of many gradients at once. On a device, each is one launch, without a wait."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ddp.ops.arrays import Array, array_function
 
 @array_function
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
-    """The norm of all gradients as one vector: 0-d, float32, or float64 if one of them is.
+    """The norm of all gradients as one vector: 0-d, float32, or float64 if a gradient is float64.
 
-    root: False leaves out the root, so that the results of several ranks can be added up (of order inf: the maximum)
+    root: False leaves out the root, so that the results of several ranks can be added up (order inf: their maximum is
+    the norm)
     """
     dtype = "float64" if any(g.dtype == "float64" for g in gradients) else "float32"
     flat = [g.astype(dtype, copy=False).reshape(-1) for g in gradients]
@@ -41,7 +42,10 @@ def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
 
 @array_function
 def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
-    """Divides the gradients by `scale`; `found_inf` becomes 1 if one was not finite. Both: one float32 in an array."""
+    """Divides the gradients by `scale`. Sets `found_inf` to 1 if a number in them is not finite.
+
+    scale, found_inf: arrays of one float32
+    """
     for g in gradients:
         if not xp.isfinite(g).all():
             found_inf[...] = 1
@@ -52,9 +56,10 @@ def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array)
 def update_scale(
     xp: Any, scale: Array, good: Array, found_inf: Array, growth: float, backoff: float, interval: int
 ) -> None:
-    """The loss scale after a step: it shrinks if one of `found_inf` is not 0, and grows after `interval` good steps.
+    """Updates the loss scale after a step, and sets `found_inf` to 0.
 
-    `found_inf` is zero afterwards. scale: one float32; good: one int32, the steps since the last change
+    Multiplies `scale` by `backoff` if one of `found_inf` is not 0, and by `growth` after `interval` good steps.
+    scale: one float32; good: one int32, the number of good steps since the last change
     """
     overflowed = bool(found_inf.any())
     found_inf[...] = 0

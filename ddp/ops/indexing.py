@@ -9,9 +9,9 @@ from typing import Any
 from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
-# Indexing: what was read gets its gradient back where it was read, added up where it was read twice.
+# Indexing: backward adds each gradient to the element that was read; an element may be read more than once.
 
-Places = tuple[Any, ...]  # one entry per axis, a mask standing for several: an array, or slice(None)
+Places = tuple[Any, ...]  # one entry per axis, an array or slice(None); a mask is one entry for all of its axes
 
 
 # z = x[index], a view: integers, slices, None and Ellipsis;  dx = g at index, 0 elsewhere
@@ -31,7 +31,7 @@ getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
 
 # z = x, but v at x[step][step]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
 def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> ForwardResult:
-    # within: x itself is written to and returned, which spares an in-place caller two passes over it.
+    # within: writes to x itself and returns it, which spares in-place operations two passes over x.
     out = x if within else x.copy()
     assign(xp, _stepped(out, steps), steps[-1], v)
     return out, (steps, shape_of(v))
@@ -55,7 +55,7 @@ def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
 
 
 def _stepped(x: Array, steps: tuple[Any, ...]) -> Array:
-    """What the last step applies to: `x`, or a view of it."""
+    """Applies all steps except the last. Returns `x`, or a view of it."""
     for step in steps[:-1]:
         x = x[step]
     return x
@@ -82,7 +82,7 @@ index = Op("index", _index, _index_backward, inputs=("x",), supports_bfloat16=Tr
 
 # z[..i..] = x[..index[..i..]..] along axis `dim`;  dx = g added up at index
 def _gather(xp: Any, x: Array, index: Array, dim: int, distinct: bool = False) -> ForwardResult:
-    # distinct: no element is named twice, as when index sorts x.
+    # distinct: index names no element twice, for example because it sorts x.
     flat_index = positions(xp, index, dim, x.shape)
     return x.reshape(-1).take(flat_index), (x.shape, flat_index, distinct or index.shape[dim] == 1)
 
@@ -101,9 +101,10 @@ gather = Op("gather", _gather, _gather_backward, inputs=("x",), supports_bfloat1
 
 
 def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
-    """Where in a flattened array of `shape` lies what `index` names along `dim`, at its own place in the other axes.
+    """The positions, in a flattened array of `shape`, of the elements that `gather` reads with `index` along `dim`.
 
-    A new array of int64 in the shape of `index`, which is not negative and no larger than shape, except along `dim`.
+    index: not negative; its axes except `dim` are no longer than those of `shape`. Returns a new int64 array of its
+    shape.
     """
     flat_index = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
     base: Any = None
@@ -118,7 +119,7 @@ def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
 
 @array_function
 def add_flat(xp: Any, x: Array, flat_index: Array, g: Array) -> Array:
-    """`x`, a vector, with each of `g` added at flat_index, in place if it can be.
+    """Adds each element of `g` to the vector `x` at flat_index, in place if possible, and returns the result.
 
     flat_index: of the shape of g, 0 <= flat_index < len(x)
     """
@@ -128,7 +129,10 @@ def add_flat(xp: Any, x: Array, flat_index: Array, g: Array) -> Array:
 
 
 def flat(places: Places, shape: Ints) -> Array:
-    """The positions in a flattened array of `shape` that one array for each of its axes name; negative ones count."""
+    """The positions in a flattened array of `shape` of the elements at `places`, an index array (int) for each axis.
+
+    Negative indices count from the end.
+    """
     flat_index: Any = 0
     for i, (place, n) in enumerate(zip(places, shape, strict=True)):
         step = place.astype("int64", copy=False)
@@ -137,15 +141,15 @@ def flat(places: Places, shape: Ints) -> Array:
 
 
 def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
-    """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
+    """Zeros of `shape`, with each element of `g` added where x[places] reads it. g: of the shape of x[places]."""
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
-    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask selects each element once at most
+    if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask selects an element at most once
         dx = xp.zeros(shape, g.dtype)
         dx[places] = g
         return dx
     arrays = xp.broadcast_arrays(*[places[i] for i in axes])
     many = arrays[0].ndim
-    # The dimensions of the arrays stand where the arrays stand, or first if a slice lies between them.
+    # In g, the dimensions of the index arrays are at the first array's axis, or first if a slice is between the arrays.
     first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
     rest = [i for i in range(len(shape)) if i not in axes]
     order = [*range(first, first + many), *range(first), *range(first + many, g.ndim)]
@@ -159,9 +163,9 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
 
 
 def add_rows(xp: Any, length: int, row_index: Array, g: Array, out: Array | None = None) -> Array:
-    """(length, D) zeros with each row of `g` (N, D) added at row row_index[i] (N,). 0 <= row_index < length.
+    """Zeros (length, D), with row i of `g` (N, D) added at row row_index[i]. row_index: (N,), 0 <= row_index < length.
 
-    out: memory for the result, if there is some (length, D) of g's dtype in one piece; it may not be used
+    out: memory for the result, (length, D), or None. Used only if it is C-contiguous and has the dtype of the sums
     """
     (rows,) = as_float32(g)
     if out is None or out.dtype != rows.dtype or not out.flags.c_contiguous:
@@ -181,15 +185,16 @@ def _by_element(xp: Any, row_index: Array, g: Array, out: Array) -> None:
 
 @array_function
 def add_rows_into(xp: Any, row_index: Array, g: Array, out: Array) -> None:
-    """Adds each row of `g` (N, D) to out[row_index[i]]. out: (M, D) in one piece."""
-    # add.at goes by elements: 0.47 ms for 2048 rows of 128 into 1000, against 0.30 ms for sorting the rows and adding
-    # each with an odd rank among its equals to the one before it, again and again. Narrow rows are not worth a sort.
+    """Adds row i of `g` (N, D) to out[row_index[i]]. out: (M, D), C-contiguous."""
+    # add.at adds single elements: 0.47 ms for 2048 rows of 128 elements into 1000 rows. The code below takes 0.30 ms:
+    # it sorts the rows by index, and adds each row of odd rank among those of one index to the row before it, until
+    # one row of each index is left. Narrow rows are not worth a sort.
     n, width = g.shape
     if width < 64 or n < 64:
         _by_element(xp, row_index, g, out)
         return
     if len(out) <= 1 << 16:
-        row_index = row_index.astype(xp.uint16)  # sorted by radix
+        row_index = row_index.astype(xp.uint16)  # NumPy sorts 16-bit integers by radix
     order = row_index.argsort(kind="stable")
     row_index = row_index[order]
     first = xp.empty(n, bool)
@@ -210,7 +215,7 @@ def add_rows_into(xp: Any, row_index: Array, g: Array, out: Array) -> None:
     out[row_index[starts]] = sums[starts]
 
 
-# Rows of a table looked up by number; the table's gradient adds up the rows that were looked up.
+# Embedding: looks up rows of a table by number. Backward adds up the gradients of each row of the table.
 
 
 # z = w[index];  dw = g added up at index, divided by how often a row occurs if by_frequency, 0 at padding
@@ -236,13 +241,13 @@ def _embedding_backward(
 embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), grad_out=True)
 
 
-# Writing by index: x with values in some places. What is written over gets no gradient; the values do.
+# Writing by index: x with values written to, or added at, some places. Overwritten elements get a gradient of 0.
 #
-# `within`: x itself is written to and returned, which spares an in-place caller two passes over it.
+# `within`: writes to x itself and returns it, which spares in-place operations two passes over x.
 
 
 def _writing(write: Callable[..., Any]) -> Callable[..., ForwardResult]:
-    """A forward of `write(xp, out, v, ...) -> residual`, on a copy of x or on x itself."""
+    """Makes a forward of `write(xp, out, v, ...) -> residual`: `out` is a copy of x, or x itself."""
 
     def forward(xp: Any, x: Array, v: Any, within: bool = False, **parameters: Any) -> ForwardResult:
         out = x if within else x.copy()
@@ -287,13 +292,13 @@ def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 
 
 def _store(out: Array, flat: Array) -> None:
-    """Copies `flat`, which is `out` as a vector, back into `out`, unless it is a view of it."""
+    """Copies `flat`, which is `out` as a vector, back into `out`, unless `flat` is a view of `out`."""
     if not out.flags.c_contiguous:
         out[...] = flat.reshape(out.shape)
 
 
 def _crop(v: Any, index: Array) -> Any:
-    """The part of `v` that `index` covers; a number as it is."""
+    """The part of `v` that `index` covers; if `v` is a number, `v`."""
     return v[tuple(map(slice, index.shape))] if shape_of(v) else v
 
 
@@ -345,7 +350,7 @@ masked_fill = Op(
 )
 
 
-# What must be true of every number: said at once of NumPy's, and of a GPU's to whoever waits for it next.
+# Checks of all elements of an array. On the CPU they raise at once, for a GPU at the next call that waits for it.
 
 
 @array_function
@@ -357,10 +362,10 @@ def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> Non
 
 @array_function
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
-    """`index` (integers), all of them from `low` to high - 1, where high counts the elements.
+    """Checks that all of `index` (integers) are from `low` to high - 1, and returns it. high: the number of elements.
 
-    On a device: a new int64 array, negative indices counted from the end; a wrong one raises at the next call that
-    waits. message: with {value}, {limit} and {last}. Raises: `error`.
+    On a device it returns a new int64 array, with negative indices counted from the end, and an index out of range
+    raises at the next call that waits. message: a format with {value}, {limit} and {last}. Raises: `error`.
     """
     if (wrong := first_outside(index, low, high)) is not None:
         raise error(message.format(value=wrong, limit=high, last=high - 1))
@@ -381,11 +386,12 @@ def first_outside(index: Array, low: int, high: int) -> int | None:
 def check_targets(
     xp: Any, target: Array, ignored: int, classes: int, error: type[Exception], message: str
 ) -> tuple[Array, Array | None]:
-    """`target` (int64), class numbers from 0 on or `ignored`; and which are not ignored (bool), None for all.
+    """Checks that `target` (int64) has class numbers from 0 to classes - 1, or `ignored`.
 
-    message: with {value}, {limit} and {last}. Raises: `error`; for a device, at the next call that waits for it.
+    Returns: the targets, and a mask (bool) of those that are not ignored, or None if none is ignored.
+    message: a format with {value}, {limit}, {last}. Raises: `error`; for a device, at the next call that waits for it.
     """
-    # Read as unsigned, a negative number is huge: one pass finds both kinds of wrong targets.
+    # Read as unsigned, a negative number is huge: one pass finds targets that are negative or too large.
     if not target.size or (target.view("uint64").max() < classes and not 0 <= ignored < classes):
         return target, None
     keep = target != ignored

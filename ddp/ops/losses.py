@@ -10,8 +10,8 @@ from ddp.ops.arrays import Array, ForwardResult, as_float32, compute_dtype, sum_
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.softmax_ops import exponentials
 
-# Losses of classification. Cross entropy keeps no probabilities: backward makes them again from the logits, which
-# halves what a large vocabulary takes.
+# Losses of classification. Cross entropy keeps no probabilities: backward computes them again from the logits, which
+# halves the memory that a large vocabulary takes.
 
 
 def columns(x: Array) -> Array:
@@ -20,14 +20,15 @@ def columns(x: Array) -> Array:
 
 
 def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
-    """Where the targets are in x.ravel(), and the weight of each sample: an array, or None if all weigh 1.
+    """The positions of the targets in x.ravel(), and the weight of each sample: an array, or None if all are 1.
 
-    x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool like target, None for all.
+    x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool, of the shape of target, False for ignored ones, or
+    None if none is ignored.
     """
     n, count = x.shape[:2]
     inner = x.shape[2] if x.ndim > 2 else 1
     if keep is not None:
-        target = target * keep  # class 0 stands in for what is ignored
+        target = target * keep  # class 0 stands in for ignored targets
     flat_index = target * inner if inner > 1 else target
     flat_index = flat_index + xp.arange(0, n * count * inner, count * inner).reshape(n, 1)
     if inner > 1:
@@ -51,12 +52,12 @@ def sample_gradient(
         g = g * scale
     if weights is not None:
         g = g * weights
-    # Where nothing is kept the mean is nan, and its scale infinite; what was ignored gets 0 all the same.
+    # If no sample is kept, the mean is nan and its scale infinite; ignored samples get 0 even then.
     return g if keep is None else xp.where(keep.reshape(flat_index.shape), g, g.dtype.type(0))
 
 
 def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
-    """The sum or the weighted mean of the losses, and 1 / the sum of the weights."""
+    """The sum or the weighted mean of the losses, and its scale: 1 for the sum, else 1 / the sum of the weights."""
     added_up = losses.sum()
     if reduction == "sum":
         return added_up, 1.0
@@ -81,7 +82,8 @@ def _cross_entropy(
 ) -> ForwardResult:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
 
-    Backward reads `target`, too: nothing else writes to it. float32_loss: the loss is float32, whatever x is
+    Backward reads `target`, too: the caller must not write to it. float32_loss: the loss is float32, whatever the dtype
+    of x
     """
     rows = columns(x)
     shape = target.shape
@@ -117,7 +119,7 @@ def _cross_entropy(
 
 
 def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
-    """The maxima along axis 1, which stays, and the sums of e^(x - maximum). x: (N, C) or (N, C, M)."""
+    """The maxima, and the sums of e^(x - maximum), along axis 1, which gets size 1. x: (N, C) or (N, C, M)."""
     if not x.size:
         empty = xp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype)
         return empty, empty
@@ -125,7 +127,7 @@ def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
 
 
 def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
-    """factor * e^(x - top). x: (N, C) or (N, C, M); top, factor: 1 along axis 1."""
+    """factor * e^(x - top). x: (N, C) or (N, C, M); top, factor: of size 1 along axis 1."""
     e = xp.exp(x - top)
     e *= factor
     return e
@@ -255,7 +257,7 @@ def _binary_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved
     dx = dt = None
     if needs[0]:
         dx = x - t
-        # The smallest denominator, as in PyTorch: at 0 and 1 the derivative is large, not infinite.
+        # The denominator has a minimum, as in PyTorch: at x = 0 and 1 the derivative is large, not infinite.
         dx /= xp.maximum((1 - x) * x, 1e-12 if x.dtype.itemsize > 2 else 6e-8)
         dx *= g
     if needs[1]:
@@ -273,7 +275,7 @@ binary_cross_entropy = Op(
 
 
 # z = (1 - t)*x + c*log(1 + e^-x), c = 1 + (w - 1)*t;  dx = g*(1 - t - c/(1 + e^x)),
-# dt = g*((w - 1)*log(1 + e^-x) - x), w the weight of what is true
+# dt = g*((w - 1)*log(1 + e^-x) - x), w the weight of positive targets
 def _with_logits(xp: Any, x: Array, t: Array, weight: Array | None, reduction: str) -> ForwardResult:
     losses = _softplus(xp, x)
     if weight is not None:
@@ -355,13 +357,14 @@ def _kl_div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": ("t",), "t": ("t", "x")})
 
 
-# Losses of a difference d = x - y: mean squared, absolute, and the two that change over.
+# Losses of a difference d = x - y: squared, absolute, and two that are quadratic near 0 and linear elsewhere.
 #
-# Each is a value and a derivative; both apply the reduction, too, so that no array is made for it.
+# Each is a value, which includes the reduction, and a derivative, which includes the factor g: so neither needs another
+# array.
 
 
 def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:
-    """The losses, their sum or their mean; of none, the mean is nan, as in PyTorch."""
+    """The losses, their sum or their mean. The mean of no losses is nan, as in PyTorch."""
     if reduction == "none":
         return losses
     out = total(losses)
@@ -371,12 +374,12 @@ def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:
 
 
 def unreduced_gradient(g: Array, reduction: str, size: int) -> Array:
-    """The gradient of each loss, as an array that broadcasts to it."""
+    """The gradient of the losses before the reduction, as an array that broadcasts to them."""
     return g / max(size, 1) if reduction == "mean" else g
 
 
 Value = Callable[[Any, Array, float, str], Array]  # the reduced loss of the differences
-Derivative = Callable[[Any, Array, float, Array], Array]  # its derivative, times a gradient
+Derivative = Callable[[Any, Array, float, Array], Array]  # the derivative of the losses, times their gradient
 
 
 def _difference(xp: Any, x: Array, y: Array) -> Array:

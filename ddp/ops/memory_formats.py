@@ -1,7 +1,7 @@
-"""Memory formats: in which order the elements of an image lie, whatever the order of its axes.
+"""Memory formats: the order of an image's elements in memory, which may differ from the order of its axes.
 
-Channels last puts the channels of a pixel side by side, (N, H, W, C) in memory under the shape (N, C, H, W). A GPU's
-matrix units want it so, and it costs nothing to keep: results take the order of what they are made of.
+Channels last puts the channels of a pixel side by side: the shape is (N, C, H, W), the order in memory N, H, W, C. The
+matrix units of a GPU need this order. To keep it costs nothing: results take the order of the arrays they come from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ddp.ops.arrays import Array, array_function
 
 
 class memory_format(enum.Enum):
-    """In which order elements lie in memory; PyTorch's names."""
+    """The order of elements in memory, by PyTorch's names."""
 
     contiguous_format = "contiguous_format"
     channels_last = "channels_last"
@@ -32,7 +32,7 @@ preserve_format = memory_format.preserve_format
 
 
 def is_channels_last(x: Array) -> bool:
-    """Whether x (N, C, H, W) lies densely in the order N, H, W, C. An axis of one element may lie anyhow."""
+    """Whether x (N, C, H, W) is dense in the order N, H, W, C. An axis of one element may have any stride."""
     if x.ndim != 4:
         return False
     step = x.itemsize
@@ -44,7 +44,7 @@ def is_channels_last(x: Array) -> bool:
 
 
 def prefers_channels_last(x: Array) -> bool:
-    """Whether results of x are to lie with channels last: it does, and not in the order of its axes as well."""
+    """Whether results of x are to be channels last: x is channels last, and not also C-contiguous."""
     return x.ndim == 4 and not x.flags.c_contiguous and is_channels_last(x)
 
 
@@ -64,18 +64,18 @@ def inverse(order: tuple[int, ...]) -> list[int]:
 
 
 def empty_in_order(xp: Any, shape: tuple[int, ...], dtype: Any, order: tuple[int, ...]) -> Array:
-    """An array of `shape` whose axes lie in memory in `order`, the outermost first."""
+    """An uninitialized array of `shape` whose axes have this order in memory, the outermost first."""
     return xp.empty([shape[axis] for axis in order], dtype).transpose(inverse(order))
 
 
 def empty_image(xp: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Array:
-    """An array (N, C, H, W), with channels last in memory or not."""
+    """An uninitialized array (N, C, H, W). last: channels last in memory, else C-contiguous."""
     return empty_in_order(xp, shape, dtype, (0, 2, 3, 1)) if last else xp.empty(shape, dtype)
 
 
 @array_function
 def as_format(xp: Any, x: Array, last: bool) -> Array:
-    """x (N, C, H, W) with channels last in memory, or in the order of its axes: itself where it lies so."""
+    """x (N, C, H, W) channels last in memory if `last`, else C-contiguous: x itself if it already is."""
     if not last:
         return xp.ascontiguousarray(x)
     if is_channels_last(x):
@@ -86,5 +86,5 @@ def as_format(xp: Any, x: Array, last: bool) -> Array:
 
 
 def order_of(x: Array) -> tuple[int, ...]:
-    """The axes of x from the one whose elements lie farthest apart to the nearest; of equals the first comes first."""
+    """The axes of x: those of size 1, then by decreasing stride. Axes with equal strides keep their order."""
     return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] != 1 else -math.inf))

@@ -10,19 +10,19 @@ from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float3
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
-# Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers a row, not the
-# normalised input: that would be one more array to keep.
+# Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers per row instead of
+# the normalised input, which would be one more array to keep.
 
 
 def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
-    """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
+    """The dtype of the gradients of weight and bias: that of `parameters`, which may be float32 beside a float16 x."""
     return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
 def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> ForwardResult:
-    """w, b: of the last `axes` axes of x."""
+    """w, b: of the shape of the last `axes` axes of x."""
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)
@@ -39,7 +39,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
 
 
 def row_mean(xp: Any, x: Array) -> Array:
-    """The means of the rows of x, 0 of empty ones. x: (rows, n); returns (rows, 1)."""
+    """The means of the rows of x; 0 if rows are empty. x: (rows, n); returns (rows, 1)."""
     return x.sum(axis=1, keepdims=True) / max(x.shape[1], 1)
 
 
@@ -60,7 +60,7 @@ def _rows_backward(
     weight_dtype: Any,
     needs: Needs,
 ) -> Gradients:
-    """mean, rstd: (rows, 1); mean: None where none was taken off."""
+    """Computes dx, dw and db of layer_norm or, if mean is None, of rms_norm. mean, rstd: (rows, 1)."""
     dtype = g.dtype
     shape = g.shape
     inner = shape[len(shape) - axes :]
@@ -89,7 +89,7 @@ layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w
 # z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes, which hold n elements;
 # with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
 def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> ForwardResult:
-    """w: of the last `axes` axes of x."""
+    """w: of the shape of the last `axes` axes of x."""
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w)
@@ -153,26 +153,26 @@ normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), save
 
 
 # Normalisation over channels: batch_norm, group_norm. A layout says which channels of which samples are normalised
-# together: that is all in which the two differ. Statistics are float64.
+# together; this is the only difference between the two. Statistics are float64.
 
 
 Tell = Callable[[Array, Array, int], None]
 
 
 class ChannelGroups:
-    """Which channels are normalised together: each over all samples, or `groups` of channels for each sample alone.
+    """What is normalised together: a channel of all samples, or one of `groups` groups of channels of a sample.
 
     shape: (N, C, positions), of the input; count: over how many elements a statistic is taken, at least 1
-    members: how many channels share a statistic; channel c of sample n has number (n*C + c) // members of the
-        statistics, counted from the first again where there are fewer
+    members: the number of channels of a sample that share a statistic. Channel c of sample n has the statistic with
+        index (n*C + c) // members, modulo the number of statistics
     """
 
-    collective = False  # whether backward always calls `collect`: it is a collective, and other ranks wait
+    collective = False  # True: `collect` is a collective, and backward always calls it, since other ranks wait
 
     def __init__(self, shape: Ints, groups: int | None = None) -> None:
         samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
         self.members = 1
-        self._view = self.shape  # what is normalised together lies along the first and the last axis
+        self._view = self.shape  # elements that are normalised together lie along the first and the last axis
         if groups is not None:
             self.members = channels // int(groups)  # CuPy's repeat takes no NumPy integer
             self._view = (1, samples * int(groups), self.members * positions)
@@ -183,11 +183,11 @@ class ChannelGroups:
         return moments(xp, x.reshape(self._view))
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """The statistics of sums over positions, which are (N, C)."""
+        """Adds up sums over positions, (N, C), for each statistic."""
         return [array.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for array in sums]
 
     def broadcast(self, xp: Any, statistic: Array) -> Array:
-        """A statistic as what broadcasts against `shape`."""
+        """Reshapes a statistic so that it broadcasts against `shape`."""
         return xp.repeat(statistic, self.members).reshape(-1, self.shape[1], 1)
 
 
@@ -224,7 +224,7 @@ def channel_gradient(
     along: Array,
     across: Array,
 ) -> Array:
-    """rstd*(g*w - along - h*across), h = (x - mean)*rstd. along, across: statistics, of g*w and of g*w*h."""
+    """rstd*(g*w - along - h*across), h = (x - mean)*rstd. along, across: the means of g*w and g*w*h."""
     scale = layout.broadcast(xp, rstd)
     dx = standardize(xp, x, layout.broadcast(xp, mean), scale)
     dx *= layout.broadcast(xp, -rstd * across).astype(x.dtype)
@@ -233,9 +233,9 @@ def channel_gradient(
     return dx
 
 
-# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over what the layout takes together;
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the elements that share a statistic;
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
-# where m and r are given, fixed:  dx = r*g*w
+# for channel_affine, m and r are constants:  dx = r*g*w
 def _forward(
     xp: Any, x: Array, w: Array | None, b: Array | None, layout: ChannelGroups, eps: float, tell: Tell | None
 ) -> ForwardResult:
@@ -292,7 +292,7 @@ def _batch_norm(
 ) -> ForwardResult:
     """x: (N, C, ...); w, b: (C,).
 
-    tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
+    tell: called with the means and the biased variances, (C,), and the number of elements of each.
     layout: None: the samples of x are the whole batch
     """
     return _forward(xp, x, w, b, ChannelGroups(x.shape) if layout is None else layout, eps, tell)
@@ -317,7 +317,7 @@ group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), sa
 def _channel_affine(
     xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
 ) -> ForwardResult:
-    """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
+    """Normalises with given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)

@@ -3,12 +3,12 @@
     forward(xp, *inputs, **parameters) -> (out, residual)
     backward(xp, g, needs, saved, residual) -> one gradient per input
 
-`out` is an array, or a tuple of them; then `g` is a list with a gradient or None for each.
+`out` is an array, or a tuple of arrays. For a tuple, `g` is a list: for each array its gradient, or None.
 
-Inputs are arrays, or Python scalars where a number stands in for one. `needs` says which inputs want a gradient; the
-others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient reads them;
-`residual` is whatever else backward needs. A backward never writes into `g`, `saved` or `residual`: the first may
-belong to somebody else, and the graph may be run again. What it returns may be a view, broadcast or read-only.
+Inputs are arrays, Python scalars, or None for an optional input that is left out. `needs` says which inputs want a
+gradient; the others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient
+reads them; `residual` is whatever else backward needs. A backward never writes into `g`, because other code may use it,
+or into `saved` and `residual`, because the graph may be run again. Its results may be views, broadcast or read-only.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ Gradients = Sequence[Array | None]
 
 _FLOAT32 = np.dtype("float32")
 
-OPS: dict[str, Op] = {}  # every op by name: gradient tests check that they cover all
+OPS: dict[str, Op] = {}  # every op by name: gradient tests check that they cover all ops
 
 
 class Op:
     """One differentiable operation.
 
-    inputs: the names of the array inputs; a single "*xs" takes any number, and saves none of them.
-    saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
-        from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
-    view: the result may share the first input's memory, and no number changes.
-    derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, recorded.
-    reference_residual: of a device form whose backward takes no recording arrays: (xp, residual) -> the reference's.
+    inputs: the names of the array inputs; a single "*xs" stands for any number of inputs, which
+        are not saved.
+    saves: the names of the values that backward reads ("out" is the result). A tuple: every gradient reads all of them.
+        A mapping: from each input to the values that its gradient reads, so that a frozen input costs no memory.
+    view: the op changes no number, and the result may share the memory of the first input.
+    derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
+        recording arrays.
+    reference_residual: of a device form whose backward takes no recording arrays: the function (xp, residual) -> the
+        residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
         gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward
         adds the gradient to its array, and returns the array.
     supports_bfloat16: the forward takes bfloat16; other ops compute it in float32 and round (`Upcast`).
-    backward_supports_bfloat16: the backward takes it, too.
-    reference: the op by its array formulas; this one, unless `ddp._native.register` has attached a native form.
-    device_form: the op as CuPy arrays take it; the reference, unless `ddp._cuda.register` has attached another.
+    backward_supports_bfloat16: the backward takes bfloat16, too.
+    reference: the op with its array formulas; the op itself, unless `ddp._native.register` attached a native form.
+    device_form: the op for CuPy arrays; the reference, unless `ddp._cuda.register` attached another form.
     """
 
     __slots__ = (
@@ -88,9 +91,9 @@ class Op:
     def attach_native_form(
         self, forward: Callable[..., tuple[Array, Any]], backward: Callable[..., Gradients] | None = None
     ) -> None:
-        """Gives NumPy arrays a pair of their own; called by `ddp._native.register` alone.
+        """Attaches a forward and a backward for NumPy arrays. Only `ddp._native.register` calls it.
 
-        A pair that cannot take some case hands it on to `reference`. None: the backward stays the reference's.
+        They pass a case that they cannot take to `reference`. backward: None keeps that of the reference.
         """
         self.reference = copy.copy(self)
         self.reference.reference = self.reference.device_form = self.reference
@@ -108,13 +111,12 @@ class Op:
         grad_out: bool | str | None = None,
         residual: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        """Gives CuPy arrays a pair of their own; called by `ddp._cuda.register` alone.
+        """Attaches a forward and a backward for CuPy arrays. Only `ddp._cuda.register` calls it.
 
-        Both take bfloat16 as it is, in any mix with the other dtypes that the op is given, compute in float32 and round
-        once. A pair that cannot take some case hands it on to `op.upcast.forward`, and its residual to
-        `op.upcast.backward`.
-        grad_out: as for the op, where they differ. residual: `reference_residual`; None for a backward of array
-        formulas.
+        Both take bfloat16 inputs, in any mix with the other dtypes of the op, compute in float32 and round once. They
+        pass a case that they cannot take to `op.upcast.forward`, and its residual to `op.upcast.backward`.
+        grad_out: replaces that of the op; None keeps it. residual: `reference_residual`; None if the backward consists
+        of array formulas, which take recording arrays.
         """
         form = self.device_form = copy.copy(self)
         form.forward = forward
@@ -128,13 +130,13 @@ class Op:
 
     @property
     def upcast(self) -> Upcast:
-        """This op on bfloat16."""
+        """This op for bfloat16 arrays: computed in float32, and rounded."""
         if self._upcast is None:
             self._upcast = Upcast(self)
         return self._upcast
 
     def plan(self, needs: Needs) -> tuple[int | None, ...]:
-        """For each of `saves`: its position among the inputs (len(inputs) is the result), None if nothing reads it."""
+        """For each of `saves`: its position among the inputs (len(inputs) is the result), None if it is not read."""
         positions = self._plans.get(needs)
         if positions is None:
             names = (*self.inputs, "out")
@@ -152,9 +154,9 @@ class Op:
 
 
 class Upcast:
-    """An op on bfloat16: it computes in float32, and what comes out is rounded, forward and backward.
+    """An op for bfloat16 arrays: forward and backward compute in float32, and round their results.
 
-    NumPy and CuPy know bfloat16 as storage: their loops over it are slow, and their products do not take it.
+    NumPy and CuPy can store bfloat16, but their loops over it are slow, and their products do not take it.
     """
 
     grad_out = False
@@ -194,7 +196,7 @@ def _to_bfloat16(xp: Any, x: Any) -> Any:
 def unary_op(
     name: str, value: Callable[[Any, Array], Array], gradient: Callable[[Any, Array, Array], Array], saves: str = "x"
 ) -> Op:
-    """An op of one input: z = value(xp, x), dx = gradient(xp, g, x), or of z where `saves` is "out"."""
+    """An op of one input: z = value(xp, x), dx = gradient(xp, g, x), or gradient(xp, g, z) if `saves` is "out"."""
 
     def forward(xp: Any, x: Array) -> tuple[Array, Any]:
         return value(xp, x), None

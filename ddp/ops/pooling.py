@@ -22,9 +22,9 @@ def _places(xp: Any, window: Window) -> Array:
 
 @array_function
 def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
-    """The maximum of x under each position, and where in H * W it lies (int32): of equals the first, the last nan.
+    """The maximum of x under each position, and its index in H * W (int32): the first of equal ones, the last of nans.
 
-    The lowest number and -1 for a position that sees nothing of x.
+    A position that sees nothing of x gets the lowest number and the index -1.
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
@@ -40,7 +40,7 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
 
 @array_function
 def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
-    """Each of g added up where the maximum lies."""
+    """The gradient of `maxima`: adds each element of g at the index of its maximum. Returns (N, C, H, W)."""
     dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     places = _places(xp, window)
     for position, seen in window.shifts():
@@ -61,7 +61,7 @@ def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
 max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",))
 
 
-# z = max of x under the window, and where in (H, W) it lies, as one number;  dx = g there
+# z = max of x under the window, and its index in the flattened (H, W);  dx = g there
 def _max_pool2d_with_indices(xp: Any, x: Array, window: Window) -> tuple[tuple[Array, Array], Any]:
     top, index = maxima(xp, x, window)
     return (top, index.astype("int64")), (index, window)
@@ -77,7 +77,7 @@ max_pool2d_with_indices = Op(
 
 
 def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | None, dtype: Any) -> Any:
-    """What each position's sum is divided by: a number, or an array (OH, OW)."""
+    """The divisor of the sum at each position: a number, or an array (OH, OW)."""
     if override is not None:
         return override
     counts = []
@@ -90,7 +90,7 @@ def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | N
     return (counts[0][:, None] * counts[1]).astype(dtype)
 
 
-# z = sum of x under the window / divisor;  dx = g / divisor at every element of it; along H, then along W
+# z = sum of x under the window / divisor, first along H, then along W;  dx = g / divisor at every element of the window
 def _avg_pool2d(
     xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
 ) -> ForwardResult:
@@ -131,7 +131,7 @@ def _few(window: Window) -> bool:
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
-    """Each position, and what it sees of the image; without dilation."""
+    """Yields two indices per position: of the position, and of the image that it sees. For windows without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
         for position, n, k, s, pad in zip(
@@ -145,11 +145,11 @@ avg_pool2d = Op("avg_pool2d", _avg_pool2d, _avg_pool2d_backward, inputs=("x",))
 
 
 def _bins(n: int, out: int) -> list[slice]:
-    """The windows of an adaptive pooling along an axis: of nearly one length, overlapping unless out divides n."""
+    """The windows of an adaptive pooling along an axis: of nearly equal length. They overlap unless out divides n."""
     return [slice(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
 
 
-# z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (their number)
+# z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (number of these)
 def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
     rows, columns = _bins(x.shape[2], size[0]), _bins(x.shape[3], size[1])
     lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x))
@@ -175,22 +175,22 @@ def _adaptive_avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved,
 adaptive_avg_pool2d = Op("adaptive_avg_pool2d", _adaptive_avg_pool2d, _adaptive_avg_pool2d_backward, inputs=("x",))
 
 
-# Images at another size: along each axis, an element is a mean of one or two of the old ones.
+# Interpolation: along each axis, an output is a weighted mean of one or two inputs.
 #
-# An axis is done at a time, by gathers forward and backward: which outputs read an input is a run of neighbours, so its
-# gradient is a few gathers too, and neither a product by a matrix of mostly zeros (which would spread nan) nor a
-# scatter.
+# One axis is resampled after the other, by gathers in forward and backward. The outputs that read one input are
+# neighbours, so that backward needs only a few gathers. A product with a matrix of mostly zeros would spread nan; a
+# scatter is not needed.
 
 
 class Tap(NamedTuple):
-    """Along an axis: output i reads input `read[i]`, `weight[i]` times; `read` does not decrease. On the host."""
+    """What outputs read along an axis: output i has a term weight[i] * x[read[i]]. `read` is sorted. On the host."""
 
     read: np.ndarray[Any, Any]
-    weight: np.ndarray[Any, Any] | None  # None: each with weight 1
+    weight: np.ndarray[Any, Any] | None  # None: all weights are 1
 
 
 def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, dtype: Any) -> list[Tap]:
-    """Which of `n` elements each of `out` reads. scale: out/n as the caller gave it, None if he gave the size."""
+    """The taps of `out` outputs on `n` inputs. scale: the caller's scale factor; None if the caller gave a size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # as in PyTorch: these sizes ignore the scale factor
     # In PyTorch's precision: rounding decides which input an output at an edge reads.
@@ -249,7 +249,7 @@ def _interpolate(
     xp: Any, x: Array, size: Pair, scales: tuple[float | None, float | None], mode: str, align_corners: bool
 ) -> ForwardResult:
     axes = []
-    for axis in (3, 2):  # lines last: they are copied whole
+    for axis in (3, 2):  # the axis of lines is last: whole lines are copied there
         n = x.shape[axis]
         out = size[axis - 2]
         scale = scales[axis - 2]
@@ -271,7 +271,7 @@ def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: A
 interpolate = Op("interpolate", _interpolate, _interpolate_backward, inputs=("x",))
 
 
-# Frames around the last dimensions: constant, or continued by what lies inside.
+# Padding around the last dimensions: constant, or with values from inside.
 
 Widths = tuple[tuple[int, int], ...]  # (before, after) of every axis
 
@@ -307,7 +307,7 @@ def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slic
 pad = Op("pad", _pad, _pad_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x, continued at its ends along each axis as the mode says;  dx = g inside, plus what the frame repeats of it
+# z = x, padded with its own values as the mode says;  dx = g inside, plus g of the padding at the elements it repeats
 def _continued(xp: Any, x: Array, widths: Widths, mode: str) -> ForwardResult:
     return xp.pad(x, widths, mode=NAMES[mode]), (widths, mode)
 
@@ -345,7 +345,7 @@ def _circular(inner: Array, head: Array, tail: Array, axis: int) -> None:
     inner[along(axis, slice(0, tail.shape[axis]))] += tail
 
 
-NAMES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}  # of the array modules' pad()
+NAMES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}  # modes of np.pad() and cupy.pad()
 RETURNS = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
 
 continued = Op("continued", _continued, _continued_backward, inputs=("x",), supports_bfloat16=True)

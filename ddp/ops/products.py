@@ -49,16 +49,16 @@ def _kept_ones(n: int, dtype: Any) -> Array:
 
 @array_function
 def ones(xp: Any, n: int, dtype: Any) -> Array:
-    """Ones, read-only: multiplying with them adds up."""
+    """A read-only vector of n ones. A product with it is a sum."""
     return _kept_ones(n, dtype) if n <= 1 << 16 else xp.ones(n, dtype)
 
 
 @array_function
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g: (rows, n) over its rows. The result may be written to `out`."""
+    """The sum of g (rows, n) over its rows. The result may be written to `out`."""
     if g.dtype.char == "e":
         return total(g, 0)
-    # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, large and small.
+    # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, for large and small g.
     return xp.matmul(ones(xp, g.shape[0], g.dtype), g, out=out)
 
 
@@ -136,24 +136,23 @@ linear = Op(
 )
 
 
-# Einstein's sums of two factors, as one batched matrix product: labels are what `np.einsum` names by letters.
+# einsum of two factors, as one batched matrix product. Labels are integers that stand for the letters of `np.einsum`.
 
 
 Labels = Ints
 
 
-# Whether several batch axes are merged into one before a product, which copies arrays that are not contiguous. A GPU's
-# batched product takes strided ones.
+# Merging batch axes copies arrays that are not contiguous. A GPU does not need it: its batched product takes strides.
 @array_function
 def merges_batches(xp: Any) -> bool:
-    """Whether several batch axes are multiplied as one."""
+    """Whether `contract` merges several batch axes into one before a product."""
     return True
 
 
 def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
     """The product of x and y, summed over the labels that `of_out` lacks.
 
-    Each of the three names a label once; those that only one factor has are in the result.
+    Each of the three has a label once. A label that only one factor has must be in `of_out`.
     """
     batch = [k for k in of_out if k in of_x and k in of_y]
     rows = [k for k in of_out if k in of_x and k not in of_y]
@@ -190,7 +189,7 @@ einsum = Op("einsum", _einsum, _einsum_backward, inputs=("x", "y"), saves={"x": 
 
 
 def _diagonals(xp: Any, x: Array, labels: Labels) -> Array:
-    """x with labels that stand twice taken once, along the diagonal: a view, axes in order of first appearance."""
+    """The diagonal of x over axes with the same label: a view with one axis per label, in order of first appearance."""
     once = tuple(dict.fromkeys(labels))
     shape = [x.shape[labels.index(k)] for k in once]
     strides = [sum(s for s, k in zip(x.strides, labels, strict=True) if k == label) for label in once]
@@ -210,10 +209,11 @@ def _take_diagonals_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resi
 diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("x",))
 
 
-# A linear layer with its activation, and two of them with one between: what a Transformer's feed-forward part is.
+# A linear layer with its activation, and two linear layers with an activation between: the feed-forward part of a
+# Transformer.
 #
-# On a GPU the activation, its derivative and the bias gradients ride along with the products, and nothing of the hidden
-# width passes through memory more often than it must. Elsewhere these are the separate ops, one after the other.
+# On a GPU, the products compute the activation, its derivative and the bias gradients, too, which saves passes over
+# arrays of the hidden width. Elsewhere these are separate operations, one after the other.
 
 
 ACTIVATIONS = ("relu", "gelu_tanh")
@@ -252,13 +252,13 @@ linear_act = Op(
     _linear_act,
     _linear_act_backward,
     inputs=("x", "w", "b"),
-    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: see `keep_call`
+    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: it makes `keep_call` keep the call
     derived=True,
     grad_out=True,
 )
 
 
-# h = act(x @ w1^T + b1), z = h @ w2^T + b2;  dw2 = g^T @ h, db2 = sum g, with dy = (g @ w2)*act' as above
+# h = act(x @ w1^T + b1), z = h @ w2^T + b2;  dw2 = g^T @ h, db2 = sum g;  dx, dw1 and db1 as above, dy = (g @ w2)*act'
 def _feed_forward(
     xp: Any, x: Array, w1: Array, b1: Array | None, w2: Array, b2: Array | None, activation: str, keep: bool
 ) -> ForwardResult:

@@ -1,9 +1,9 @@
-"""Recurrent layers, one direction of one layer over a whole sequence in one op.
+"""Recurrent layers: one op computes one direction of one layer over a whole sequence.
 
-All time steps are projected in one product before the loop, and the gradients of the weights are one product after it;
-in the loop stays what depends on the step before. Arrays named `hs` and `cs` hold the states in the order in which
-they are computed, the initial one first; what belongs to the input lies in the order of time, and a reversed layer
-walks it through a reversed view.
+One product before the loop projects the inputs of all time steps, and one product after it computes the gradient of a
+weight. Only what depends on the previous step is in the loop. Arrays named `hs` and `cs` hold the states in the order
+in which they are computed, the initial state first. Arrays that belong to the input are in the order of time; a
+reversed layer reads them through a reversed view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _rows(x: Array) -> Array:
 
 
 def _projected(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
-    """x @ w^T + b, in memory of its own. x: (T, N, I), w: (G, I); returns (T, N, G)."""
+    """x @ w^T + b, in new memory. x: (T, N, I), w: (G, I); returns (T, N, G)."""
     out = product(xp, _rows(x), w.T)
     if b is not None:
         out += b
@@ -34,7 +34,7 @@ def _projected(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
 
 
 def _states(xp: Any, steps: int, first: Array) -> Array:
-    """(T + 1, N, H), the first of them filled."""
+    """An array for the states, (T + 1, N, H), with the first state filled in."""
     states = xp.empty((steps + 1, *first.shape), first.dtype)
     states[0] = first
     return states
@@ -46,7 +46,7 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 
 
 def _output_gradients(xp: Any, g: Sequence[Array | None], hs: Array, reverse: bool) -> tuple[Array, Array]:
-    """The gradients of the states of all steps, and that of the last one, both in memory of their own."""
+    """Copies of the gradients of the states of all steps, in the order of computation, and of the last state."""
     step_gradients = _gradient_or_zeros(xp, g[0], hs[1:].shape, g)
     return _in_order(step_gradients, reverse), _gradient_or_zeros(xp, g[1], hs[0].shape, g)
 
@@ -60,9 +60,9 @@ def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Arr
 def _weights(
     xp: Any, needs: Needs, d_in: Array, d_re: Array, x: Array, hs: Array, w: Array, reverse: bool
 ) -> tuple[Array | None, ...]:
-    """dx, dw_ih, dw_hh, db_ih, db_hh, where `needs` says so, from the gradients before the activations.
+    """dx, dw_ih, dw_hh, db_ih, db_hh, or None where `needs` is False, from the gradients before the activations.
 
-    d_in: (T, N, G) in the order of time, at what the input gave; d_re: the same at what the state gave.
+    d_in: (T, N, G) in the order of time, the gradient of w_ih@x + b_ih; d_re: likewise, of w_hh@h + b_hh.
     """
     flat_in, flat_re = _rows(d_in), _rows(d_re)
     dx = product(xp, flat_in, w).reshape(x.shape) if needs[0] else None
@@ -131,7 +131,7 @@ rnn = Op(
 
 
 def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
-    """0.5 for all gates but the third, which has 1. Nothing is copied from the host, so a CUDA graph can contain it."""
+    """(gates * size,): 1 for the third gate, else 0.5. Nothing is copied from the host: CUDA graphs allow this."""
     halves = xp.full(gates * size, 0.5, dtype)
     halves[2 * size : 3 * size] = 1
     return halves
@@ -143,12 +143,12 @@ def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
 # da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
 @array_function
 def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, hs: Array) -> None:
-    """Fills cs: (T + 1, N, H) and hs: (T + 1, N, P) from the first on.
+    """Computes the states from the first ones: fills cs, (T + 1, N, H), and hs, (T + 1, N, P).
 
-    w: (P, 4H); gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which become the activations
+    w: (P, 4H); gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which is replaced by the activations
     """
     size = cs.shape[2]
-    # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
+    # sigmoid(a) = tanh(a/2)/2 + 1/2: so all four gates need one tanh. The weights contain the factor of a/2.
     half = halves(xp, 4, size, gates.dtype)
     rest = 1 - half
     gates *= half
@@ -206,15 +206,15 @@ def lstm_steps_backward(
     dh: Array,
     dc: Array,
 ) -> None:
-    """Writes the gradients of what `lstm_steps` was given as gates to da: (T, N, 4H).
+    """Writes to da, (T, N, 4H), the gradients of the `gates` that `lstm_steps` was given.
 
-    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; with w_hr, what came through later steps is added to them
-    dh, dc: the gradients of the last states, which become those of the first
+    w: (4H, P); step_gradients: (T, N, P), of hs[1:]; with w_hr, the gradients through later steps are added to them
+    gates: the activations; dh, dc: the gradients of the last states, which are replaced by those of the first states
     """
     size = cs.shape[2]
     i, f, u, o = (gates[..., n * size : (n + 1) * size] for n in range(4))
     high = xp.tanh(cs[1:])
-    # The factors of the gates' gradients, for all steps at once; the loop multiplies them in place.
+    # The factors of the gates' gradients, for all steps at once. The loop multiplies them by dc or dm, in place.
     for n, (a, factor) in enumerate(((i, u), (f, cs[:-1]), (None, i), (o, high))):
         part = da[..., n * size : (n + 1) * size]
         if a is None:
@@ -327,7 +327,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
-    # The factors of da for all steps at once: of da_n at r, of dh at z and n.
+    # The factors of da, for all steps at once: that of r is multiplied by da_n, those of z and n by dh.
     de = xp.empty_like(gates)
     turned = _in_order(de, reverse)
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))

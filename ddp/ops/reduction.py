@@ -47,7 +47,7 @@ sum = Op("sum", _sum, _sum_backward, inputs=("x",))
 
 # z = sum of what is not nan;  dx = g where x is not nan
 def _nansum(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
-    there = x == x  # nan alone is unlike itself
+    there = x == x  # only nan differs from itself
     return total(where_or_zero(xp, there, x), dims, keepdim), (there, (x.shape, dims, keepdim))
 
 
@@ -76,7 +76,7 @@ def _mean_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 mean = Op("mean", _mean, _mean_backward, inputs=("x",))
 
 
-# z = max x;  dx = g, shared equally by the elements that equal the maximum, or are nan where it is
+# z = max x;  dx = g, shared equally by the elements that equal the maximum; by the nans if it is nan
 def _amax(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
@@ -84,7 +84,7 @@ def _amax(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, out = saved
     hit = x == unreduce(out, *residual)
-    hit |= x != x  # nan alone is unlike itself
+    hit |= x != x  # only nan differs from itself
     count = hit.sum(axis=residual[1], keepdims=True).astype(x.dtype)
     return (where_or_zero(xp, hit, unreduce(g, *residual) / count),)
 
@@ -92,7 +92,7 @@ def _extreme_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = min x;  dx = g, shared equally by the elements that equal the minimum, or are nan where it is
+# z = min x;  dx = g, shared equally by the elements that equal the minimum; by the nans if it is nan
 def _amin(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
@@ -100,7 +100,8 @@ def _amin(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
 amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = the lower of the two in the middle of all, nan beside a nan;  dx = g, shared equally by the elements that equal it
+# z = the median: of an even number the lower of the middle two, nan if any is nan;  dx = g, shared equally by the
+# elements that equal z
 def _median(xp: Any, x: Array) -> ForwardResult:
     flat = x.reshape(-1)
     out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
@@ -112,7 +113,7 @@ def _median(xp: Any, x: Array) -> ForwardResult:
 median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = x at index along `dim`, where it keeps the dimension and names one element of each line;  dx = g there
+# z = x at index along `dim`, where index has size 1: one element of each line;  dx = g there
 def _select(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
     out = xp.take_along_axis(x, index, axis=dim)
     return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
@@ -128,7 +129,7 @@ def _select_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 select = Op("select", _select, _select_backward, inputs=("x",))
 
 
-# z = product of x;  dx = g*(product of all others), which is right beside zeros too
+# z = product of x;  dx = g*(product of all others), which is correct with zeros, too
 def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     sum_dtype = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
     out = x.prod(axis=dims, keepdims=keepdim, dtype=sum_dtype)
@@ -139,7 +140,7 @@ def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
     dtype = saved[0].dtype
     (dims, keepdim) = residual
     x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
-    # Along one axis, or all of them: that is what there is.
+    # `dims` is one axis, or all axes: there are no other cases.
     others = _others(xp, x, dims[0]) if len(dims) == 1 else _others(xp, x.reshape(-1), 0).reshape(x.shape)
     return ((others * g).astype(dtype, copy=False),)
 
@@ -162,7 +163,7 @@ prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))
 
 @array_function
 def moments(xp: Any, x: Array) -> tuple[Array, Array]:
-    """The means and the biased variances over the first and last axis, in float64, 0 of nothing.
+    """The means and the biased variances over the first and last axis, in float64; 0 if there are no elements.
 
     x: (outer, n, inner); returns two of (n,).
     """
@@ -170,9 +171,9 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
         return xp.zeros(x.shape[1]), xp.zeros(x.shape[1])
     mean = x.mean(axis=(0, 2), dtype="float64")
     if x.dtype != "float64":
-        # float64 holds the squares of every float32, and the sum of equal ones exactly: these have a variance of 0.
+        # float64 holds squares of float32, and the sum of equal ones, exactly: equal elements have a variance of 0.
         return mean, x.var(axis=(0, 2), dtype="float64")
-    # Sums of float64 are rounded, also of equal numbers: the mean of the deviations corrects the mean.
+    # Sums of float64 are rounded, even of equal numbers: the mean of the deviations corrects the mean.
     correction = (x - mean[:, None]).mean(axis=(0, 2))
     mean += xp.where(xp.isfinite(correction), correction, 0)
     return mean, xp.square(x - mean[:, None]).mean(axis=(0, 2))
@@ -181,7 +182,7 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
 @array_function
 def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
     """(x - mean)*rstd in the dtype of x. mean, rstd: float64, broadcast against x."""
-    # In this order nothing overflows. Only x - mean cancels, and the rounding of `near` is corrected below.
+    # In this order nothing overflows. Only x - near can cancel; the last line corrects for the rounding of `near`.
     near = mean.astype(x.dtype)
     out = x - near
     out *= rstd.astype(x.dtype)
@@ -190,7 +191,7 @@ def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
 
 
 # z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c);
-# with root z = sqrt of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0: equal elements have no direction
+# root: z is the square root of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0, which has no derivative
 def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: bool = False) -> ForwardResult:
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
@@ -202,7 +203,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # Without degrees of freedom, the result is nan for one value and infinite for several, as in PyTorch.
+    # Without degrees of freedom, the result is nan for equal values, for a single one too, and else infinite.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:
@@ -263,10 +264,10 @@ def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
         return (xp.sign(x) * xp.where(hit, g / hit.sum(axis=shapes[1], keepdims=True).astype(x.dtype), 0),)
     zero = out == 0
     if p == 2:
-        g, out = as_float32(g, out)  # the quotient may be too large for float16, where the product is not
+        g, out = as_float32(g, out)  # g / out may be too large for float16, though x * g / out is not
         return ((x * xp.where(zero, 0, g / (out + zero))).astype(x.dtype, copy=False),)
     if p < 2:
-        size = xp.where(size == 0, 1, size)  # their gradient is 0; this avoids a negative power of 0
+        size = xp.where(size == 0, 1, size)  # avoids a negative power of 0; sign(x) makes the gradient 0 there
     scale = xp.where(zero, 0, g / (out + zero) ** (p - 1))
     return ((xp.sign(x) * size ** (p - 1) * scale).astype(x.dtype, copy=False),)
 
@@ -306,7 +307,7 @@ cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
 
 
 # z_i = product of x_j, j <= i;  dx_i = sum of g_j*z_j, j >= i, over x_i;
-# beside zeros dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), which divides by nothing
+# if an element is 0: dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), without a division
 def _cumprod(xp: Any, x: Array, dim: int) -> ForwardResult:
     return _round_like(xp.cumprod(x, axis=dim, dtype=_sum_dtype(x)), x), dim
 
@@ -334,20 +335,20 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def running(xp: Any, name: str, x: Array, dim: int) -> Array:
-    """The last place (int64) of the extreme of x_j, j <= i, along `dim`; nan counts as the extreme.
+    """The index (int64) of the extreme of x_j, j <= i, along `dim`: the last of equal ones. nan counts as the extreme.
 
     name: "maximum" or "minimum".
     """
     x = xp.moveaxis(x, dim, 0)
     values = accumulate(xp, name, x)
     hit = x == values
-    hit |= x != x  # nan alone is unlike itself
+    hit |= x != x  # only nan differs from itself
     places = xp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
     index = accumulate(xp, "maximum", xp.where(hit, places, 0))
     return xp.ascontiguousarray(xp.moveaxis(index, 0, dim))
 
 
-# z_i = x at index_i along `dim`, where lines may name an element often;  dx = g, added up there
+# z_i = x at index_i along `dim`, where an element may be chosen more than once;  dx = g, added up there
 def _choose(xp: Any, x: Array, index: Array, dim: int) -> ForwardResult:
     return xp.take_along_axis(x, index, axis=dim), (x.shape, index, dim)
 
@@ -361,9 +362,9 @@ def _choose_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 running_extreme = Op("running_extreme", _choose, _choose_backward, inputs=("x",))
 
 
-# Order: where the sorted, the largest, the different elements are. Indices have no gradient, so nothing here is an op.
+# Sorting, the largest elements, distinct elements, searching. Indices have no gradient, so nothing here is an op.
 #
-# nan counts as larger than every number, in sorting as in searching.
+# nan counts as larger than every number, in sorting and in searching.
 
 
 def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
@@ -371,7 +372,7 @@ def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
     x = upcast(x)
     if not descending:
         return xp.argsort(x, axis=dim, kind="stable")
-    # The last of equal elements comes first in the reverse of an order, so both are reversed.
+    # To reverse an ascending order would reverse equal elements, too. So the input is reversed as well.
     order = xp.flip(xp.argsort(xp.flip(x, dim), axis=dim, kind="stable"), dim)
     return x.shape[dim] - 1 - order
 
@@ -391,15 +392,15 @@ def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) 
 
 
 def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
-    """The index of the k-th smallest element (from 1) along `dim`, which stays with size 1."""
+    """The index of the k-th smallest element (k from 1) along `dim`, which keeps size 1."""
     index = xp.argpartition(upcast(x), k - 1, axis=dim)
     return index[along(dim, slice(k - 1, k))]
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """The different elements, or slices along `dim`, sorted; for each of `x` its number among them; how often each is.
+    """The distinct elements, or slices along `dim`, sorted; the index in them of each of `x`; how often each occurs.
 
-    The last two are None unless asked for. A nan is unlike every other.
+    The last two are None unless `inverse` and `counts` are set. Two nans are distinct.
     """
     results = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
     values, *rest = results if inverse or counts else (results,)
@@ -408,7 +409,7 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
 
 
 def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
-    """As `unique`, of neighbours alone: the first of every run, the number of the run of each, their lengths."""
+    """The runs of equal neighbours: the first element of each, the number of each element's run, the run lengths."""
     rows = x.reshape(-1, 1) if dim is None else xp.moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
     n = rows.shape[0]
     first = xp.ones(n, bool)
@@ -423,7 +424,10 @@ def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
 
 
 def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
-    """Where each of `x` would be put into `rows`, sorted along their last axis: one row for all, or one for each."""
+    """Where to insert each element of `x` into `rows`, which are sorted along the last axis.
+
+    rows: 1-d, for all of x, or with a row for each row of x
+    """
     rows, x = upcast(rows), upcast(x)
     if rows.ndim == 1:
         return xp.asarray(xp.searchsorted(rows, x, side=side))
@@ -437,7 +441,7 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
 
 
 def bincount(xp: Any, x: Array, weights: Array | None, minlength: int) -> Array:
-    """How often each integer from 0 on occurs, or the sum of its weights."""
+    """How often each integer from 0 on occurs in x, or the sum of its weights."""
     if not x.size:
         return xp.zeros(minlength, "int64" if weights is None else weights.dtype)
     return xp.bincount(x, weights=weights, minlength=minlength)

@@ -55,12 +55,12 @@ expand = Op("expand", _expand, _expand_backward, inputs=("x",), view=True)
 
 
 def along(dim: int, *parts: Any) -> tuple[Any, ...]:
-    """The index of `parts` at dimension `dim` and after it, everything before it."""
+    """Makes an index: everything in the dimensions before `dim`, and `parts` from `dim` on."""
     return (slice(None),) * dim + parts
 
 
 def split_slices(dim: int, lengths: Ints) -> list[tuple[slice, ...]]:
-    """The indices of consecutive stretches of these lengths along `dim`."""
+    """Makes the indices of consecutive slices with these lengths along `dim`."""
     start = 0
     indices = []
     for length in lengths:
@@ -76,13 +76,13 @@ def _split(xp: Any, x: Array, dim: int, lengths: Ints) -> ForwardResult:
 
 @array_function
 def cut(xp: Any, x: Array, dim: int, lengths: Ints | None = None) -> list[Array]:
-    """x along `dim` in parts of these lengths; without them slice by slice, which lack that axis."""
+    """Cuts x along `dim` into parts with these lengths. None: into x[i] along `dim`, without that axis."""
     return [x[place] for place in _places_along(dim, lengths, x.shape[dim])]
 
 
 @array_function
 def join(xp: Any, parts: Sequence[Array | None], shape: Ints, dim: int, lengths: Ints | None = None) -> Array:
-    """The array of `shape` that `cut` made these parts of, 0 in place of None."""
+    """Undoes `cut`: joins parts to an array of `shape`. A part that is None becomes zeros."""
     places = _places_along(dim, lengths, len(parts))
     if (whole := _joined(parts, shape, places)) is not None:
         return whole
@@ -97,7 +97,7 @@ def _places_along(dim: int, lengths: Ints | None, count: int) -> Sequence[tuple[
 
 
 def _joined(parts: Any, shape: Ints, places: Sequence[Any]) -> Array | None:
-    """On a GPU, the array of `shape` of which `parts` are the views at `places`, if there is one; else None."""
+    """On a GPU, the array of `shape` that has `parts` as its views at `places`; None if there is no such array."""
     whole = getattr(parts[0], "base", None)
     if whole is None or type(whole) is np.ndarray or whole.size != math.prod(shape) or not whole.flags.c_contiguous:
         return None
@@ -132,7 +132,7 @@ unbind = Op("unbind", _unbind, _unbind_backward, inputs=("x",), view=True)
 
 @array_function
 def zeros_but(xp: Any, g: Array, shape: Ints, view: Callable[[Any, Array], Array]) -> Array:
-    """Zeros of `shape`, with g in the view(xp, array) of them."""
+    """Zeros of `shape`, except that view(xp, zeros) is g."""
     x = xp.zeros(shape, g.dtype)
     view(xp, x)[...] = g
     return x
@@ -189,7 +189,7 @@ def _unfold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 unfold = Op("unfold", _unfold, _unfold_backward, inputs=("x",), view=True)
 
 
-# z = the elements of x at an offset and strides of its own;  dx = g added up where it was read
+# z = the elements of x at the given offset and strides;  dx = g added up where z reads x
 def _as_strided(xp: Any, x: Array, shape: Ints, stride: Ints, offset: int) -> ForwardResult:
     size = x.dtype.itemsize
     start = x.reshape(-1)[offset:]
@@ -209,7 +209,7 @@ def _as_strided_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
 as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), view=True)
 
 
-# Joins and copies in another order: tensors side by side, repeated, mirrored, shifted, cut to a triangle.
+# Copies: arrays side by side, repeated, mirrored, shifted, cut to a triangle.
 
 
 @array_function
@@ -218,7 +218,7 @@ def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
     return xp.concatenate(arrays, axis)
 
 
-# z = [x0 | x1 | ...] along axis `dim`, those of shape (0,) left out;  dxi = its stretch of g
+# z = [x0 | x1 | ...] along axis `dim`, without those of shape (0,);  dxi = the part of g where xi is
 def _cat(xp: Any, *xs: Array, dim: int) -> ForwardResult:
     some = [x for x in xs if x.shape != (0,)]
     return concatenate(xp, some or xs, dim), (dim, [x.shape for x in xs])
@@ -245,7 +245,7 @@ def _stack_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> 
 stack = Op("stack", _stack, _stack_backward, inputs=("*xs",), supports_bfloat16=True)
 
 
-# z = x laid out `times` along each axis (as many as x has);  dx = g summed over the copies
+# z = x repeated times[i] times along each axis i;  dx = g summed over the copies
 def _repeat(xp: Any, x: Array, times: Ints) -> ForwardResult:
     return xp.tile(x, times), (x.shape, times)
 
@@ -271,7 +271,7 @@ def _flip_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dims: Any) -> 
 flip = Op("flip", _flip, _flip_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z[i + shift] = x[i], around the end;  dx[i] = g[i + shift]
+# z[i + shift] = x[i], with indices modulo the length;  dx[i] = g[i + shift]
 def _roll(xp: Any, x: Array, shifts: Ints, dims: Ints) -> ForwardResult:
     return xp.roll(x, shifts, dims), (shifts, dims)
 

@@ -1,4 +1,4 @@
-"""softmax and its logarithms."""
+"""softmax, log_softmax and logsumexp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:
-    """e^(x - top), top, and the sums along `dim`, which stays. top: the maxima along `dim`; x: not of float16."""
+    """e^(x - top), the maxima `top` along `dim`, and the sums of e^(x - top): `dim` keeps size 1. x: not float16."""
     top = x.max(axis=dim, keepdims=True)
     e = xp.exp(x - top)
     return e, top, e.sum(axis=dim, keepdims=True)

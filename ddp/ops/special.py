@@ -1,6 +1,6 @@
 """Transcendental functions, and the error and gamma functions, which NumPy lacks.
 
-Source: M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the start of the inverse); Abramowitz
+Source: M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the first guess of erfinv); Abramowitz
 and Stegun 1964, Handbook of Mathematical Functions, 6.1 to 6.4 (the gamma function and its derivatives).
 """
 
@@ -19,8 +19,8 @@ from ddp.ops.arrays import Array, ForwardResult, array_function, shape_of, unbro
 from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
-# The error function and its kin, which NumPy lacks: the standard library's, element by element, where there are no
-# native kernels. On a GPU they are CUDA's own.
+# The error functions, which NumPy lacks. Where there are no native kernels, the standard library computes them, element
+# by element. On a GPU they are CUDA's.
 
 
 def _by_element(function: Callable[[float], float], x: Array) -> Array:
@@ -35,7 +35,7 @@ def compute_erf(xp: Any, x: Array) -> Array:
 
 @array_function
 def compute_erfc(xp: Any, x: Array) -> Array:
-    """1 - erf(x), to the last digits also where it is small."""
+    """1 - erf(x), accurate also where it is small."""
     return _by_element(math.erfc, x)
 
 
@@ -81,7 +81,7 @@ def compute_erfinv(xp: Any, x: Array) -> Array:
     outer = xp.sqrt(xp.maximum(w, 5)) - 3
     z = p * xp.where(w < 5, _horner(_CENTRAL, xp.minimum(w, 5) - 2.5), _horner(_OUTER, outer))
     for _ in range(3):
-        # Newton's steps: on erf in the middle, on log erfc outside, where it is nearly a parabola.
+        # Newton's steps: on erf in the middle, on log erfc outside, because log erfc is nearly a parabola there.
         tail = compute_erfc(xp, z)
         scale = root(pi) / 2 * xp.exp(z * z)
         z = xp.where(p < 0.5, z - (compute_erf(xp, z) - p) * scale, z + xp.log(tail / (1 - p)) * tail * scale)
@@ -117,14 +117,14 @@ _ZETA = (
 )
 _EULER = 0.5772156649015329
 # Stirling's series of lgamma, of digamma, and of the derivative of that: Bernoulli's numbers B_k/(k*(k - 1)), B_k/k and
-# B_k, k from 10 down to 2 by 2. The first number left out is lost in rounding from 16 on.
+# B_k, k from 10 down to 2 by 2. From z = 16 on, the first term left out is lost in rounding.
 _STIRLING = (1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 _FIRST_DERIVATIVE = (1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 _SECOND_DERIVATIVE = (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
 def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
-    """x in float64, and for Euler's reflection formula: x, or 1 - x where x is not above 0; pi*(x - round(x))."""
+    """x in float64; for Euler's reflection formula x, or 1 - x where x <= 0; and the angle pi*(x - round(x))."""
     y = x.astype("float64")
     return y, xp.where(y > 0, y, 1 - y), pi * (y - xp.rint(y))
 
@@ -132,7 +132,8 @@ def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
 def compute_lgamma(xp: Any, x: Array) -> Array:
     """The logarithm of the absolute value of the gamma function."""
     y, z, angle = _reflect(xp, x)
-    # Below 3.5, at most two steps lead to within 1/2 of 2. No larger numbers are added, since the result may be near 0.
+    # Below 3.5, at most two steps of the recurrence lead to a number within 1/2 of 2. The result may be near 0, so no
+    # larger numbers are added, which would cancel.
     steps = xp.floor(2.5 - z)
     near = z - (2 - steps)
     small = near * (near * _horner(_ZETA, -near) + (1 - _EULER)) + xp.log(xp.where(steps < 0, z - 1, 1))
@@ -256,7 +257,7 @@ standard_gamma = formula_op(
 )
 
 
-# z = log(x/(1 - x)), x held within [eps, 1 - eps];  dx = g/(x*(1 - x)) within, 0 outside, nan without eps
+# z = log(x/(1 - x)), x held within [eps, 1 - eps];  dx = g/(x*(1 - x)) within, else 0; without eps, nan outside [0, 1]
 def _logit(xp: Any, x: Array, eps: float | None) -> Array:
     y = x if eps is None else xp.clip(x, eps, 1 - eps)
     return xp.log(y / (1 - y))
@@ -272,7 +273,7 @@ def _logit_gradient(xp: Any, g: Array, x: Array, eps: float | None) -> Array:
 logit = formula_op("logit", _logit, {"x": _logit_gradient}, ("x",))
 
 
-# z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2), both 0 in the origin
+# z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2), both 0 at the origin
 def _atan2(xp: Any, y: Array, x: Array) -> ForwardResult:
     return xp.arctan2(y, x), (shape_of(y), shape_of(x))
 

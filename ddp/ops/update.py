@@ -13,7 +13,7 @@ TILE = 1 << 15  # elements that the array formulas take at once, so that what on
 
 
 class Pass(NamedTuple):
-    """One function of NumPy's over arrays. inputs, out: registers; an input may be scalar i as -1 - i."""
+    """One call of a function of NumPy. inputs, out: numbers of registers. Input -1 - i stands for scalar i."""
 
     function: str
     inputs: tuple[int, ...]
@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A formula as elementwise passes over numbered registers: the arrays of a row in their order, then scratch."""
+    """A formula as elementwise passes over numbered registers. The first are the arrays of a row, then scratch."""
 
     passes: tuple[Pass, ...]
     registers: int
@@ -30,7 +30,7 @@ class Program(NamedTuple):
 class UpdateRows:
     """Arrays that are updated by one program: each row holds vectors of one length and of one dtype, in one piece.
 
-    addresses: what a native form remembers of them
+    addresses: a cache of the native form, None at first: the addresses and sizes of the arrays
     """
 
     def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:
@@ -40,7 +40,7 @@ class UpdateRows:
 
 @array_function
 def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> None:
-    """Runs the passes over every row, each of them rounded by itself. scalars: of the dtype of the arrays."""
+    """Runs the passes over every row; the result of each pass is rounded. scalars: of the dtype of the arrays."""
     with np.errstate(all="ignore"):  # the loss scaler looks for infinities
         for row in rows.arrays:
             _run_row(xp, program, scalars, row)
