@@ -1,6 +1,6 @@
-"""Kernels for the CPU, `kernels.c` and what it includes: built when the package is installed, if there is a compiler.
+"""Kernels for the CPU, in `kernels.c` and the files that it includes: built at installation, if there is a compiler.
 
-Without them everything runs by the array formulas of `ddp.ops`. `register` gives ops their native forms.
+Without them, the array formulas of `ddp.ops` run. `register` attaches the native forms to ops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ library, missing = load(Path(__file__).parent, "kernels")
 
 
 def _set_thread_pool(kernels: ctypes.CDLL) -> None:
-    """Kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
+    """Makes kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
     set_thread_pool = kernels.set_thread_pool
     products = sys.modules.get("numpy._core._multiarray_umath")  # a private module of NumPy, which may move
     if products is None:
@@ -29,7 +29,7 @@ def _set_thread_pool(kernels: ctypes.CDLL) -> None:
 
 
 def _thread_count_of(blas: ctypes.CDLL) -> Any:
-    """The function of OpenBLAS that says on how many threads it runs; None of another library."""
+    """The function of OpenBLAS that returns its number of threads; None if `blas` is another library."""
     for name in [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]:
         if hasattr(blas, name):
             return getattr(blas, name)
@@ -37,19 +37,20 @@ def _thread_count_of(blas: ctypes.CDLL) -> Any:
 
 
 def blas_threads() -> int | None:
-    """On how many threads NumPy's products run; None where that is not known."""
+    """The number of threads that NumPy's products run on; None if it is unknown."""
     products = sys.modules.get("numpy._core._multiarray_umath")
     count = None if products is None else _thread_count_of(ctypes.CDLL(products.__file__))
     return None if count is None else int(count())
 
 
 def install() -> None:
-    """Gives ops their native forms, if there are any."""
+    """Attaches the native forms to ops, if the kernels could be loaded."""
     global library, missing
     if library is not None:
         try:
             _set_thread_pool(library)
             importlib.import_module("ddp._native.register")
-        except AttributeError as error:  # it looks up every kernel before it attaches one
+        except AttributeError as error:
+            # A kernel is missing. `register` looks up all kernels before it attaches a form.
             library = None
             missing = f"they are older than this source ({error}): install the package again"

@@ -1,13 +1,13 @@
-/* Attention, in blocks of queries and by a product of matrices of its own: no (length, keys) array is ever whole.
+/* Attention in blocks of queries, with a matrix product of its own: there is never a whole (length, keys) array.
  *
  * A part of kernels.c, compiled for float and for double.
  */
 #ifndef QUERIES
-#define QUERIES 64 /* that attention works on at a time */
+#define QUERIES 64 /* queries that attention works on at a time */
 
 /* q (length, depth), k (keys, depth), v (keys, width), z (length, width) for each head; g like z, dq, dk and dv like q, k
- * and v; mask (length, keys). Rows of each of the nine lie `row` elements apart, and its heads where `at` says; the
- * elements of a row adjoin, those of the mask lie `column` apart. masked: 0 for no mask, 1 for bool, 2 for numbers to add */
+ * and v; mask (length, keys). Rows of array i are row[i] elements apart, and its head h begins at at[h][i]. The elements of
+ * a row are adjacent; those of the mask are `column` apart. masked: 0 for no mask, 1 for bool, 2 for numbers to add */
 enum { Q, K, V, Z, G, DQ, DK, DV, MASK, ARRAYS };
 
 typedef struct {
@@ -19,11 +19,11 @@ typedef struct {
 #endif
 
 #define MR 8                            /* rows of a block of the product: its sums stay in registers */
-#define NR (VECTOR / (int)sizeof(REAL)) /* columns: one vector */
+#define NR (VECTOR / (int)sizeof(REAL)) /* columns of the block: one vector */
 
 typedef REAL NAME(line) __attribute__((vector_size(VECTOR), aligned(sizeof(REAL)), may_alias));
 
-/* `rows` rows (a constant) and one vector of columns of the product. */
+/* Computes `rows` rows (a constant) and one vector of columns of the product. */
 INLINE void NAME(block)(int rows, size depth, const REAL *a, size a_row, size a_column, const REAL *b, size b_row,
                         REAL *c, size c_row, int add)
 {
@@ -39,7 +39,7 @@ INLINE void NAME(block)(int rows, size depth, const REAL *a, size a_row, size a_
     for (int r = 0; r < rows; r++) *(NAME(line) *)(c + r * c_row) = sums[r];
 }
 
-/* c = a @ b, or c += a @ b. a: (rows, depth) at any strides, b: (depth, columns), c: (rows, columns) */
+/* c = a @ b, or c += a @ b. a: (rows, depth) with any strides, b: (depth, columns), c: (rows, columns) */
 static void NAME(product)(size rows, size columns, size depth, const REAL *restrict a, size a_row, size a_column,
                           const REAL *restrict b, size b_row, REAL *restrict c, size c_row, int add)
 {
@@ -68,7 +68,7 @@ static void NAME(transpose)(size rows, size columns, const REAL *restrict x, siz
     }
 }
 
-/* Masks n scores of a query. */
+/* Applies the mask to n scores of a query. */
 static inline void NAME(hide)(const attention_shape *s, const void *mask, size at, size n, REAL *score)
 {
     if (s->masked == 1)
@@ -78,7 +78,7 @@ static inline void NAME(hide)(const attention_shape *s, const void *mask, size a
 }
 
 /* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);
- * scratch: for each of `threads` (depth + QUERIES)*(keys rounded up to whole vectors) */
+ * scratch: per thread, (depth + QUERIES)*(keys rounded up to whole vectors) numbers */
 void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, const void *mask, REAL *z,
                      REAL *sums, REAL *scratch, int threads)
 {
@@ -112,7 +112,7 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
 }
 
 /* P = softmax(scale*q@k^T + mask);  dv = P^T@g, dP = g@v^T, dS = P*(dP - sum g*z), dq = scale*dS@k, dk = scale*dS^T@q.
- * scratch: for each of `threads` (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) */
+ * scratch: per thread, (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) numbers */
 void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v,
                               const void *mask, const REAL *z, const REAL *g, const REAL *sums, REAL *dq, REAL *dk,
                               REAL *dv, REAL *scratch, int threads)

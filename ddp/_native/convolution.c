@@ -1,14 +1,14 @@
 /* Convolution of float images and its gradients: directly, or with many channels by Winograd's minimal filtering.
  *
- * A part of kernels.c, and the only one for float alone. x: (n, groups*channels, H, W), w: (groups*filters, channels, KH,
- * KW), out: (n, groups*filters, OH, OW), as the window says; each sum runs in one order on any number of threads. What is
- * exported returns whether there was memory for it.
+ * A part of kernels.c, for float alone. x: (n, groups*channels, H, W), w: (groups*filters, channels, KH, KW), out: (n,
+ * groups*filters, OH, OW), as the window says. The order of each sum does not depend on the number of threads. Exported
+ * functions return whether there was enough memory.
  */
-#define LINE 8 /* floats of a vector here, whatever the width of a register */
+#define LINE 8 /* floats of a vector in this file, whatever the width of a register */
 typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias));
 #define LINE_AT(p) (*(line *)(p))
-#define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* 0 + s would be an addition */
-#define MOST_ROWS 6 /* of two vectors that fit into 16 registers as sums */
+#define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* all are s; 0 + s would be an addition */
+#define MOST_ROWS 6 /* rows of two vectors each, whose sums fit into 16 registers */
 #define MOST_STRIDE 4
 #ifdef __clang__
 #define SHUFFLE __builtin_shufflevector
@@ -16,7 +16,7 @@ typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias))
 typedef int32_t order __attribute__((vector_size(4 * LINE)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
 #endif
-#define UNROLL PRAGMA(GCC unroll 12) /* a loop of so many rounds at most, whose number is a constant */
+#define UNROLL PRAGMA(GCC unroll 12) /* before a loop with a constant number of iterations, at most 12 */
 #define CACHED (1 << 17) /* bytes of images that a thread works on at a time: they stay in L2 */
 
 /* Runs RUN with the number of rows of a panel as a constant. */
@@ -30,7 +30,7 @@ typedef int32_t order __attribute__((vector_size(4 * LINE)));
     default: RUN(6);                                                                                                   \
     }
 
-/* Where panel i begins, if k rows are cut into as few panels of at most MOST_ROWS as can be, of nearly equal sizes. */
+/* The first row of panel i, if k rows are cut into the fewest panels of at most MOST_ROWS, of nearly equal sizes. */
 static inline size panel_start(size k, size i)
 {
     const size panels = ratio_up(k, MOST_ROWS), q = k / panels, rest = k % panels;
@@ -46,10 +46,12 @@ static inline void put_line(float *out, line z, size n)
 
 /* --- directly ------------------------------------------------------------------------------------------------------ */
 
-/* How the taps of a window, the elements of its kernel, walk over images: x for out, or, back, out for the gradient of x.
+/* How the taps of a window, the elements of its kernel, read images: x to compute out or, if `back`, the gradient of out to
+ * compute that of x.
  *
- * A position p of residue r writes at p*spread + r, and its taps read at p*step + offset, `low` to `high`. Bands of `lines`
- * positions are copied with zeros around them; a row is in `step` parts, so that what positions read of it adjoins. */
+ * A position p of residue r writes at p*spread + r. Its taps read at p*step + offset, with offsets from `low` to `high`. The
+ * elements that `lines` lines of positions read are copied, with zeros around them: a band. Each of its rows is stored in
+ * `step` parts, so that the elements that neighbouring positions read are adjacent. */
 typedef struct {
     size n, groups, sources, results; /* channels of a group that are read and written */
     size source[2], result[2], step[2], spread[2], low[2], high[2];
@@ -85,7 +87,7 @@ static walk plan_walk(const window *s, size n, size groups, size channels, size 
     const size reach = g.high[0] - g.low[0] + 1;
     g.part = across + (g.high[1] - g.low[1]) / g.step[1] + 1;
     g.width = g.part * g.step[1];
-    const size rows = CACHED / (size)sizeof(float) / (g.width * g.sources); /* that fit */
+    const size rows = CACHED / (size)sizeof(float) / (g.width * g.sources); /* that fit into CACHED bytes */
     g.lines = rows > reach + 4 * g.step[0] ? (rows - reach) / g.step[0] + 1 : 4;
     g.bands = ratio_up(lines, g.lines);
     g.lines = ratio_up(lines, g.bands);
@@ -95,7 +97,7 @@ static walk plan_walk(const window *s, size n, size groups, size channels, size 
     return g;
 }
 
-/* Copies what the positions from `first` on read of one image. */
+/* Copies a band: what the lines of positions from `first` on read of x, one channel of an image. */
 static void copy_band(const walk *g, size first, const float *x, float *to)
 {
     const size step = g->step[1];
@@ -116,19 +118,19 @@ static void copy_band(const walk *g, size first, const float *x, float *to)
     }
 }
 
-/* Where in a copied band a tap reads. */
+/* The offset at which a tap reads in a band. */
 static inline size offset_in_band(const walk *g, size down, size right)
 {
     right -= g->low[1];
     return (down - g->low[0]) * g->width + right % g->step[1] * g->part + right / g->step[1];
 }
 
-/* A vector of positions: where it reads in a copied band, where it writes from the line of the first on, and how many. */
+/* A vector of n positions: the offset at which it reads in a band, and at which it writes, from the band's first line. */
 typedef struct {
     int32_t read, write, n;
 } spot;
 
-/* Lists those of a residue; returns how many a line has. */
+/* Lists the spots of a residue; returns the number of them in a line. */
 static size list_spots(const walk *g, size residue, spot *spots)
 {
     const size down = residue / g->spread[1], right = residue % g->spread[1];
@@ -142,7 +144,7 @@ static size list_spots(const walk *g, size residue, spot *spots)
     return each;
 }
 
-/* out[k][p] = b[k] + sum over t of w[t][k]*band[p][offsets[t]] for a panel of filters, a few of the `all` spots at a time */
+/* out[k][p] = b[k] + sum over t of w[t][k]*band[p][offsets[t]] for a panel of filters; `vectors` of `all` spots at a time */
 INLINE void sum_taps(const int filters, const int vectors, const walk *g, size count, const float *band, const int32_t *offsets,
                      const float *w, const float *b, const spot *spots, size all, float *out)
 {
@@ -168,7 +170,7 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
     }
 }
 
-/* The results of one residue from a copied band: all filters, in panels. count: taps; out: of the band's first line */
+/* Computes the results of one residue from a band: all filters, in panels. count: of taps; out: the band's first line */
 static void run_band(const walk *g, size count, const float *band, const int32_t *offsets, const float *w, const float *b,
                      const spot *spots, size all, float *out)
 {
@@ -183,7 +185,8 @@ static void run_band(const walk *g, size count, const float *band, const int32_t
 #undef RUN
 }
 
-/* out = w over x + b, or, back, the gradient of x for x of the shape of out. b: (groups*filters,) or NULL */
+/* out = the convolution of x by w, plus b. If `back`: x is the gradient of its result, and out becomes the gradient of its
+ * input. b: (groups*filters,) or NULL */
 int convolve_f32(const window *s, size n, size groups, size channels, size filters, int back, const float *x,
                  const float *w, const float *b, float *out)
 {
@@ -191,7 +194,7 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     const size whole = channels * filters * g.taps, residues = g.spread[0] * g.spread[1];
     const size band_size = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
     const size most_spots = g.lines * ratio_up(g.part, LINE), plane = g.result[0] * g.result[1];
-    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* taps and spots of residues */
+    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* per residue: taps, spots */
     const int threads = count_threads(n * groups * whole * plane / residues);
     float *packed = malloc((groups * whole + threads * band_size) * sizeof(float)), *bands = packed + groups * whole;
     int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;
@@ -236,7 +239,7 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     return packed && offsets && spots;
 }
 
-/* What a block of images is, copied for the gradient of filters: of x bands, of g `lines` rows of `columns`. */
+/* A block of images, copied for the gradient of filters: bands of x, and of g `lines` rows of `columns` floats. */
 typedef struct {
     size images, lines, columns, x_plane, x_row, g_plane, x_image, g_image;
 } block;
@@ -264,7 +267,7 @@ INLINE void correlate_taps(const int filters, const int taps, const block *s, co
         }
 }
 
-/* dw of a filter or four and one channel */
+/* dw of one or four filters, for one channel */
 static void correlate_filters(size filters, size taps, const block *s, const float *g, const float *x,
                               const int32_t *offsets, float *dw, size dw_row)
 {
@@ -276,7 +279,7 @@ static void correlate_filters(size filters, size taps, const block *s, const flo
 #undef RUN
 }
 
-/* dw of out = w over x for g of the shape of out */
+/* dw = the gradient of w, if g is the gradient of the convolution of x by w */
 int convolve_filters_f32(const window *s, size n, size groups, size channels, size filters, const float *x,
                          const float *g, float *dw)
 {
@@ -333,19 +336,19 @@ int convolve_filters_f32(const window *s, size n, size groups, size channels, si
 
 /* --- Winograd's F(2x2, 3x3) and F(2x2, 2x2) ------------------------------------------------------------------------- */
 
-/* Lavin and Gray 2015, arXiv:1509.09308: two by two results of a 3x3 window are 16 products of what is made of the 4x4 that
- * they read and of the filter, summed over channels, where 36 are needed otherwise; of a 2x2 window, 9 instead of 16. At
- * stride 2, a window of 4x4 is one of 2x2 over the four phases of an image, every other element along H and W, which are as
- * channels. Vectors are of channels. Infinities and nan reach all four results of a tile. */
+/* Lavin and Gray 2015, arXiv:1509.09308: with a 3x3 window, 2x2 results need 16 products per channel instead of 36. One factor
+ * is made of the 4x4 elements that the results read, the other of the filter; products are summed over channels. With a 2x2
+ * window, 9 products replace 16. A 4x4 window at stride 2 is a 2x2 window over the four phases of an image (every other
+ * element along H and W), which count as channels. Vectors hold channels. An infinity or nan reaches all results of a tile. */
 
 #define TILE_COLUMNS 32 /* tiles of a row that are transformed at a time */
 #define MOST_PHASES 2 /* along an axis */
-#define BLOCK_BYTES (1 << 19) /* of tiles that are worked on at a time; of one size on any number of threads */
+#define BLOCK_BYTES (1 << 19) /* bytes of tiles that are worked on at a time: the same on any number of threads */
 #define WIDE (2 * LINE)
 
 typedef struct {
     size n, sources, results, source[2], result[2], tiles[2]; /* tiles: along H, W of a phase of a result */
-    size step, spread;                                        /* phases of what is read and written, along an axis */
+    size step, spread;                                        /* phases along an axis: of images read, and written */
     size first[2][MOST_PHASES];                               /* where the first tile of a phase of the result reads */
     size edge, products;                                      /* of a tile that is read: 4 and 16, or 3 and 9 */
     size source_row, result_row; /* floats of all channels of a tile: an odd number of pairs of vectors, for the cache */
@@ -393,7 +396,7 @@ INLINE void transpose_lines(line *r)
     }
 }
 
-/* Reads rows from y on and columns from `left` on of up to eight planes, zeros around them, as to[row][column][plane]. */
+/* Copies rows from y on and columns from `left` on, of up to eight planes, to to[row][column][plane]; 0 outside planes. */
 static void load_planes(const float *x, size planes, const size *image, size y, size left, size rows, size columns, float *to)
 {
     const size h = image[0], w = image[1], start = left < 0 ? -left : 0, stop = least(columns, w - left);
@@ -415,7 +418,7 @@ static void load_planes(const float *x, size planes, const size *image, size y, 
         }
 }
 
-/* Writes columns (columns, LINE) to so many planes, which lie `apart`, and adds b of each plane. */
+/* Writes `from`, (columns, LINE), to at most LINE planes, which are `apart` floats apart, and adds b of each plane. */
 static void store_planes(const float *from, const float *b, size planes, size apart, size columns, float *out)
 {
     line bias = EVERY(0);
@@ -428,8 +431,8 @@ static void store_planes(const float *from, const float *b, size planes, size ap
     }
 }
 
-/* What goes into products and comes out of them, along one axis: z = T x, vectors of channels. Each T is named twice, for
- * 4x4 of an image and filters of 3x3, and for 3x3 and filters of 2x2. */
+/* The transforms of factors and of sums of products, along one axis: z = T x, on vectors of channels. Each T has two forms:
+ * one for tiles of 4x4 and filters of 3x3, a small one for tiles of 3x3 and filters of 2x2. */
 typedef void transform(const line *x, line *z);
 #define TRANSFORM(name, ...)                                                                                           \
     INLINE void name(const line *x, line *z)                                                                           \
@@ -446,12 +449,12 @@ TRANSFORM(of_small_filter, z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[1])
 /* A^T */
 TRANSFORM(of_products, z[0] = x[0] + x[1] + x[2], z[1] = x[1] - x[2] - x[3])
 TRANSFORM(of_small_products, z[0] = x[0] + x[1], z[1] = x[1] + x[2])
-/* A, and G^T: of the smaller ones G and A^T */
+/* A and G^T. The small form of A is that of G, and the small form of G^T that of A^T. */
 TRANSFORM(of_gradient, z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[0] - x[1], z[3] = -x[1])
 TRANSFORM(of_filter_sums, const line even = 0.5f * (x[1] + x[2]); z[0] = x[0] + even, z[1] = 0.5f * (x[1] - x[2]),
           z[2] = even + x[3])
 
-/* z = T x T^T. x: (n, n) vectors, rows and columns of them so far apart; z: (made, made) */
+/* z = T x T^T. x: (n, n) vectors, with rows x_row and columns x_column floats apart; z: (made, made), likewise */
 INLINE void transform_tile(transform *axis, const int n, const int made, const float *x, size x_row, size x_column, float *z,
                            size z_row, size z_column)
 {
@@ -467,8 +470,8 @@ INLINE void transform_tile(transform *axis, const int n, const int made, const f
     }
 }
 
-/* Transforms up to 32 tiles of n by n of a row, eight channels of each phase; the products lie `apart`.
- * planes: of x; channels: of a phase; to: (tiles, row) */
+/* Transforms up to 32 tiles (n, n) of a row of tiles, eight channels of each phase. The elements of a transformed tile are
+ * `apart` floats apart. planes: the channels that x has; channels: of a phase; to: (tiles, row) */
 INLINE void transform_row(transform *axis, const int n, const int made, size step, const float *x, size planes, size channels,
                           const size *image, size y, size left, size tiles, float *to, size row, size apart)
 {
@@ -481,7 +484,8 @@ INLINE void transform_row(transform *axis, const int n, const int made, size ste
                            columns * step * LINE, step * LINE, to + tile * row, made * apart, apart);
 }
 
-/* Transforms the rows of tiles from `first` on of all images, or of gradients. down, right: where the first tile reads */
+/* Transforms `rows` rows of tiles from `first` on, counted over all images. gradients: x is the gradient of the result.
+ * down, right: where the first tile of an image reads */
 static void transform_block(const tiling *t, int gradients, size down, size right, size first, size rows, const float *x,
                             float *to, size apart)
 {
@@ -505,8 +509,8 @@ static void transform_block(const tiling *t, int gradients, size down, size righ
     }
 }
 
-/* (products, phases, pairs of vectors of results, sources, WIDE) = G w G^T. w: (results, sources, KH, KW), or, back, turned
- * by half and (sources, results, KH, KW) */
+/* to = G w G^T: (products, phases, pairs of vectors of results, sources, WIDE). w: (results, sources, KH, KW) or, if `back`,
+ * (sources, results, KH, KW), which is rotated by 180 degrees */
 static void transform_filters(const tiling *t, const window *s, int back, const float *w, float *to)
 {
     const size kernel = s->kernel[0], step = s->stride[0], taps = t->edge - 1, area = kernel * kernel;
@@ -535,7 +539,7 @@ static void transform_filters(const tiling *t, const window *s, int back, const 
         }
 }
 
-/* out = A^T m A + b for up to 32 tiles of a row, eight results at most of each phase. m: (tiles, row) */
+/* out = A^T m A + b for up to 32 tiles of a row, at most eight result channels of each phase. m: (tiles, row) */
 static void transform_results(const tiling *t, const float *m, size row, size apart, size tiles, const float *b, size results,
                               size y, size left, float *out)
 {
@@ -554,7 +558,7 @@ static void transform_results(const tiling *t, const float *m, size row, size ap
         store_planes(made + i * columns * LINE, b, results, h * w, least(columns, w - left), out + (y + i) * w + left);
 }
 
-/* c = a @ b, or c += a @ b, for a few rows and WIDE columns. a: (rows, depth) at any strides */
+/* c = a @ b, or c += a @ b, for a few rows and WIDE columns. a: (rows, depth) with any strides */
 INLINE void multiply_rows(const int rows, size depth, const float *a, size a_row, size a_column, const float *b, size b_row,
                           float *c, size c_row, int add)
 {
@@ -574,7 +578,7 @@ INLINE void multiply_rows(const int rows, size depth, const float *a, size a_row
     }
 }
 
-/* The same for any number of rows. */
+/* multiply_rows for any number of rows. */
 static void multiply(size rows, size depth, const float *a, size a_row, size a_column, const float *b, size b_row, float *c,
                      size c_row, int add)
 {
@@ -586,8 +590,8 @@ static void multiply(size rows, size depth, const float *a, size a_row, size a_c
 #undef RUN
 }
 
-/* As convolve_f32, of one group and a square window at stride 1 of 2x2 or 3x3, or at stride 2 of 4x4 and of multiples of
- * WIDE channels and filters; it is padded by at most two. */
+/* As convolve_f32, for one group and a padding of at most two. The window is 2x2 or 3x3 at stride 1, or 4x4 at stride 2 if
+ * channels and filters are multiples of WIDE. */
 int winograd_f32(const window *s, size n, size channels, size filters, int back, const float *x, const float *w,
                  const float *b, float *out)
 {
@@ -625,7 +629,7 @@ int winograd_f32(const window *s, size n, size channels, size filters, int back,
     return u != NULL;
 }
 
-/* The gradient of its filters: G^T (sum over tiles of transformed g * transformed x) G */
+/* The gradient of the filters of such a convolution: G^T (sum over tiles of transformed g * transformed x) G */
 int winograd_filters_f32(const window *s, size n, size channels, size filters, const float *x, const float *g, float *dw)
 {
     const tiling t = plan_tiles(s, n, channels, filters, 0);

@@ -1,6 +1,7 @@
 """Convolution of float32 on the CPU, by kernels (`convolution.c`, `depthwise.c`) or as products of whole images.
 
-What none of them takes, or takes no faster, goes to the formulas: `benchmarks/zoo.py` measures models of all of them.
+Convolutions that these cannot take, or would not speed up, use the formulas. `benchmarks/zoo.py` measures models that
+use all of these ways.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from ddp.ops.arrays import Array
 from ddp.ops.convolution import Shape, Window
 
 MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
-MIN_CHANNELS = 16  # below, Winograd's transforms take longer than the products that they save
+MIN_CHANNELS = 16  # with fewer, Winograd's transforms take longer than the products that they save
 WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
-WIDE = 16  # of convolution.c
-MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster
-MIN_POSITIONS = 64  # of an image, below which a product of several images is faster than one for each
-MAX_POSITIONS = 64  # up to which vectors of channels are faster in depthwise convolution, of images four times as large
-MIN_WIDTH = 8  # of a result, below which a product of columns is faster than `convolve`
-IMAGE, FILTER, RESULT = range(3)  # of depthwise.c
+WIDE = 16  # as in convolution.c
+MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the gradient of filters faster
+MIN_POSITIONS = 64  # of an image: with fewer, one product for several images is faster than a product per image
+MAX_POSITIONS = 64  # of a depthwise result: above it, or for images of over four times as many, `convolve` is faster
+MIN_WIDTH = 8  # of a result: below this, a product of columns is faster than `convolve`
+IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c
 assert library is not None
 _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
 
@@ -45,13 +46,13 @@ WINOGRAD_FILTERS = _kernel("winograd_filters", *[_N] * 3, *[_P] * 3)
 
 
 def describe_window(window: Window, turned: bool = False) -> Any:
-    """`window` of kernels.c. turned: with the axes in the other order"""
+    """The struct `window` of kernels.c. turned: whether to swap the two axes"""
     pairs = window.image, window.kernel, window.stride, window.padding, window.dilation, window.out
     return (ctypes.c_int64 * 12)(*[n for pair in pairs for n in (pair[::-1] if turned else pair)])
 
 
 def way(shape: Shape) -> str:
-    """How such a convolution is computed: "winograd", "direct", "depthwise", "product", "whole" or "columns"."""
+    """The way to compute a convolution: "winograd", "direct", "depthwise", "product", "whole" or "columns"."""
     window = shape.window
     if shape.groups == 1 and window.kernel == window.image and window.out == (1, 1) and window.padding == (0, 0):
         return "whole"
@@ -66,7 +67,7 @@ def way(shape: Shape) -> str:
     is_depthwise = shape.groups > 1 and shape.channels == shape.filters == 1
     if is_depthwise and math.prod(window.out) <= MAX_POSITIONS and math.prod(window.image) <= 4 * MAX_POSITIONS:
         return "depthwise"
-    # Vectors are of positions along W: in short rows of many channels they are mostly empty.
+    # Vectors hold positions along W: in short rows they are mostly empty.
     is_long = shape.groups > 1 or window.out[1] >= MIN_WIDTH
     return "direct" if is_long and max(window.stride) <= MAX_STRIDE else "columns"
 
@@ -76,12 +77,12 @@ def _takes(*arrays: Array | None) -> bool:
 
 
 def _plain(*arrays: Array | None) -> list[Array | None]:
-    """The arrays, each in one piece."""
+    """The arrays, made C-contiguous and aligned."""
     return [None if x is None else np.require(x, requirements=["C", "A"]) for x in arrays]
 
 
 def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> Array | None:
-    """The convolution of x; with `back`, the gradient of the images for a gradient x. None: use the formula."""
+    """The convolution of x or, with `back`, the gradient of the images for the gradient x. None: use the formula."""
     n, groups, channels, filters, window = shape
     chosen = way(shape)
     if chosen == "columns" or not _takes(x, w, b):

@@ -1,16 +1,16 @@
 /* Convolution of each channel with a filter of its own, and its gradients, for small images.
  *
- * A part of kernels.c. Vectors are of channels: those of positions along a short row are mostly empty. Each sum has a list
- * of its terms: products of x and w for out, of the gradient of out and w for that of x, of x and the former for that of w.
+ * A part of kernels.c. Vectors hold channels: vectors of positions along a short row would be mostly empty. Each sum has a
+ * list of its terms, which are products: x*w for out, and with g, the gradient of out, g*w for that of x, x*g for that of w.
  */
 enum { IMAGE, FILTER, RESULT };
 #define SPAN 64 /* channels that a thread takes at a time */
 
 typedef struct {
-    int32_t left, right; /* where its factors lie; right is of w, or else of out */
+    int32_t left, right; /* the offsets of its factors; the right one is of w, or of out for the gradient of w */
 } term;
 
-/* Lists the terms of all sums, those of sum i from starts[i] to starts[i + 1]. */
+/* Lists the terms of all sums. Those of sum i begin at terms[starts[i]] and end before terms[starts[i + 1]]. */
 static void list_terms(const window *s, int written, const size *lengths, int32_t *starts, term *terms)
 {
     const int back = written == IMAGE, of_filters = written == FILTER;
@@ -31,7 +31,7 @@ static void list_terms(const window *s, int written, const size *lengths, int32_
     starts[lengths[written]] = count;
 }
 
-/* written: which of x, w and out is computed from the others; of x and w it is their gradient, and out that of the result.
+/* written: which of x, w and out is computed. If it is x or w, its gradient is, and out holds the gradient of the result.
  * x: (n, channels, H, W), w: (channels, KH, KW), b: (channels,) or NULL, out: (n, channels, OH, OW) */
 int depthwise_f32(const window *s, size n, size channels, int written, float *x, float *w, const float *b, float *out)
 {

@@ -16,12 +16,13 @@
 #define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
 #define PRAGMA(...) _Pragma(#__VA_ARGS__)
-/* Before a for loop: its iterations run on so many threads, or on as many as suit its work. Such loops never nest. */
-#ifdef __clang__ /* which compiles the pragma into calls that threads.c does not have */
+/* Before a for loop: ON_THREADS runs its iterations on `count` threads, PARALLEL on as many as suit `work` (see
+ * count_threads). Such loops never nest. */
+#ifdef __clang__ /* clang compiles the pragma into calls of functions that threads.c does not have */
 #define ON_THREADS(count, ...)
 #define UNFUSED _Pragma("clang fp contract(off)")
 #else
-#define UNFUSED /* GCC's is an attribute of the function */
+#define UNFUSED /* GCC has an attribute of functions for it */
 #define ON_THREADS(count, ...) PRAGMA(omp parallel for num_threads(count) __VA_ARGS__)
 #endif
 #define PARALLEL(work, ...) ON_THREADS(count_threads(work), __VA_ARGS__)
@@ -34,7 +35,7 @@
         const size stop = (n) - start < CHUNK ? (n) : start + CHUNK;                                                   \
         SIMD for (size i = start; i < stop; i++) __VA_ARGS__                                                           \
     }
-/* Writes a value of each x to out, or where there is a gradient g its product with a slope: loops without a branch. */
+/* Writes `value` for each x to out or, if there is a gradient g, g times `slope`: two loops, without a branch in them. */
 #define CURVE(setup, value, slope)                                                                                     \
     if (g) {                                                                                                           \
         PARALLEL_SIMD(n, { setup; out[i] = g[i] * (slope); })                                                          \
@@ -56,8 +57,8 @@ static inline size ratio_up(size a, size b) { return (a + b - 1) / b; }
 
 #include "threads.c"
 
-/* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that neither over- nor underflows
- * before the product does. Adding 1.5*2^23 (2^52) leaves the integer k in the low bits. */
+/* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that no factor overflows
+ * or underflows before the product does. Adding 1.5*2^23 (2^52) leaves the integer k in the low bits. */
 static inline float exp_f32(float x)
 {
     x = x < -104.0f ? -104.0f : x;
@@ -91,7 +92,8 @@ static inline double exp_f64(double x)
     p = (p * r + 1.0 / 6.0) * r + 0.5;
     p = p * (r * r) + r + 1.0;
     union { double value; uint64_t bits; } k_bits = {shifted};
-    /* The arithmetic shift of 64 bits is slow before AVX-512: make the integer positive, halve it, and take that back. */
+    /* The arithmetic shift of 64 bits is slow before AVX-512. So an offset makes the integer positive, and is taken off after
+     * the halving. */
     const uint64_t bits = k_bits.bits - (0x4338000000000000u - 2048), half = bits >> 1;
     const union { uint64_t bits; double value; } a = {(half - 1) << 52}, b = {(bits - half - 1) << 52};
     return p * a.value * b.value;
@@ -115,12 +117,12 @@ void gelu_f32(size n, const float *restrict x, const float *restrict g, float *r
           const float c = x[i] < 0 ? tail : 1 - tail, x[i] * c, c + x[i] * e * 0.39894228f)
 }
 
-/* A window that slides over images; every pair is along H, along W. out: how many positions it takes */
+/* A window that slides over images; pairs are (along H, along W). out: the number of positions */
 typedef struct {
     int64_t image[2], kernel[2], stride[2], padding[2], dilation[2], out[2];
 } window;
 
-/* Narrows the positions from `start` to `stop` to those that see, at stride*position + offset, an element of n. */
+/* Narrows the positions from `start` to `stop` to those with 0 <= stride*position + offset < n. */
 static inline void clip(size n, size stride, size offset, size *start, size *stop)
 {
     while (*start < *stop && *start * stride + offset < 0) ++*start;
@@ -131,7 +133,7 @@ static inline void clip(size n, size stride, size offset, size *start, size *sto
 #include "depthwise.c"
 #include "recurrent.c"
 
-/* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
+/* One pass of a formula. out, a, b: numbers of registers; a or b = -1 - i is scalar i. Functions of one operand ignore b. */
 typedef struct {
     int32_t function, out, a, b;
 } formula_pass;
@@ -139,13 +141,13 @@ typedef struct {
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 #define REGISTERS 16
 
-/* Adam's formula, which `adam` computes in one loop: registers p, grad, m and v; its scalars begin with that numbered k. */
+/* Adam's formula, which `adam` computes in one loop. The registers are p, grad, m and v; its first scalar is number k. */
 #define ADAM(k)                                                                                                        \
     {SUBTRACT, 4, 1, 2}, {MULTIPLY, 4, 4, -1 - (k)}, {ADD, 2, 2, 4}, {MULTIPLY, 3, 3, -2 - (k)}, {MULTIPLY, 4, 1, 1},  \
     {MULTIPLY, 4, 4, -3 - (k)}, {ADD, 3, 3, 4}, {SQRT, 4, 3, 3}, {ADD, 4, 4, -4 - (k)}, {DIVIDE, 4, 2, 4},             \
     {MULTIPLY, 4, 4, -5 - (k)}, {SUBTRACT, 0, 0, 4}
 const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY, 0, 0, -1}, ADAM(1)};
-/* Whether a formula's passes are those of a table. */
+/* Whether `passes` equals a table. */
 #define IS(table) (count == sizeof(table) / sizeof(*table) && !memcmp(passes, table, sizeof(table)))
 
 #define REAL double
@@ -161,7 +163,7 @@ const formula_pass adam_passes[] = {ADAM(0)}, adamw_passes[] = {{MULTIPLY, 0, 0,
 
 #define EXP NAME(exp)
 
-/* The sum of partial sums, which it overwrites. */
+/* Adds up the partial sums, and overwrites them. */
 static inline REAL NAME(total)(REAL *sums)
 {
     for (int half = LANES / 2; half; half /= 2)
@@ -169,7 +171,7 @@ static inline REAL NAME(total)(REAL *sums)
     return sums[0];
 }
 
-/* Runs a statement for i = 0 to n - 1, in which l counts the partial sum that i belongs to. */
+/* Runs a statement for i = 0 to n - 1; l is the number of the partial sum that i belongs to. */
 #define EACH(n, ...)                                                                                                   \
     {                                                                                                                  \
         size first = 0;                                                                                                \
@@ -202,7 +204,7 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
     return NAME(total)(sums);
 }
 
-/* --- activations: n elements; g: the gradient of z, for that of x, or NULL --------------------------------------- */
+/* --- activations of n elements. g: the gradient of z, if out is to be that of x; or NULL --------------------------- */
 
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
@@ -233,14 +235,14 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, const REAL *restrict g, REA
 OF_EACH(erf)
 OF_EACH(erfc) /* 1 - erf x */
 
-/* out = x held within [low, high]; high may be nan, for none */
+/* out = x held within [low, high]; there is no upper bound if high is nan */
 void NAME(clamp)(size n, double low, double high, const REAL *restrict x, REAL *restrict out)
 {
     const REAL a = (REAL)low, b = (REAL)high;
     PARALLEL_SIMD(n, out[i] = x[i] <= a ? a : x[i] >= b ? b : x[i];)
 }
 
-/* dx = g where z, what clamp gave, lies strictly between, or is nan */
+/* dx = g where low < z < high or z is nan, else 0; z: the result of clamp */
 void NAME(clamp_backward)(size n, double low, double high, const REAL *restrict g, const REAL *restrict z,
                           REAL *restrict dx)
 {
@@ -256,7 +258,7 @@ void NAME(leaky_relu_backward)(size n, double slope, const REAL *restrict g, con
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
-/* The mean of x - shift, or of its squares. They are added up in REAL; where that over- or underflows, in double.
+/* The mean of x - shift, or of its squares. The sums are in REAL or, if that overflows or underflows, in double.
  * x: `rows` rows of n elements, which begin `apart` elements apart */
 NARROW INLINE double NAME(mean)(const int squares, size rows, size apart, size n, const REAL *restrict x, REAL shift)
 {
@@ -273,7 +275,7 @@ NARROW INLINE double NAME(mean)(const int squares, size rows, size apart, size n
     return mean;
 }
 
-/* The mean and the biased variance, exact for equal elements: sums are of what is left without the first. */
+/* The mean and the biased variance, exact for equal elements: sums are of differences from the first, or from the mean. */
 NARROW INLINE double NAME(moments_of_piece)(size rows, size apart, size n, const REAL *restrict x, double *var)
 {
     const double mean = x[0] + NAME(mean)(0, rows, apart, n, x, x[0]), rounding = mean - (REAL)mean;
@@ -291,7 +293,7 @@ NARROW INLINE void NAME(add_piece)(size rows, size apart, size n, const REAL *re
     *var += (square - *var) * part + step * (1 - part) * (step * part);
 }
 
-/* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: 0 takes 0 for the mean.
+/* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: if it is 0, the mean counts as 0.
  * x, out: (rows, n); w, b: (n,) or NULL; mean, rstd: (rows,) */
 NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *restrict w, const REAL *restrict b,
                              double eps, int centered, REAL *outs, double *restrict mean, REAL *restrict rstd)
@@ -313,7 +315,7 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
 }
 
 /* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over
- * rows. dws, dbs: (blocks, n) zeros, for the sums over blocks of rows; the first becomes the sum of all */
+ * rows. dws, dbs: (blocks, n), zeros at first: the sums over blocks of rows; row 0 becomes the sum over all rows */
 NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const REAL *xs, const REAL *restrict w,
                                       const double *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
                                       size blocks, REAL *dws, REAL *dbs)
@@ -361,7 +363,7 @@ void NAME(softmax)(size rows, size n, int logarithm, const REAL *xs, REAL *outs)
     }
 }
 
-/* dx = z*(g - sum g*z), or of the logarithm g - e^z*sum g */
+/* dx = z*(g - sum g*z), or g - e^z*sum g for the logarithm */
 void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, const REAL *zs, REAL *dxs)
 {
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
@@ -387,7 +389,7 @@ void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restr
                          REAL *restrict top, REAL *restrict sum, double *restrict each, double *restrict out)
 {
     double losses = 0, weights = 0;
-    /* each thread's own: the compiler need not read them again after every store */
+    /* firstprivate: so the compiler need not read these variables again after every store */
     PARALLEL(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
     for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n, most = NAME(largest)(n, x);
@@ -451,9 +453,10 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 
 /* --- channels: rows of n elements, of which several are normalized together -------------------------------------- */
 
-/* Row i is of channel i % channels; its mean and rstd are those numbered i / members % statistics. */
+/* Row i belongs to channel i % channels. The index of its mean and rstd is i / members % statistics. */
 
-/* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,), zeros */
+/* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,), zeros
+ * at first */
 NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *mean, double *var)
 {
     const size rows = n < PIECE / 8 ? PIECE / n : 1; /* of a piece */
@@ -515,7 +518,7 @@ NARROW void NAME(channel_gradient)(size rows, size n, size channels, size member
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
-#define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next: they stay in L1 */
+#define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next elements: they stay in L1 */
 
 #define ROOT(x) (sizeof(REAL) == sizeof(float) ? sqrtf((float)(x)) : (REAL)sqrt(x))
 #define LOOP(first, second, ...)                                                                                       \
@@ -523,13 +526,13 @@ NARROW void NAME(channel_gradient)(size rows, size n, size channels, size member
         const REAL x = first, y = second; (void)y;                                                                     \
         out[i] = __VA_ARGS__;                                                                                          \
     }
-/* A loop for each kind of operands: with the choice inside of one, compilers make no vectors. */
+/* A loop for each kind of operands: compilers do not vectorize a loop that has this choice inside. */
 #define BINARY(...)                                                                                                    \
     if (pass->a < 0) LOOP(scalar_a, b[i], __VA_ARGS__)                                                                 \
     else if (pass->b < 0) LOOP(a[i], scalar_b, __VA_ARGS__)                                                            \
     else LOOP(a[i], b[i], __VA_ARGS__)
 
-/* Adam's passes over n elements in one loop, each rounded by itself; decay: what multiplies p, s: the other scalars */
+/* Adam's passes over n elements in one loop; the result of each pass is rounded. decay: p's factor, s: other scalars */
 __attribute__((optimize("fp-contract=off"))) NARROW static void NAME(adam)(size n, REAL decay, const REAL *s, REAL *p,
                                                                            const REAL *g, REAL *m, REAL *v)
 {
@@ -541,12 +544,12 @@ __attribute__((optimize("fp-contract=off"))) NARROW static void NAME(adam)(size 
     }
 }
 
-/* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements, each rounded by itself.
- * scalars: those of the formula; at: (rows, arrays), where the vectors are */
+/* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements; the result of each pass is rounded.
+ * scalars: of the formula; at: (rows, arrays), the addresses of the vectors */
 NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
                               const int64_t *sizes, REAL *const *at)
 {
-    const int first = IS(adam_passes) ? 0 : IS(adamw_passes) ? 1 : -1; /* of Adam's scalars */
+    const int first = IS(adam_passes) ? 0 : IS(adamw_passes) ? 1 : -1; /* Adam's first scalar; -1: another formula */
     for (size row = 0; row < rows; row++, at += arrays)
         PARALLEL(sizes[row]) for (size start = 0; start < sizes[row]; start += BLOCK) {
             REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
@@ -577,8 +580,8 @@ NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL
 
 /* --- windows over images ------------------------------------------------------------------------------------------ */
 
-/* columns = what each element of the window sees of x from lines `first` to `last` of positions, 0 beyond it; or, back,
- * x += columns. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
+/* columns = what each element of the window sees of x, at lines of positions from `first` to `last` - 1; 0 outside x. If
+ * `back`, x += columns instead. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
 NARROW void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *x,
                          REAL *all_columns)
 {
@@ -607,7 +610,7 @@ NARROW void NAME(im2col)(const window *s, size n, size channels, size first, siz
     }
 }
 
-/* top = max of x under the window, at = where in H*W it lies: of equals the first, the last nan; -1 if it sees nothing.
+/* top = max of x under the window, at = its index in H*W: the first of equal ones, the last nan; -1 if it sees nothing of x.
  * x: (planes, H, W); top, at: (planes, OH, OW) */
 NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *tops, int32_t *ats)
 {
@@ -623,7 +626,7 @@ NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *t
                 for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
                     size start = 0, stop = row >= 0 && row < h ? ow : 0;
                     clip(w, step, right, &start, &stop);
-                    SIMD for (size q = start; q < stop; q++) { /* without branches, which nothing predicts */
+                    SIMD for (size q = start; q < stop; q++) { /* without branches, which cannot be predicted */
                         const REAL v = x[row * w + q * step + right], t = top[q], larger = v > t ? v : t;
                         const int32_t better = -((v > t) | (v != v) | (at[q] < 0));
                         top[q] = v != v ? v : larger;

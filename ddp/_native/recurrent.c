@@ -1,12 +1,13 @@
 /* The steps of an LSTM of floats: a part of kernels.c.
  *
- * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states, the first given. Steps of
- * gates lie `stride` floats apart. n is a multiple of WIDE; weights (rows, columns) lie in blocks: (columns/WIDE, rows, WIDE).
+ * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states; the caller sets
+ * the first. Steps of gates are `stride` floats apart. n is a multiple of WIDE. Weights (rows, columns) are stored in blocks:
+ * (columns/WIDE, rows, WIDE).
  */
 
 #define SIGMOID(x) (1 / (1 + exp_f32(-(x))))
 
-/* To 3 ulp: where 1 - 2/(e^2x + 1) cancels, by an odd polynomial. */
+/* tanh x to 3 ulp: by an odd polynomial where 1 - 2/(e^2x + 1) would cancel. */
 static inline float tanh_f32(float x)
 {
     const float y = x * x, far = 1 - 2 / (1 + exp_f32(2 * x));
@@ -14,7 +15,7 @@ static inline float tanh_f32(float x)
     return y < 0.390625f ? x + x * (y * (p * y - 3.33332819e-1f)) : far;
 }
 
-/* gates: w_ih@x + b of each step, which become the activations; w: (n, 4*n) */
+/* gates: w_ih@x + b of each step, which is replaced by the activations; w: (n, 4*n) */
 void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *cs, float *hs)
 {
     for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)
@@ -35,8 +36,8 @@ void lstm_f32(size steps, size batch, size n, size stride, const float *w, float
         }
 }
 
-/* das: the gradients before the activations, laid out as gates. step_gradients: those of hs[1:], (steps, batch, n), whose steps
- * lie stride/4 floats apart. dhs, dcs: those of the last states, which become those of the first. w: (4*n, n) */
+/* das: the gradients before the activations, laid out as gates. step_gradients: of hs[1:], (steps, batch, n), with steps
+ * stride/4 floats apart. dhs, dcs: the gradients of the last states, replaced by those of the first states. w: (4*n, n) */
 void lstm_backward_f32(size steps, size batch, size n, size stride, const float *w, const float *gates,
                        const float *cs, const float *step_gradients, float *das, float *dhs, float *dcs)
 {

@@ -1,6 +1,6 @@
 """The native forms of ops: the only place that attaches them.
 
-Each hands on what it cannot take to the array formula.
+A native form passes cases that it cannot take to the array formula.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ assert library is not None
 
 
 def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
-    """By dtype character: the kernel `name` for arrays of that dtype."""
+    """A dict from dtype characters to the kernel `name` for arrays of that dtype."""
     functions = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
     for function in functions.values():
         function.argtypes = arguments
@@ -55,7 +55,7 @@ library.count_threads.argtypes = (N,)
 
 
 def is_plain(x: Any, char: str | None = None) -> bool:
-    """Whether x is an aligned, contiguous NumPy array. char: of its dtype; None: any dtype that kernels take"""
+    """Whether x is an aligned, contiguous NumPy array. char: the character of its dtype; None: f or d"""
     if type(x) is not np.ndarray or (x.dtype.char not in _TAGS if char is None else x.dtype.char != char):
         return False
     flags = x.flags
@@ -74,7 +74,7 @@ def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
 
     arrays: of one shape. Returns: an array with the memory order of the arguments
     """
-    # Any: NumPy's stubs take one list of flags, where each operand has its own.
+    # Any: NumPy's stubs allow only one list of flags, but each operand has its own.
     flags: Any = [["readonly", "contig", "aligned"]] * len(arrays) + [["writeonly", "allocate", "contig"]]
     dtypes = [arrays[0].dtype] * len(flags)
     options: Any = {"casting": "same_kind", "buffersize": TILE}
@@ -86,7 +86,7 @@ def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def _attach_tiles(op: Op) -> None:
-    """Makes a smooth activation compute its formulas in tiles, without intermediate results of its size."""
+    """Makes a smooth activation run its formulas in tiles: its intermediate results are not as large as x."""
 
     def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
         if x.size <= TILE:
@@ -102,7 +102,10 @@ def _attach_tiles(op: Op) -> None:
 
 
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
-    """Gives a smooth activation a kernel, which its parameters choose. Arrays that it cannot take go by tiles."""
+    """Attaches kernels to a smooth activation; arrays that these cannot take go by tiles.
+
+    kernel_of: from its parameters to the kernels by dtype
+    """
 
     def takes(x: Array, parameters: dict[str, Any]) -> bool:
         return type(x) is np.ndarray and x.dtype.char in kernel_of(**parameters)
@@ -150,7 +153,7 @@ def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kerne
 
 
 def _attach_clamp(op: Op) -> None:
-    """Gives hardtanh or relu the clamp kernels. relu has no parameters: its bounds are 0 and none."""
+    """Attaches the clamp kernels to hardtanh or relu. relu has no parameters: `low` is 0, and there is no `high`."""
 
     def bounds_of(parameters: dict[str, float]) -> tuple[float, float]:
         return parameters.get("low", 0.0), parameters.get("high", math.nan)
@@ -227,7 +230,7 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
 
 
-_ROW_BLOCKS = 16  # each is summed by itself, on any number of threads, so that the sum has the same bits
+_ROW_BLOCKS = 16  # each block is summed by itself, so that the sum has the same bits on any number of threads
 
 
 def _takes(x: Array, *others: Array | None) -> bool:
@@ -355,7 +358,7 @@ class _CrossEntropyResidual(NamedTuple):
 
 
 def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
-    """The sum of the classes' weights. Only smoothing reads it, since 0 times an infinite weight is nan. x: (N, C)"""
+    """The sum of the classes' weights. C without smoothing: kernels multiply it by 0, and 0*inf is nan. x: (N, C)"""
     return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 
 
@@ -436,7 +439,7 @@ def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array
     x = np.require(x, requirements=["C", "A"])
     top = np.empty((*x.shape[:2], *window.out), x.dtype)
     indices = np.empty(top.shape, np.int32)
-    # An image one element wide is the same memory as one element high, whose loops are long.
+    # An image of width 1 has the same memory as one of height 1, for which the inner loops are long.
     turned = window.image[1] == window.kernel[1] == window.out[1] == 1 and not window.padding[1]
     description = describe_window(window, turned)
     MAX_POOL[x.dtype.char](description, len(x) * x.shape[1], address(x), address(top), address(indices))
@@ -455,14 +458,14 @@ def _add_at_maxima(xp: Any, g: Array, indices: Array, window: convolution.Window
 
 # --- updates
 
-# In the order of kernels.c.
+# The functions of a pass, in the order of the enum in kernels.c.
 _FUNCTIONS = ("add", "subtract", "multiply", "divide", "maximum", "sqrt", "sign", "negative")
 _REGISTERS = 16
 
 
 @lru_cache(maxsize=64)
 def _encode(program: update.Program) -> tuple[int, int | None, Array]:
-    """How many passes, and where kernels.c reads them: (passes, 4) of int32."""
+    """The number of passes, their address, and the array there, which kernels.c reads: (passes, 4), int32."""
     rows = [(_FUNCTIONS.index(function), out, inputs[0], inputs[-1]) for function, inputs, out in program.passes]
     passes = np.array(rows, np.int32)
     return len(rows), address(passes), passes
@@ -486,16 +489,13 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
 _BLOCK = 16
 
 
-def _attach_steps(function: Any, kernel: Any, *arguments: Any) -> None:
-    kernel.argtypes = arguments
-    kernel.restype = None
-
+def _attach_steps(function: Any, kernel: _Kernel) -> None:
     def form(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, *others: Array) -> None:
         if w_hr is not None or gates.dtype.char != "f" or cs.shape[2] % _BLOCK or not gates.size:
             function.__wrapped__(xp, w, w_hr, gates, cs, *others)
             return
         blocks = np.ascontiguousarray(w.reshape(len(w), -1, _BLOCK).swapaxes(0, 1))
-        step = gates.strides[0] // gates.itemsize  # negative in a reversed layer, whose gates `address` does not take
+        step = gates.strides[0] // gates.itemsize  # negative in a reversed layer
         kernel(*gates.shape[:2], cs.shape[2], step, *[x.ctypes.data for x in (blocks, gates, cs, *others)])
 
     function.attach_native_form(form)
@@ -508,7 +508,7 @@ _ARRAYS = 9  # q, k, v, z, g, dq, dk, dv, mask
 
 
 class _Shape(ctypes.Structure):
-    """`attention_shape` of kernels.c."""
+    """The struct `attention_shape` of attention.c."""
 
     _fields_ = (
         *(
@@ -532,7 +532,7 @@ def _describe(
     causal: bool,
     masked: int,
 ) -> tuple[_Shape, Array]:
-    """The description of a call, and the offsets that it points to. q, k: the shapes; strides, itemsizes: of arrays"""
+    """The description of a call, and the offsets that it points to. q, k: shapes; strides, itemsizes: of all arrays"""
     lead = q[:-2]
     addresses = np.zeros((*lead, _ARRAYS), np.int64)
     rows = (ctypes.c_int64 * _ARRAYS)()
@@ -550,7 +550,7 @@ def _describe(
 
 
 def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float, causal: bool) -> _Shape:
-    """The description of q, k, v, z, and in backward g, dq, dk, dv."""
+    """The description of a call. arrays: q, k, v, z, and in backward g, dq, dk, dv"""
     q, k, v = arrays[:3]
     assert q is not None
     assert k is not None
@@ -565,7 +565,7 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
-    """(threads, n): for each of them `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
+    """Scratch memory (threads, n): per thread, `rows` rows with a number per key, rounded up to whole vectors."""
     threads = min(_count_threads(math.prod(q.shape[:-1]) * k.shape[-2]), math.prod(q.shape[:-2]))
     return np.empty((threads, rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
 
@@ -587,7 +587,7 @@ def _takes_heads(q: Array, k: Array, v: Array) -> bool:
 
 
 def _attention_mask(q: Array, k: Array, mask: Array | None) -> Array | None:
-    """The mask over all heads, (..., L, S), bool or of q's dtype."""
+    """The mask, broadcast to all heads: (..., L, S), bool or of q's dtype."""
     if mask is None:
         return None
     if mask.dtype != bool and (mask.dtype != q.dtype or any(step % mask.itemsize for step in mask.strides)):
@@ -600,7 +600,7 @@ def _attention(
 ) -> tuple[Array, Any]:
     if p or not _takes_heads(q, k, v):
         return attention.attention.reference.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
-    z = np.empty_like(q, shape=(*q.shape[:-1], v.shape[-1]))  # heads lie as they do in q
+    z = np.empty_like(q, shape=(*q.shape[:-1], v.shape[-1]))  # in the memory order of q
     mask = _attention_mask(q, k, mask)
     shape = _shape_of((q, k, v, z), mask, scale, causal)
     sums = np.empty(q.shape[:-1], q.dtype)
@@ -648,6 +648,8 @@ ATTENTION = kernels("attention", *[P] * 8, FLAG)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
 IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
+LSTM = kernels("lstm", *[N] * 4, *[P] * 4, chars="f")
+LSTM_BACKWARD = kernels("lstm_backward", *[N] * 4, *[P] * 7, chars="f")
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
 arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
@@ -677,7 +679,7 @@ convolution.im2col_lines.attach_native_form(_im2col_lines)
 convolution.col2im_lines.attach_native_form(_col2im_lines)
 pooling.maxima.attach_native_form(_maxima)
 pooling.add_at_maxima.attach_native_form(_add_at_maxima)
-_attach_steps(recurrent.lstm_steps, library.lstm_f32, *[N] * 4, *[P] * 4)
-_attach_steps(recurrent.lstm_steps_backward, library.lstm_backward_f32, *[N] * 4, *[P] * 7)
+_attach_steps(recurrent.lstm_steps, LSTM["f"])
+_attach_steps(recurrent.lstm_steps_backward, LSTM_BACKWARD["f"])
 update.run_program.attach_native_form(_run_program)
 attention.attention.attach_native_form(_attention, _attention_backward)

@@ -1,13 +1,13 @@
-/* What GCC makes of "omp parallel for" in kernels.c, of which this is a part: calls of the last three functions here.
+/* The functions that GCC calls for "omp parallel for": the last three of this file, which is a part of kernels.c.
  *
- * They run the loop on the threads of NumPy's OpenBLAS, so that products and kernels have one pool. libgomp would bring a
- * second, whose threads compete with OpenBLAS's for the same cores, and which hangs in a forked child.
+ * They run the loop on the threads of NumPy's OpenBLAS, so that products and kernels share one pool. libgomp would bring a
+ * second pool: its threads would compete with OpenBLAS's for the same cores, and it hangs in a forked child.
  */
 #define MAX_THREADS 64
-#define SHARE (1 << 14) /* numbers that are worth a thread of their own: to wake one takes microseconds */
-#define HIDDEN __attribute__((visibility("hidden"))) /* a libgomp that another library loads takes no calls of ours */
+#define SHARE (1 << 14) /* numbers that are worth one more thread: waking a thread takes microseconds */
+#define HIDDEN __attribute__((visibility("hidden"))) /* so that our calls do not go to a libgomp that another library loads */
 
-/* OpenBLAS's gotoblas_pthread: runs a function on `count` threads, this one among them, each with its own argument */
+/* OpenBLAS's gotoblas_pthread: runs a function on `count` threads, this thread included, each with its own argument */
 typedef int (*pool_runner)(int count, void *function, void *arguments, int argument_size);
 
 typedef struct {
@@ -26,7 +26,7 @@ void set_thread_pool(pool_runner run, int (*size)(void))
     pool_size = size;
 }
 
-/* How many threads run a loop that works on so many numbers: their number grows with it. */
+/* The number of threads for a loop that works on `work` numbers: it grows with `work`. */
 int count_threads(size work)
 {
     const size most = run_on_pool && work >= 2 * SHARE ? least(least(pool_size(), MAX_THREADS), work / SHARE) : 1;
@@ -45,7 +45,7 @@ static void run_task(task *own)
 HIDDEN int omp_get_thread_num(void) { return thread_num; }
 HIDDEN int omp_get_num_threads(void) { return num_threads; }
 
-/* count: what the pragma says in num_threads */
+/* count: the num_threads of the pragma */
 HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned count, unsigned flags)
 {
     task tasks[MAX_THREADS];
