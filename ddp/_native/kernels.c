@@ -1,9 +1,9 @@
 /* Fused kernels for the CPU: what NumPy would do in many passes over memory, in one.
  *
  * The half of this file below the dividing line is compiled twice, for float and for double; NAME(f) is f_f32 or f_f64.
- * Sums run in LANES partial sums whatever the vector width, and products are fused with sums where the compiler is told
- * so. Threads take chunks of a loop whose bounds do not depend on the number of threads. So every build for an architecture
- * gives the same bits, on any number of threads. Infinities and nan are values: no -ffast-math.
+ * Sums run in LANES partial sums, whatever the vector width; compilers fuse products with sums, except in `adam`. Threads
+ * take chunks of a loop, whose bounds do not depend on the number of threads. So all builds for an architecture give the
+ * same bits, on any number of threads. No -ffast-math: results may be infinite or nan.
  */
 #ifndef REAL
 #include <math.h>
@@ -382,8 +382,8 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, co
 }
 
 /* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
- * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones, mass: their sum; each: (rows,), the
- * losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and the gradients' factor */
+ * x: (rows, n); target, keep: (rows,), keep may be NULL; w: (n,), NULL for ones; mass: the sum of w; each: (rows,), the
+ * losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: mean or sum of the losses, factor of gradients */
 void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restrict target,
                          const uint8_t *restrict keep, const REAL *restrict w, double s, double mass, int mean,
                          REAL *restrict top, REAL *restrict sum, double *restrict each, double *restrict out)

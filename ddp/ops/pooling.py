@@ -192,7 +192,7 @@ class Tap(NamedTuple):
 def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, dtype: Any) -> list[Tap]:
     """The taps of `out` outputs on `n` inputs. scale: the caller's scale factor; None if the caller gave a size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
-        scale = None  # as in PyTorch: these sizes ignore the scale factor
+        scale = None  # with these sizes the scale factor is ignored, as in PyTorch
     # In PyTorch's precision: rounding decides which input an output at an edge reads.
     float_type = np.float64 if dtype == np.float64 else np.float32
     i = np.arange(out, dtype=float_type)

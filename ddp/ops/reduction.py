@@ -290,7 +290,7 @@ def _round_like(out: Array, x: Array) -> Array:
 
 
 def _from_the_end(xp: Any, x: Array, dim: int) -> Array:
-    """The sums of all elements from here to the end of `dim`."""
+    """For each element, the sum of it and all later ones along `dim`."""
     return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_sum_dtype(x)), dim)
 
 

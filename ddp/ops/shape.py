@@ -214,7 +214,7 @@ as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), 
 
 @array_function
 def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
-    """The arrays side by side along one of their axes."""
+    """Concatenates the arrays along one of their axes."""
     return xp.concatenate(arrays, axis)
 
 
