@@ -1,4 +1,4 @@
-"""Reverse mode: leaves and nodes make the graph, `backward` runs over it, grad mode says whether it is recorded."""
+"""Reverse mode: leaves and nodes make up the graph, `backward` runs over it, grad mode turns recording on and off."""
 
 from ddp._engine.anomaly import detect_anomaly, set_detect_anomaly
 from ddp._engine.backward_pass import backward, leaves_of

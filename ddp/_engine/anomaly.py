@@ -1,4 +1,4 @@
-"""Anomaly mode: which forward line made the op whose gradient is nan."""
+"""Anomaly mode: if the backward of an op computes nan, names the line of user code that ran the op."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def user_line() -> str:
-    """Where user code stands now: `train.py:88 in forward: y = x.log()`."""
+    """Returns the line of user code that is running now: `train.py:88 in forward: y = x.log()`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    import linecache  # for this mode alone
+    import linecache  # imported only here, because few programs need it
 
     code = frame.f_code
     line = linecache.getline(code.co_filename, frame.f_lineno).strip()
@@ -38,8 +38,8 @@ def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
 class set_detect_anomaly(Assignment):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
-    With it, ops remember the line that ran them, and a backward whose op gives a nan gradient names that line and
-    stops, unless `check_nan` is off. Slow: for debugging.
+    In this mode each op remembers the line of user code that ran it. A backward in which an op computes a nan gradient
+    stops, and the error names that line; not with check_nan=False. Slow: for debugging.
 
     Raises, in backward: AnomalyError.
     """
@@ -65,7 +65,7 @@ class detect_anomaly(Scope):
 
 
 def check_gradients(node: Node, results: Sequence[Any]) -> None:
-    """Raises: AnomalyError if a gradient that `node` gave is nan, naming the forward line of its op."""
+    """Checks the gradients that `node` computed. Raises: AnomalyError, naming the op's forward line, if one is nan."""
     for i, g in enumerate(results):
         if g is not None and hasattr(g, "dtype") and bool(node.xp.isnan(g).any()):
             raise AnomalyError(
@@ -74,6 +74,6 @@ def check_gradients(node: Node, results: Sequence[Any]) -> None:
 
 
 def forward_line(node: Node) -> str:
-    """Where the op of `node` ran, as far as that is known."""
+    """Says which line of user code ran the op of `node`, or that the line is not known."""
     trace = None if node.metadata is None else node.metadata.trace
     return "it ran outside anomaly mode, so its line is not known" if trace is None else f"it ran at {trace}"

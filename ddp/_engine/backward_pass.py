@@ -35,11 +35,11 @@ def backward(
 ) -> None:
     """Propagates `grads` from `roots` into the gradient buffers of all leaves they depend on.
 
-    With `sinks`, the gradients of exactly those edges are put there instead, and no buffer or gradient-ready hook is
+    With `sinks`, the gradients of exactly its keys become its values instead, and no buffer or gradient-ready hook is
     touched; only the nodes on the way to a sink run, and only they are freed.
-    With `run_node`, which comes with sinks, gradients are no arrays but what it takes and returns in place of
-    `Node.run`; they are added by +. If all sinks are leaves, collectives run, too, as they do without sinks: other
-    ranks wait for them.
+    `run_node` is called in place of `Node.run`, and requires `sinks`. Gradients are then whatever it takes and returns,
+    such as tensors; they are added by +. Then collectives run, too, if all sinks are leaves, as they do without sinks:
+    other ranks wait for them.
     Arrays of `grads` are never written to.
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
@@ -58,7 +58,7 @@ def backward(
         for hook, hooked in sorted(groups.values(), key=lambda group: group[0].order):
             active.append(hook)
             hook.begin(hooked)
-        with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
+        with np.errstate(all="ignore"):  # no warnings of infinities and nan: anomaly mode looks for nan
             if stream_sync.switch.on or (stream_sync.switch.several_gpus and stream_sync.on_other_gpu(grads)):
                 with stream_sync.StreamSync(pending) as sync:
                     _run(roots, grads, retain_graph, sinks, pending, sync, run_node)
@@ -79,11 +79,11 @@ def leaves_of(roots: Sequence[Edge]) -> list[Leaf]:
 
 
 def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], collectives: bool) -> set[Edge]:
-    """The sinks, and the nodes that must run for their gradients to reach one.
+    """Finds the sinks that `roots` reach, and the nodes through which gradients reach these sinks.
 
-    collectives: or to reach a collective, if all sinks are leaves
+    collectives: if all sinks are leaves, also finds all collectives, and the nodes through which gradients reach them
 
-    Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
+    Raises: GraphFreedError if a sink was not found, but may lie behind a node that was freed.
     """
     visited: set[Edge] = set()
     freed: Node | None = None
@@ -102,7 +102,7 @@ def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], colle
         raise _freed_error(freed)
     nodes = [edge for edge in visited if isinstance(edge, Node)]
     collectives = collectives and reached.isdisjoint(nodes)
-    for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
+    for node in sorted(nodes, key=lambda node: node.number):  # inputs first: they are older than results
         if (collectives and type(node) is CollectiveNode and node.edges) or not reached.isdisjoint(node.edges or ()):
             reached.add(node)
     return reached
@@ -116,7 +116,10 @@ def _freed_error(node: Node) -> GraphFreedError:
 
 
 def _count(roots: Sequence[Edge], reached: set[Edge] | None) -> dict[Edge, int]:
-    """How many gradients each edge waits for; a root waits for its own. With `reached`, only those edges count."""
+    """Counts the gradients that each edge waits for, including the one that a root gets from the caller.
+
+    reached: only these edges count; None: all that `roots` reach
+    """
     pending: dict[Edge, int] = {}
     arrivals: list[Edge | None] = [*roots]
     while arrivals:
@@ -128,7 +131,7 @@ def _count(roots: Sequence[Edge], reached: set[Edge] | None) -> dict[Edge, int]:
         if count == 0 and type(edge) is not Leaf:
             if edge.edges is None and reached is None:
                 raise _freed_error(edge)
-            arrivals += edge.edges or ()  # with `reached`, what was freed is a sink, and does not run
+            arrivals += edge.edges or ()  # with `reached`, a freed node is a sink, which does not run
     return pending
 
 
@@ -157,7 +160,7 @@ def _run(
                     edge.grad_buffer.accumulate(g)
                 elif type(g) is OutputGradient:
                     parts = incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)
-                    part = parts[g.output]  # None, unless the graph of a gradient leads here, too
+                    part = parts[g.output]  # None, unless create_graph made a second node for this output
                     parts[g.output] = g.gradient if part is None else _sum(part, g.gradient, edge)
                 else:  # not in place: the first is no copy, and may be read-only or in use elsewhere
                     before = incoming.get(edge)
@@ -205,7 +208,7 @@ def _run(
 
 
 def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:
-    """Shows the whole gradient of a node to its hooks, and puts it where it is wanted besides."""
+    """Calls the hooks of a node with its complete gradient, and stores the gradient for retain_grad and `sinks`."""
     if node.metadata is not None:
         _call_hooks(node, node.metadata.hooks, incoming)
         if node.metadata.retained_grad is not None and node in incoming:
@@ -246,7 +249,7 @@ def _sum(a: Any, b: Any, edge: Edge) -> Any:
 
 
 def _grad_outs(edges: Sequence[Edge | None], accumulate: bool) -> list[Array | None]:
-    """The argument `grad_outs` of `Node.run`: arrays for leaves that get one gradient of this node."""
+    """The argument `grad_outs` of `Node.run`: the buffer of each leaf that gets a single gradient from this node."""
     return [
         edge.grad_buffer.grad_out(accumulate)
         if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1

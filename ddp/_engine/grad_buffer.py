@@ -1,4 +1,4 @@
-"""Where the graph ends: a leaf, the buffer that holds its gradient, and the hook that is called when it is complete."""
+"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that is called when that is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 class AccumulateInto:
-    """An array that holds a gradient: what is computed is to be added to it."""
+    """Asks an op to add the gradient that it computes to the one in `array`."""
 
     __slots__ = ("array",)
 
@@ -32,8 +32,8 @@ class GradMemory(Enum):
 
     OWN = auto()  # the buffer's: it is written again in later steps
     LENT = auto()  # the buffer's, but a caller may hold a tensor over it: dropped when the buffer is emptied
-    BOUND = auto()  # what `bind` gave
-    GRAPH = auto()  # what `replace` gave: a graph may have saved it, so that it is never written to
+    BOUND = auto()  # the memory that was given to `bind`
+    GRAPH = auto()  # the array that was given to `replace`: a graph may have saved it, so it is never written to
 
 
 EMPTY, FULL, ZEROED = GradState
@@ -62,7 +62,7 @@ class GradBuffer:
 
     def accumulate(self, g: Array) -> None:
         """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
-        if g is self.array:  # computed where it belongs: see `grad_out`
+        if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
         elif self.state is EMPTY:
@@ -100,7 +100,7 @@ class GradBuffer:
         self.withheld = None
 
     def replace(self, array: Array) -> None:
-        """Holds `array` itself, a gradient with a graph, and unbinds. The next gradient is added to a copy."""
+        """Uses `array`, a gradient with a graph, as the memory, and unbinds. The next gradient is added to a copy."""
         self.array = array
         self.memory = GRAPH
         self.state = FULL
@@ -124,7 +124,7 @@ class GradBuffer:
             self.memory = OWN
 
     def bind(self, buffer: Array) -> None:
-        """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
+        """Keeps the gradient in `buffer` (the leaf's shape and dtype) from now on; copies an existing one there."""
         assert buffer.shape == self.shape, f"buffer of shape {buffer.shape} for a leaf of shape {self.shape}"
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
         if self.state is not EMPTY:
@@ -133,7 +133,7 @@ class GradBuffer:
         self.memory = BOUND
 
     def unbind(self) -> None:
-        """From now on the gradient lives in memory of its own; a live one is copied there."""
+        """Keeps the gradient in memory of its own from now on; copies an existing one there."""
         if self.memory is BOUND:
             assert self.array is not None
             self.array = None if self.state is EMPTY else self.array.copy()
@@ -149,19 +149,19 @@ class GradReadyHook(Protocol):
     order: int
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """Before the first node runs: all leaves with this hook that this backward will reach."""
+        """Called before the first node runs, with all leaves with this hook that this backward will reach."""
 
     def ready(self, leaf: Leaf) -> None:
-        """The leaf's gradient of this backward is complete in its buffer (empty if every use gave None)."""
+        """Called when the leaf's gradient of this backward is in its buffer; if every use gave None, there is none."""
 
     def end(self) -> None:
-        """After the last node, still inside backward."""
+        """Called after the last node, still inside backward."""
 
     def abandon(self, error: BaseException) -> None:
-        """Backward raised after begin() was called."""
+        """Called if backward raises, after begin() was called and before end() has returned."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """Instead of the other methods under create_graph: gradients of the leaves are accumulated in this context."""
+        """Called under create_graph instead of the other methods. In this context the leaves' gradients accumulate."""
 
 
 @final
@@ -169,8 +169,8 @@ class Leaf:
     """The graph's end for one tensor that requires grad.
 
     hooks: called with the sum of a backward's gradients before it is accumulated; each may return another one
-    after: called once it is accumulated
-    owner: a weak reference to the tensor, for gradients that are tensors themselves
+    after: called once the gradient is accumulated
+    owner: a weak reference to the tensor, for gradients that are tensors themselves: backward sets its `grad`
     """
 
     __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")
@@ -193,7 +193,7 @@ class RemovableHandle:
         self._hook = hook
 
     def remove(self) -> None:
-        """The hook is called no more; removing it twice changes nothing."""
+        """Removes the hook; a second call changes nothing."""
         for i, hook in enumerate(self._hooks):
             if hook is self._hook:
                 del self._hooks[i]

@@ -1,7 +1,8 @@
-"""What the graph is made of: one node for each op that ran, and the version counters of what it saved.
+"""What the graph is made of: one node for each op that ran, and the version counters of the tensors that it saved.
 
-An op of several results has a `MultiOutputNode`, which waits for all their gradients, and before it one `SelectOutput`
-node for each result, so that everything else (counts, hooks, sums over uses) sees one gradient a node.
+An op with several results has a `MultiOutputNode`, which waits for the gradients of all of them. Each gradient comes
+from a `SelectOutput` node of one result, so that everything else (counts, hooks, sums over uses) sees one gradient per
+node.
 """
 
 from __future__ import annotations
@@ -83,19 +84,19 @@ class Node:
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
-        # Of an op whose residual changes with its inputs, so that its forward can run again: the inputs as arrays and
+        # Set if the residual changes with the inputs, so that the forward can run again: the inputs as arrays and
         # numbers, the versions of the tensors among them (as above), and the parameters.
         self.call: tuple[Sequence[Any], Versions, dict[str, Any]] | None = None
         self.metadata: NodeMetadata | None = None
 
     def ensure_metadata(self) -> NodeMetadata:
-        """Its metadata, made when first asked for."""
+        """Returns the node's metadata, which the first call creates."""
         if self.metadata is None:
             self.metadata = NodeMetadata()
         return self.metadata
 
     def check_versions(self) -> None:
-        """Raises: VersionError if a saved value was changed in place since."""
+        """Raises: VersionError if a saved value was changed in place after it was saved."""
         for counter, count, position in self.versions:
             if counter.count != count:
                 what = repr(self.op.saves[position]) if position < len(self.op.saves) else f"saved tensor {position}"
@@ -106,10 +107,10 @@ class Node:
                 )
 
     def run(self, g: Any, needs: tuple[bool, ...], grad_outs: Sequence[Any] | None = None) -> Sequence[Any]:
-        """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
+        """Computes the gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
 
-        needs: the node's, or fewer
-        grad_outs: of an op with `grad_out`, one a leaf: see `GradBuffer.grad_out`
+        needs: which inputs get a gradient: those of `self.needs`, or fewer
+        grad_outs: for an op with `grad_out`: what `GradBuffer.grad_out` returned for each input that is a leaf, or None
         """
         if self.metadata is not None and self.metadata.recompute is not None:
             self.metadata.recompute()
@@ -117,7 +118,7 @@ class Node:
             if counter.count != count:
                 self.check_versions()
         saved = self.saved
-        if needs is not self.needs and self.op.saves:  # None for what no wanted gradient reads, as if never saved
+        if needs is not self.needs and self.op.saves:  # values that no wanted gradient reads become None
             plan = self.op.plan(needs)
             saved = tuple([None if position is None else x for position, x in zip(plan, saved, strict=True)])
         if grad_outs is None:
@@ -125,7 +126,7 @@ class Node:
         return self.op.backward(self.xp, g, needs, saved, self.residual, grad_outs)
 
     def free(self) -> None:
-        """Drops all that the node keeps, so that memory falls while backward still runs."""
+        """Drops everything that the node keeps, so that memory falls while backward still runs."""
         self.edges = None
         self.saved = ()
         self.versions = ()
@@ -134,7 +135,7 @@ class Node:
 
 
 class ReusableNode(Node):
-    """A node that several graphs share. Its op keeps nothing, so that there is nothing to free."""
+    """A node that several graphs share. Its op saves nothing, so there is nothing to free."""
 
     __slots__ = ()
 
@@ -176,7 +177,7 @@ class SelectOutput:
 
 
 def output_nodes(node: MultiOutputNode) -> list[Node]:
-    """One node for each result of `node`."""
+    """Returns a `SelectOutput` node for each result of `node`."""
     select = SelectOutput(node.op.name)
     return [Node(select, node.xp, (node,), (True,), (), (), i) for i in range(node.outputs)]
 

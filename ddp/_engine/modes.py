@@ -1,4 +1,4 @@
-"""Whether ops are recorded: a switch of each thread, turned by context managers and decorators."""
+"""The modes of a thread, such as whether ops are recorded, and the context managers and decorators that set them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Casting(Protocol):
     """What autocast does to the inputs of an op."""
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The inputs in the dtype to use."""
+        """Returns the inputs in the dtypes in which the op is to run."""
 
     def spares(self, op: Any, x: Any) -> bool:
-        """Whether the op takes x in 16 bits, and is to give float32."""
+        """Whether autocast leaves x in 16 bits, although the result of the op is to be float32."""
 
 
 class Mode(threading.local):
@@ -57,17 +57,17 @@ def _change(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class Scope:
-    """Settings of this thread for a `with` block or a decorated function; one object may be entered inside itself."""
+    """Settings of this thread for a `with` block or a decorated function; blocks of one object may be nested."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        # `@no_grad` without the parentheses, as PyTorch has it.
+        # Allows `@no_grad` without parentheses, as PyTorch does.
         return cls()(arguments[0]) if arguments and callable(arguments[0]) else super().__new__(cls)
 
     def __init__(self) -> None:
         self.before: list[dict[str, Any]] = []
 
     def settings(self) -> dict[str, Any]:
-        """What attributes of `state` become."""
+        """Returns new values of attributes of `state`, by name."""
         raise NotImplementedError
 
     def __enter__(self) -> None:
@@ -92,7 +92,7 @@ class Scope:
 
 
 def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """A generator function whose steps run in `scope`; what its caller does between them does not."""
+    """Makes the steps of a generator function run in `scope`; the code of its caller between two steps does not."""
 
     @scope
     def step(resume: Callable[[Any], Any], value: Any) -> Any:
@@ -123,7 +123,7 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
 
 
 class Assignment(Scope):
-    """Settings that hold from the call on; as a context manager, it restores what was before the call."""
+    """Settings that hold once the object is made; as a context manager, it restores those from before it was made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Assignment(Scope):
         _change(self.before[0])
 
     def __call__(self, function: Fn) -> Fn:
-        _change(self.before[0])  # used as a decorator: only calls of the function are meant
+        _change(self.before[0])  # used as a decorator: the settings are only for calls of the function
         return super().__call__(function)
 
 

@@ -1,10 +1,10 @@
-"""Backward on the streams that forward ran on: a stream that reads a gradient of another one waits for it.
+"""Backward on the streams that forward ran on: before a stream reads a gradient of another stream, it waits for it.
 
 As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward on `s`; gradients of leaves are added up
-on the stream that `backward` was called on, and that one waits, at the end, for all others. So a call of `backward`
-may be followed by anything that the call of an op may be followed by.
+on the stream that `backward` was called on, and that stream waits for all others at the end. So code after `backward`
+needs no other synchronization than code after an op.
 
-Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUNCH_BLOCKING=1: `enable` is the switch.
+Nothing here runs unless a second stream or a second GPU is used, or CUDA_LAUNCH_BLOCKING=1: `enable` is the switch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from ddp._engine.modes import state
 
 
 class Switch:
-    """Whether a backward of this process has to look for streams, and whether every node has to wait for its work."""
+    """Settings of all backwards of this process.
+
+    on: they look for streams and devices; blocking: after every node, the host waits for the node's work
+    """
 
     on = False
     blocking = False
@@ -31,7 +34,7 @@ switch = Switch()
 
 
 def enable(blocking: bool = False) -> None:
-    """From now on backward looks for streams and devices. blocking: and every node waits for its work."""
+    """Makes backward look for streams and devices from now on. blocking: also makes the host wait after every node."""
     switch.on = True
     switch.blocking = switch.blocking or blocking
 
@@ -44,17 +47,17 @@ def on_other_gpu(grads: Iterable[Any]) -> bool:
 
 def note_stream(node: Node) -> None:
     """Observes new nodes: each remembers the current stream."""
-    # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
+    # A transfer to the CPU is launched on the GPU that it comes from (`residual`), and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
         node.ensure_metadata().stream = _device.runtime().stream_order.current(xp)
 
 
 class StreamSync:
-    """Runs each node of one backward on its stream, and orders gradients that cross; a context manager around it.
+    """Context manager around one backward: runs each node on its stream, and orders gradients that cross streams.
 
-    edges: all that this backward will reach. enter and leave go around a node's run, begin_delivery and end_delivery
-    around the delivery of one gradient.
+    edges: all edges that this backward will reach. `enter` and `leave` are called before and after a node runs,
+    `begin_delivery` and `end_delivery` before and after one gradient is delivered.
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
@@ -65,7 +68,7 @@ class StreamSync:
         self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
         self._current = self._home
         self._source = self._home  # the stream that computed the gradients being delivered
-        self._computed: Any = None  # the event after them
+        self._computed: Any = None  # the event recorded after them
         self._before = {self._home.device: self._home}  # what was current on each device
         self._used: dict[Any, None] = {}  # the other streams that were used
         self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
@@ -117,7 +120,10 @@ class StreamSync:
                 raise
 
     def begin_delivery(self, edge: Edge, result: Any) -> None:
-        """Called before `result` is added to the gradient of `edge`: makes the stream of `edge` current, and wait."""
+        """Called before `result` is added to the gradient of `edge`.
+
+        Makes the stream of `edge` wait for `result`, and makes that stream current.
+        """
         stream = self._stream_of(edge, result)
         if result is not None and stream != self._source:
             if self._computed is None:
