@@ -1,4 +1,4 @@
-"""gradcheck, gradgradcheck: a backward against central differences, which know nothing of it."""
+"""gradcheck and gradgradcheck: compare gradients with central differences, which need no backward."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def gradcheck(
 ) -> bool:
     """True if the gradients of `func(*inputs)` agree with central differences; every differentiable output is checked.
 
-    inputs: those that require grad are float64 leaves; their elements are moved by `eps` and put back. Outputs are
-    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: with False
-    the answer is False where GradcheckError would be raised. nondet_tol, check_undefined_grad, check_grad_dtypes,
+    inputs: those that require grad must be float64 leaves; their elements are moved by `eps` and put back. Outputs are
+    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: if
+    False, returns False instead of raising GradcheckError. nondet_tol, check_undefined_grad, check_grad_dtypes,
     fast_mode: accepted, and change nothing: one backward runs, and every element is checked.
 
     Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
@@ -54,10 +54,10 @@ def gradgradcheck(
 ) -> bool:
     """True if the gradients of the gradients of `func(*inputs)` agree with central differences of the gradients.
 
-    inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64, which are
-    checked as inputs are if they require grad; random numbers unless given.
+    inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; they are
+    checked as inputs are if they require grad; None: random numbers, which are checked.
 
-    Raises: GradcheckError, whose inputs are numbered on through grad_outputs; DtypeError, ArgumentError, GraphError.
+    Raises: GradcheckError, in which grad_outputs are numbered after the inputs; DtypeError, ArgumentError, GraphError.
     """
     arguments = as_list(inputs)
     if grad_outputs is None:

@@ -1,4 +1,4 @@
-"""`Function`: an op of the user's own, in tensors, on the same nodes as ours."""
+"""`Function`: ops that users write on tensors; they are recorded as nodes, as the built-in ops are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, DtypeError, GraphError
 
 
 class FunctionContext:
-    """What forward leaves for backward, `ctx`. Attributes of its own may be set on it freely.
+    """The argument `ctx`, through which forward passes values to backward. Users may set attributes on it.
 
     needs_input_grad: a bool for each argument of `apply`
     """
@@ -47,11 +47,11 @@ class FunctionContext:
         return self._restored
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """These outputs get no gradient: the indices beside the values, for example."""
+        """Says which outputs get no gradient: the indices beside the values, for example."""
         self._not_differentiable = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """These inputs were changed in place by forward, and are returned by it."""
+        """Says which inputs forward changed in place and returns."""
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -77,7 +77,7 @@ class _FunctionBackward:
         return [None if dx is None else dx.array for dx in gradients]
 
     def record_backward(self, node: Node, g: Any, needs: Sequence[bool]) -> list[Any]:
-        """Gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
+        """Computes gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
         ctx, _, outputs, where, origins = node.residual
         grads = gradient_tensors([None] * len(outputs), outputs, where, ctx.materialize_grads)
         for i, one in enumerate(g if isinstance(g, list) else [g]):
@@ -87,7 +87,10 @@ class _FunctionBackward:
         return self._call(node.residual, grads, restore_tensors(node.saved, edges, node.versions), needs)
 
     def _call(self, residual: Any, grads: Sequence[Any], saved: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
-        """What the user's backward returns, None where not wanted. Raises: ArgumentError, DtypeError, ShapeError."""
+        """Calls the user's backward. Returns its gradients, None where `needs` is False.
+
+        Raises: ArgumentError, DtypeError, ShapeError if they do not fit the inputs.
+        """
         ctx, inputs = residual[:2]
         ctx._restored = tuple(saved)
         try:
@@ -112,8 +115,8 @@ class Function:
     """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
 
     forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args)
-    beside setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward;
-    under create_graph what it computes of grads and saved tensors is recorded.
+    together with setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of
+    forward; under create_graph, what it computes from grads and saved tensors is recorded.
 
         class Exp(ddp.autograd.Function):
             @staticmethod
@@ -127,7 +130,7 @@ class Function:
                 (y,) = ctx.saved_tensors
                 return g * y
 
-    Raises, in backward: ArgumentError for another number of gradients; ShapeError, DtypeError where one does not fit.
+    Raises, in backward: ArgumentError for a wrong number of gradients; ShapeError, DtypeError if one does not fit.
     """
 
     _op: _FunctionBackward
@@ -138,16 +141,16 @@ class Function:
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """The function; see the class."""
+        """Computes the outputs; see the class."""
         raise NotImplementedError("a Function defines forward()")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """What forward would do with its ctx, where it takes none; see the class."""
+        """Called after a forward that takes no ctx, to fill it; see the class."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients; see the class."""
+        """Computes the gradients of the arguments; see the class."""
         raise NotImplementedError("a Function that is differentiated defines backward()")
 
     @classmethod
@@ -173,7 +176,7 @@ class Function:
             raise GraphError(f"{cls.__name__}: an input was marked dirty, but forward did not return it")
         if recorded:
             _record(cls, ctx, args, edges, outputs)
-        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # arrays: tensors would form cycles with the graph
+        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the node has arrays: tensors would form cycles
         return outputs[0] if single else tuple(outputs)
 
 
@@ -182,7 +185,7 @@ def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
-    """A result that may get a place in the graph: an input that is returned as it is becomes a view of it."""
+    """Returns `x`, a result of forward; if it is an unchanged input, a view of it, which can get an edge of its own."""
     if isinstance(x, TensorBase):
         if _is_in(x, ctx._dirty):
             if modes.state.enabled and isinstance(x.edge, _engine.Leaf):

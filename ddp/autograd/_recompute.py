@@ -1,7 +1,7 @@
 """Checkpointing of activations: a region keeps no saved values, and runs again when backward first asks for one.
 
-The region's nodes are in the graph as always, only emptied; there is never a backward inside backward, so leaves'
-counts and gradient-ready hooks see nothing of it. Source: Chen et al. 2016, arXiv:1604.06174.
+The region's nodes are in the graph as always, but without saved values. No backward runs inside another one, so the
+counts of leaves and the gradient-ready hooks are as without checkpoints. Source: Chen et al. 2016, arXiv:1604.06174.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Region:
         self.recomputed.append(node)
 
     def fill(self) -> None:
-        """Runs the function again and hands each node what it saved. Raises: GraphError if it ran other ops."""
+        """Runs the function again and gives each node its saved values back. Raises: GraphError if it ran other ops."""
         recomputed: list[Node] = []
         self.recomputed = recomputed
         state = modes.state
@@ -81,7 +81,7 @@ class _Region:
 
 
 class _SavedArgument(NamedTuple):
-    """A tensor without its graph, which the nodes hold already; whether it required grad; the count of its version."""
+    """A tensor argument without its graph, which the nodes keep; whether it required grad; the count of its version."""
 
     tensor: TensorBase
     requires_grad: bool
@@ -89,14 +89,14 @@ class _SavedArgument(NamedTuple):
 
 
 def _detach(x: Any) -> Any:
-    """An argument to keep: the tensors in it, also those in lists, tuples and dicts, as `_SavedArgument`."""
+    """Replaces the tensors in an argument, also those in lists, tuples and dicts, by `_SavedArgument`s."""
     if isinstance(x, TensorBase):
         return _SavedArgument(wrap(x.array, x.device, x), x.requires_grad, x.version.count)
     return _map_nested(_detach, x)
 
 
 def _map_nested(function: Callable[[Any], Any], x: Any) -> Any:
-    """`function` of what a list, tuple or dict holds, in another of its kind; anything else as it is."""
+    """Applies `function` to the values of a list, tuple or dict, for a new one; returns anything else as it is."""
     if type(x) is list or type(x) is tuple:
         return type(x)([function(value) for value in x])
     return {name: function(value) for name, value in x.items()} if type(x) is dict else x
@@ -121,13 +121,15 @@ def checkpoint(
     preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """function(*args, **kwargs), whose saved values are not kept but computed again in backward: memory for time.
+    """Runs function(*args, **kwargs) without keeping saved values; backward computes them again, to save memory.
 
-    function: gives the same ops when it runs again; random numbers are drawn alike if `preserve_rng_state`. Inside
-    another checkpointed region it is part of that one. use_reentrant: accepted for PyTorch's sake, and changes nothing.
+    A call inside another checkpointed region is part of that region.
+
+    function: must run the same ops again. preserve_rng_state: the second run draws the same random numbers.
+    use_reentrant: accepted for PyTorch's sake, and changes nothing.
 
     Raises, in backward: GraphError if the second run differs, or an argument was changed in place; VersionError if
-    another value that the region read was.
+    another value that the region read was changed in place.
     """
     inside = any(isinstance(getattr(observer, "__self__", None), _Region) for observer in modes.state.observers)
     if inside or not modes.state.enabled:
@@ -144,7 +146,7 @@ def checkpoint(
 def checkpoint_sequential(
     functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, preserve_rng_state: bool = True
 ) -> Any:
-    """A Sequential, or a list of functions, in `segments` checkpointed parts, the last of them kept.
+    """Runs a Sequential, or a list of functions, in `segments` parts, all of them checkpointed except the last one.
 
     Raises: ArgumentError unless there are 1 to len(functions) segments.
     """

@@ -19,7 +19,7 @@ def as_list(tensors: Tensors) -> list[Tensor]:
 
 
 def seeds_of(tensors: list[Tensor], gradients: Any) -> list[Any]:
-    """One gradient, or None, for each tensor. Raises: ArgumentError for another number of them."""
+    """Lists one gradient, or None, for each tensor. Raises: ArgumentError if their numbers differ."""
     seeds = [None] * len(tensors) if gradients is None else as_list(gradients)
     if len(seeds) != len(tensors):
         raise ArgumentError(f"{len(seeds)} gradients were given for {len(tensors)} tensors")
@@ -35,8 +35,8 @@ def backward(
 ) -> None:
     """Adds the gradients of all `tensors` to the leaves they depend on, in one pass.
 
-    grad_tensors: one for each tensor, of its shape; left out, 1 for tensors of one element. inputs: only these get a
-    gradient. create_graph: gradients have a graph, as in Tensor.backward.
+    grad_tensors: a gradient for each tensor, of its shape; None: 1, for tensors of one element. inputs: only these get
+    a gradient. create_graph: gradients have a graph, as in Tensor.backward.
 
     Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
     """
@@ -58,10 +58,10 @@ def grad(
     """The gradients of `outputs` with respect to `inputs`, one for each; no `grad` is touched.
 
     An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
-    create_graph: gradients have a graph, so that they can be differentiated; retain_graph is True then if left out.
+    create_graph: gradients have a graph, so that they can be differentiated. retain_graph: None: as create_graph.
 
-    Raises: GraphError, GraphFreedError, VersionError, ShapeError; ArgumentError for is_grads_batched=True, which takes
-    a call for each gradient here, and for only_inputs=False.
+    Raises: GraphError, GraphFreedError, VersionError, ShapeError; ArgumentError for only_inputs=False, and for
+    is_grads_batched=True: call grad for each gradient instead.
     """
     if is_grads_batched:
         raise ArgumentError("grad(is_grads_batched=True): there is no vmap here; call grad for each gradient")

@@ -1,9 +1,10 @@
-"""Products with Jacobians and Hessians, and these matrices themselves, of functions of tensors.
+"""Jacobians and Hessians of functions of tensors, and products with them.
 
-`func` takes the inputs, a tensor or a tuple of them, as its arguments, and returns a tensor or a tuple; results are in
-tuples where these were. v: tensors like the inputs (jvp, vhp, hvp) or the outputs (vjp); left out, 1 for a single
-element. create_graph: results can be differentiated; None, if something beside the inputs requires grad. strict: where
-an output does not depend on an input, GraphError instead of zeros.
+`func` takes the inputs, a tensor or a tuple of tensors, as its arguments, and returns a tensor or a tuple. Results for
+the inputs are a tuple if the inputs are one; so are results for the outputs. v: tensors of the shapes of the inputs
+(jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element. create_graph: results can be differentiated;
+None: only if something beside the inputs requires grad. strict: raises GraphError if an output does not depend on an
+input; otherwise the result is zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Graph = bool | None
 
 
 def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
-    """func(*inputs), and v^T @ J: the gradients of the inputs for those of the outputs, which are v.
+    """Computes func(*inputs), and v^T @ J: the gradients of the inputs, if v are the gradients of the outputs.
 
     Raises: ShapeError, DtypeError, ArgumentError; GraphError if strict.
     """
@@ -36,9 +37,9 @@ def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
 
 
 def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
-    """func(*inputs), and J @ v: how the outputs change as the inputs go along v.
+    """Computes func(*inputs), and J @ v: the derivative of the outputs as the inputs move along v.
 
-    Two backwards: u^T @ J is linear in u, and its gradient for u is J @ v. Raises: as vjp.
+    Runs two backwards: u^T @ J is linear in u, and the gradient of u^T @ J @ v for u is J @ v. Raises: as vjp.
     """
     call = Call(func, inputs, create_graph)
     us = [y.new_zeros(y.shape).requires_grad_() for y in call.outputs]
@@ -48,7 +49,7 @@ def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
 
 
 def vhp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
-    """func(*inputs), which is a single element, and v^T @ H, H its Hessian. Raises: as vjp."""
+    """Computes func(*inputs), which has a single element, and v^T @ H, where H is its Hessian. Raises: as vjp."""
     call = Call(func, inputs, create_graph)
     gradients = differentiate(call.outputs, call.inputs, None, True, strict)
     products = differentiate(gradients, call.inputs, v, call.create_graph, strict)
@@ -68,8 +69,8 @@ def jacobian(
 ) -> Any:
     """The derivatives of every output with respect to every input: of shape (*output, *input).
 
-    A tuple of outputs gives a tuple, and so does a tuple of inputs inside it. One backward an element of the outputs;
-    vectorize, strategy: accepted, and change nothing. Raises: as vjp.
+    A tuple of outputs gives a tuple with a result for each; for a tuple of inputs each of these is a tuple, too. Runs
+    one backward per element of the outputs. vectorize, strategy: accepted, and change nothing. Raises: as vjp.
     """
     call = Call(func, inputs, create_graph)
     blocks = []
@@ -90,9 +91,10 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """The second derivatives of func(*inputs), a single element: of shape (*input, *input), in tuples for a tuple.
+    """The second derivatives of func(*inputs), which has a single element: of shape (*input, *input).
 
-    vectorize, outer_jacobian_strategy: as for jacobian. Raises: as jacobian.
+    A tuple of inputs gives a tuple of tuples. vectorize, outer_jacobian_strategy: accepted, and change nothing.
+    Raises: as jacobian.
     """
 
     def gradients(*given: Tensor) -> Any:
@@ -102,9 +104,9 @@ def hessian(
 
 
 class Call:
-    """A call of `func` with inputs of its own that require grad.
+    """A call of `func` on new tensors over the memory of the inputs, which require grad.
 
-    These lie behind those that require grad already, unless create_graph is False.
+    Unless create_graph is False, a new tensor depends on its input if that requires grad.
     """
 
     def __init__(self, func: Func, inputs: Tensors, create_graph: Graph) -> None:
@@ -120,7 +122,7 @@ class Call:
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
     def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
-        """What is returned: a tuple where `like` is one, and without a graph unless one is wanted."""
+        """Returns `tensors` as the caller gets them: a tuple if `like` is one, without a graph unless create_graph."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]
 
