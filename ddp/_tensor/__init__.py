@@ -1,4 +1,4 @@
-"""Tensors: one family of methods a file, put together in `core`; the public functions beside them."""
+"""Tensors: each file has one family of methods, and the functions beside them; `core` puts the methods together."""
 
 from ddp._tensor.core import Tensor
 

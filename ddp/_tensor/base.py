@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class TensorBase:
     """Storage, graph and gradient of a tensor; see `Tensor`."""
 
-    # `__dict__` holds what users set, as in `p.no_decay = True`; it is made at the first one, and costs nothing before.
+    # `__dict__` holds attributes that users set, as in `p.no_decay = True`. Python creates it with the first attribute.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -52,7 +52,7 @@ class TensorBase:
     )
     array: Array  # the raw array
     _device: Device
-    edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
+    edge: Node | Leaf | None  # where this tensor's gradient goes in backward; None if it gets none
     accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
     _epoch: int  # the epoch of the version for which `edge` is right; -1 for a detached tensor
     grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
@@ -75,7 +75,7 @@ class TensorBase:
     def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
         """Turns the gradient of a leaf on or off, and returns the tensor.
 
-        Raises: DtypeError unless floating; GraphError to turn it off on the result of an op.
+        Raises: DtypeError unless floating; GraphError if it is turned off on the result of an op.
         """
         if isinstance(self.edge, Node):
             if not requires_grad:
@@ -85,7 +85,7 @@ class TensorBase:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self.array.dtype}")
             version = self.version
             if self.accumulate_grad is None and version.base is not None and version.base() is self:
-                # Views that were made before have no leaf: no gradient would come through them.
+                # Views that were made before become stale: they have no edge, so no gradient would come through them.
                 version.epoch = self._epoch = version.epoch + 1
             self.edge = self.leaf
         else:
@@ -145,9 +145,9 @@ class TensorBase:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, device: Device) -> None:
-        """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.
+        """Puts this leaf on another array, and its gradient, too: how modules change dtype and device.
 
-        Raises: GraphError if the leaf has a gradient-ready hook.
+        array: of the same shape if the leaf has a gradient. Raises: GraphError if the leaf has a gradient-ready hook.
         """
         self.check_replaceable()
         leaf = self.accumulate_grad
@@ -185,9 +185,9 @@ def wrap(array: Array, device: Device, like: TensorBase | None = None) -> Tensor
 
 
 def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Tensor | None]:
-    """Tensors around arrays that a node kept, at these edges; None for what is no array.
+    """Makes tensors of arrays that a node saved, with these edges; None for values that are no arrays.
 
-    Nodes that save one of them now notice writes to it.
+    They share the versions of the saved tensors, so that nodes that save them again notice writes.
     """
     counters = {position: version for version, _, position in versions}
     restored: list[Tensor | None] = []
@@ -202,7 +202,7 @@ def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versi
 
 
 def alias(view: TensorBase, x: TensorBase) -> None:
-    """`view` shares the memory of `x` from now on, and its version."""
+    """Makes `view`, which shares the memory of `x`, share its version, too."""
     version = view.version = x.version
     if x._epoch < 0:  # from here on a recorded write into one of the two makes the other stale
         x._epoch = version.epoch
@@ -223,11 +223,11 @@ _silent.run(np.seterr, all="ignore")
 
 
 def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
-    """Runs `op` on tensors, or on Python numbers in their place, and records a node if a gradient will be wanted.
+    """Runs `op` on tensors, or on Python numbers in their place, and records a node if an input requires grad.
 
-    Returns a tensor, or a tuple of them where the op has several results.
+    Returns a tensor, or a tuple of tensors if the op has several results.
 
-    Raises: DeviceError if the tensors are on different devices; InplaceError if one was left behind by a write.
+    Raises: DeviceError if the tensors are on different devices; InplaceError if one is stale (see `stale_view`).
     """
     state = modes.state
     if state.autocast is not None:
@@ -253,7 +253,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
                 wide = True
         else:
             if isinstance(x, np.ndarray):
-                device = None  # it has no version, so backward would not notice a write
+                device = None  # an array has no version, so backward would not notice a write
                 break
             arrays.append(x)
     if device is None:
@@ -261,7 +261,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     xp = device.xp
     if device is not CPU:
         if device.watched and needs_guard(device):
-            # No lambda: names that one closes over are slower in every call.
+            # No lambda: variables that a lambda closes over are slower in every call of this function.
             return guarded_run(op.name, device, arrays, partial(apply, op, inputs, **parameters))
         op = op.device_form
     run: Any = op.upcast if wide and not op.supports_bfloat16 else op
@@ -296,7 +296,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
 
 
 def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs of an op on one device: a 0-d tensor on the CPU is a number beside tensors on a GPU.
+    """Puts the inputs of an op on one device: a 0-d tensor on the CPU counts as a number beside tensors on a GPU.
 
     Raises: DeviceError for other tensors on different devices.
     """
@@ -316,7 +316,7 @@ FLOATS = "fV"  # the kinds of floating dtypes: "V" is bfloat16
 def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
     """Stores the inputs and parameters of an op whose residual changes with its inputs, to run its forward again.
 
-    Not if backward reads none of the inputs: storing them would keep their memory alive.
+    Stores nothing if the node saved no tensor: it would keep memory alive that backward does not read.
     """
     if node.versions:
         versions = [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)]
@@ -342,7 +342,7 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 def make_node(
     node_class: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
-    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
+    """Makes the node of an op that ran: its edges, and those inputs and results that its backward reads."""
     # One loop, not two comprehensions, which are calls before Python 3.12: see `benchmarks.train_step --only small`.
     edges: list[Node | Leaf | None] = []
     needs: list[bool] = []
@@ -374,13 +374,13 @@ def written_in_graph(x: TensorBase) -> None:
 
 
 def check_current(name: str, x: TensorBase) -> None:
-    """Raises: InplaceError where ops are recorded and `x` is a view from before its base was changed in place."""
+    """Raises: InplaceError if ops are recorded and `x` is a view that was made before its base was changed in place."""
     if modes.state.enabled and x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view(name, x)
 
 
 def stale_view(name: str, x: TensorBase) -> InplaceError:
-    """What to raise where the edge of `x` is stale: its memory was changed in place after the view was made."""
+    """Returns the error for a stale edge of `x`: its memory was changed in place after the view was made."""
     return InplaceError(
         f"{name}: a tensor of shape {x.array.shape} shares memory with one that was changed in place inside the graph "
         "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
@@ -399,15 +399,15 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         return
     buffer.withheld = None  # zeros are the same on every rank
     if x.grad is not None:
-        x.grad.edge = None  # of a gradient that has a graph
+        x.grad.edge = None  # if the gradient has a graph
         x.grad.zero_()
         buffer.state = ZEROED
 
 
 def copy_if_needed(array: Array, *readers: Any) -> Array:
-    """`array`, whose memory others may write to; a copy where backward will read it for one of `readers`.
+    """Returns `array`, whose memory others may write to; a copy if backward will read it for one of `readers`.
 
-    An index, a class target or a plain array has no version that would tell of the write.
+    An index, a class target or a plain array has no version by which backward could notice a write.
     """
     for x in readers:
         if isinstance(x, TensorBase) and x.edge is not None and modes.state.enabled:
@@ -417,14 +417,17 @@ def copy_if_needed(array: Array, *readers: Any) -> Array:
 
 
 def required_edge(x: TensorBase, name: str) -> Node | Leaf:
-    """The place of `x` in the graph. Raises: GraphError if it has none."""
+    """The edge of `x`. Raises: GraphError if it has none."""
     if x.edge is None:
         raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
     return x.edge
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
-    """The edge from which a backward of `x` starts. Raises: GraphError if it does not require grad; InplaceError."""
+    """The edge from which a backward of `x` starts.
+
+    Raises: GraphError if `x` does not require grad; InplaceError if its edge is stale.
+    """
     edge = required_edge(x, "backward")
     if x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view("backward", x)
@@ -452,7 +455,7 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
 
 
 def needs_guard(device: Device) -> bool:
-    """Whether an op on a device that is watched has to be guarded, and is not yet."""
+    """Whether an op on a watched device has to run in `guarded_run`, and does not yet."""
     if modes.state.guarded:
         return False
     if device.watched == 2:
@@ -462,7 +465,7 @@ def needs_guard(device: Device) -> bool:
 
 
 def guarded_function(function: F) -> F:
-    """A function that launches without `apply`, under the device of its first tensor, wherever among the arguments."""
+    """Makes a function that launches without `apply` run on the device of the first tensor among its arguments."""
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -479,7 +482,7 @@ def guarded_function(function: F) -> F:
 
 
 def guard_methods(tensor_class: type, names: str) -> None:
-    """Puts methods that launch without `apply` under the device of their tensor; called once CUDA is used."""
+    """Makes methods that launch without `apply` run on the device of their tensor; called when CUDA is first used."""
     for name in names.split():
         owner = next(cls for cls in tensor_class.__mro__ if name in vars(cls))
         method = vars(owner)[name]
@@ -488,7 +491,7 @@ def guard_methods(tensor_class: type, names: str) -> None:
 
 
 def guarded_run(name: str, device: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
-    """What `run` returns, which launches op `name` on `arrays`. Raises: CudaError, where every op waits."""
+    """Calls `run`, which launches op `name` on `arrays`, on `device`. Raises: CudaError naming the op, if ops wait."""
     from ddp._cuda import cuda_errors, device_checks, stream_order
 
     blocking = cuda_errors.blocking()

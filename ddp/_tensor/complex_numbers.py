@@ -18,9 +18,10 @@ _OF_BOTH = (
 class ComplexTensor:
     """real + i*imag: what `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return.
 
-    real, imag: tensors of one shape and dtype, through which gradients flow. It has sums, products and quotients with
-    others, tensors and numbers, `abs`, `angle`, `conj`, indices, and the shapes and sums of tensors; it is no `Tensor`:
-    everything else is computed of `real` and `imag`. A parameter is (..., 2) numbers, which `view_as_complex` takes.
+    real, imag: tensors of one shape and dtype, through which gradients flow. It can be added to, multiplied with and
+    divided by others, tensors and numbers; it has `abs`, `angle`, `conj`, indices, and the shape methods and sums of
+    tensors. It is no `Tensor`: compute everything else from `real` and `imag`. For a complex parameter, make a real one
+    of shape (..., 2), and apply `view_as_complex`.
     """
 
     def __init__(self, real: Tensor, imag: Tensor) -> None:
@@ -44,7 +45,7 @@ class ComplexTensor:
         return ComplexTensor(self.real, -self.imag)
 
     def abs(self) -> Any:
-        """sqrt(real**2 + imag**2), with the gradient 0 in the origin."""
+        """sqrt(real**2 + imag**2), with the gradient 0 at the origin."""
         origin = (self.real == 0) & (self.imag == 0)
         return self.real.masked_fill(origin, 1).hypot(self.imag).masked_fill(origin, 0)
 
@@ -84,7 +85,7 @@ class ComplexTensor:
 
 
 def product(multiply: Any, x: Any, y: Any) -> Any:
-    """A product of complex numbers, by one of real numbers; `y` may be real."""
+    """Multiplies complex numbers by means of `multiply`, a product of real tensors; `y` may be real."""
     if not isinstance(y, ComplexTensor | complex):
         return ComplexTensor(multiply(x.real, y), multiply(x.imag, y))
     real = multiply(x.real, y.real) - multiply(x.imag, y.imag)

@@ -1,4 +1,4 @@
-"""`Tensor`: an array with its place in the graph. Its methods are in mixins, one family a file."""
+"""`Tensor`: an array with its place in the graph. Its methods are in mixins, one family per file."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Tensor(
 
     shape: the sizes. dtype: float16, bfloat16, float32, float64, an integer or bool. device: where the memory is.
 
-    Attributes of your own may be set: `x.tag = 1`. Copies and pickles have them, results of ops do not, as in PyTorch.
+    Attributes of your own may be set: `x.tag = 1`. Copies and pickles keep them, results of ops do not, as in PyTorch.
 
-    Called with sizes, Tensor(2, 3), it is memory of the default dtype as it comes; with a sequence or an array, a copy.
+    Tensor(2, 3), with sizes, is uninitialized memory of the default dtype; with a sequence or an array, it is a copy.
     """
 
     __slots__ = ()
@@ -134,7 +134,7 @@ class Tensor(
         return self.mT
 
     def is_contiguous(self, memory_format: memory_format = contiguous_format) -> bool:
-        """Whether the elements lie in memory in the order of their indices; with ddp.channels_last in N, H, W, C."""
+        """Whether the elements lie in memory in the order of their indices; ddp.channels_last: in order N, H, W, C."""
         if memory_format is channels_last:
             return is_channels_last(self.array)
         return bool(self.array.flags.c_contiguous)
@@ -186,7 +186,7 @@ class Tensor(
 base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
-        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # error messages of Python show it
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
             _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
 
 _WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim

@@ -1,12 +1,12 @@
 """Backward under create_graph: runs each node's reference backward on recording arrays, so that gradients have a graph.
 
 No op has a formula of its second derivative: each step of its backward is recorded as an op, and autograd
-differentiates those. For that, what the node saved gets its place in the graph back: an input the edge that the node
-has for it, the result the node itself. The residual has none, and counts as constant. If it changes with the inputs
-(`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are those of other ops that
-compute the same in fewer steps (`_COMPOSITES`).
+differentiates those. For that, saved values get their edges back: an input gets the edge that the node has for it, the
+result gets the node itself. The residual gets no edge, and counts as constant. If it changes with the inputs
+(`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
+ops with the same result in fewer steps (`_COMPOSITES`).
 
-The residual of a native form is that of its reference. A device form's backward is made of formulas that can be
+A native form has the same residual as its reference. A device form's backward is made of formulas that can be
 recorded, or its residual is converted to the reference's (`Op.reference_residual`).
 """
 
@@ -60,8 +60,9 @@ from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
 
-# Ops whose recorded backward rounds otherwise than their ordinary one: by kernels, or in another order of sums. The
-# ordinary one runs, too, and gives the numbers, so that first gradients have the same bits with and without a graph.
+# Ops whose recorded backward rounds differently from their ordinary one, which uses kernels, or sums in another order.
+# The ordinary one runs, too, and its numbers are used, so that first gradients have the same bits with and without a
+# graph.
 ROUNDED_APART = {
     "batch_norm",
     "channel_affine",
@@ -84,7 +85,7 @@ ROUNDED_APART = {
     "var",
 }
 
-# Functions of formulas that recording arrays cannot take, or that would take many steps.
+# Recording forms of functions that cannot run on recording arrays, or would take many steps.
 
 
 def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
@@ -144,11 +145,11 @@ convolution.correlate.attach_recording_form(
     lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
 )
 convolution.adjoint.attach_recording_form(_adjoint)
-# As many heads at a time as on a GPU: few steps, and what is dropped is drawn as there.
+# As many heads at a time as on a GPU: this takes few steps, and dropout draws its masks as there.
 attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
 attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
 reduction.moments.attach_recording_form(_moments)
-# What float64 statistics make up for is lost in those of a recording array, which are of its dtype.
+# Without the reference's correction for float64 statistics: those of a recording array have the array's dtype.
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
 # Called only by a forward that runs again to compute residuals: nothing reads its result.
 normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
@@ -173,8 +174,9 @@ def recorded_gradients(
 ) -> list[Tensor | None]:
     """The gradients of all `tensors` with respect to edges, as tensors with a graph; None where none arrived.
 
-    Results of collectives that no gradient here depends on are in the graph of all of them, with a gradient of zero:
-    gradients of other ranks depend on them, and differentiating those runs collectives in which this rank takes part.
+    If no gradient here depends on the result of a collective, the result is added to the graph of every gradient, with
+    a derivative of zero. Gradients of other ranks depend on it, and differentiating those runs collectives, in which
+    this rank must take part.
 
     Raises: GraphError for an op without a second derivative; GraphFreedError, VersionError.
     """
@@ -188,7 +190,7 @@ def recorded_gradients(
 
 
 class _recorded(enable_grad):
-    """Recording without autocast: gradients have the dtypes of the inputs."""
+    """Records ops without autocast: gradients have the dtypes of the inputs."""
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "autocast": None}
@@ -200,7 +202,7 @@ def _seed(x: TensorBase, gradient: Any) -> Tensor:
 
 
 def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Sequence[Any]:
-    """The gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
+    """Computes the gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
 
     for_others: gets the results of collectives that are not wanted here
     """
@@ -218,7 +220,7 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
         results = run_reference(node, node.op, g, needs)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
-    is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # which may have any name
+    is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # it may have any name
     if node.op.name in ROUNDED_APART and not is_function:
         values = node.run([*map(_array, g)] if isinstance(g, list) else _array(g), needs)
         # Copies: a backward may give the same memory twice, or that of g.
@@ -234,7 +236,7 @@ def _array(x: Tensor | None) -> Any:
 
 
 def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence[Tensor | None]:
-    """As `_run_node`, by the reference of `op`."""
+    """Computes the gradients of a node's inputs by the reference of `op`; see `_run_node`."""
     run, residual = _recordable(node, op, g)
     xp: Any = recording_module(node.xp)
     edges: Sequence[Any] = node.edges or ()
@@ -261,7 +263,7 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
 
 
 def _recordable(node: Node, op: Op | Upcast, g: Any) -> tuple[Any, Any]:
-    """What runs on recording arrays in place of `op`, and the residual that its backward takes."""
+    """Returns the op that runs on recording arrays in place of `op`, and the residual for its backward."""
     reference = OPS[op.name].reference
     if type(op) is not Op:
         return reference.upcast, node.residual
@@ -276,7 +278,7 @@ def _recordable(node: Node, op: Op | Upcast, g: Any) -> tuple[Any, Any]:
 
 
 def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Any]:
-    """What a node kept, as recording arrays with these edges; numbers and integers as they are."""
+    """Makes recording arrays, with these edges, of arrays that a node saved; numbers and integer arrays stay."""
     tensors = restore_tensors(arrays, edges, versions)
     return [
         x if tensor is None or x.dtype.kind not in FLOATS else RecordingArray(tensor)
@@ -303,9 +305,9 @@ def _run_composite(
     return [next(results) if need else None for need in needs]
 
 
-# Recurrent ops by one step of time after the other. The reference writes the states of all steps into one array:
-# recorded, each write would be a copy of all of them. A step gives the next states; a, e: what the input and the state
-# before give the gates.
+# Recurrent ops, one time step after the other. The reference writes the states of all steps into one array; recorded,
+# each write would copy the whole array. A step returns the next states. a, e: the linear terms of the input and of the
+# previous state.
 
 
 def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> Tensors:
@@ -328,7 +330,7 @@ def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> Tensors:
 
 
 def _run_steps(step: Composite, count: int, *inputs: Any, reverse: bool, **how: Any) -> Sequence[Tensor]:
-    """count: how many of the inputs behind the first are states"""
+    """Runs `step` for all time steps. count: the number of states, which follow the first input."""
     states: Sequence[Tensor] = inputs[1 : 1 + count]
     w_ih, w_hh, b_ih, b_hh, *others = inputs[1 + count :]
     order = -1 if reverse else 1
@@ -350,7 +352,7 @@ _COMPOSITES: dict[str, Composite] = {
 
 
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
-    """A gradient as a tensor. Its gradient for what was only compared is 0, as PyTorch's, and not None."""
+    """Returns a gradient as a tensor. Its derivative for values that were only compared is 0, as in PyTorch."""
     if x is None:
         return None
     result: Tensor = as_operand(x)

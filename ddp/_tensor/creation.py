@@ -1,7 +1,7 @@
-"""Creates tensors: of constants and ranges, of numbers, lists and others' arrays, and by PyTorch's older types.
+"""Creates tensors from constants, ranges, numbers, lists and arrays, and by PyTorch's older tensor types.
 
-Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. An array that may not be
-written to is shared all the same: reading it is safe, and writing in place raises.
+Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. Read-only arrays are shared,
+too: reading them is safe, and writing in place raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Size = int | Sequence[int]
 
 
 def from_array(array: Any, device: _device.device, requires_grad: bool = False) -> Tensor:
-    """`array` (NumPy or CuPy) on `device` as a tensor."""
+    """Moves `array` (NumPy or CuPy) to `device`, and wraps it as a tensor."""
     if device is not CPU or not isinstance(array, np.ndarray):
         array = to_device(array, device)
         device = device_of(array)
@@ -46,7 +46,7 @@ def from_array(array: Any, device: _device.device, requires_grad: bool = False) 
 
 
 def resolve_device(device: Where) -> _device.device:
-    """The device that was asked for; if none was, that of `with ddp.device(...)`, else the CPU.
+    """The device that was asked for; if none was, this thread's default device.
 
     Raises: DeviceError for a GPU that does not exist.
     """
@@ -69,7 +69,10 @@ def get_default_device() -> _device.device:
 
 
 def as_number(value: Any, name: str) -> Any:
-    """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
+    """Converts a number, a NumPy scalar or a tensor of one element to a Python number.
+
+    Raises: ArgumentError for anything else.
+    """
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, Number):
         raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
@@ -85,16 +88,16 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
 
 
 def pin(x: Tensor) -> Tensor:
-    """A new tensor in page-locked memory, which requires grad if `x` does. Raises: DeviceError if that is on a GPU."""
+    """A new tensor, `x` in page-locked memory; it requires grad if `x` does. Raises: DeviceError if `x` is on a GPU."""
     page_locked = x.detach().pin_memory()
     return page_locked.requires_grad_(x.requires_grad)
 
 
-_QUIET = np.errstate(all="ignore")  # as a decorator: what a dtype cannot hold is infinite
+_QUIET = np.errstate(all="ignore")  # as a decorator: numbers too large for a dtype become infinite
 
 
 class Options(TypedDict, total=False):
-    """What every creation function takes by name. dtype: None is the default one, or that of the numbers."""
+    """Options that every creation function takes by name. dtype: None: the default one, or that of the numbers."""
 
     dtype: Any
     device: Where
@@ -111,9 +114,9 @@ def new(
     requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> Tensor:
-    """What `make(xp, dtype)` returns, as a tensor on the device.
+    """Creates a tensor on the device from the array that `make(xp, dtype)` returns.
 
-    usual: the dtype where none was asked for; None is the default one
+    usual: the dtype if no other was asked for; None: the default dtype
     """
     dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     target = resolve_device(device)
@@ -131,7 +134,7 @@ def rename(function: Any, name: str, doc: str) -> Any:
 
 
 def _of_shape(name: str, doc: str) -> TensorFunction:
-    """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
+    """Makes the creation function `name`: it passes a shape and a dtype to the array module's function of that name."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
         shape = parse_shape(sizes_, size, name)
@@ -146,7 +149,7 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 
 
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
-    """`fill_value` everywhere; the dtype follows it unless given: bool, int64 or float32.
+    """A tensor filled with `fill_value`; without a dtype, it is bool, int64 or the default dtype, as the value is.
 
     Raises: ArgumentError if an integer dtype cannot hold the value.
     """
@@ -205,7 +208,10 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
-    """A function of array module and dtype: the points in float64. Raises: ArgumentError for negative steps."""
+    """Returns a function of array module and dtype that computes the points in float64.
+
+    Raises: ArgumentError for negative steps.
+    """
     first, last = as_number(start, name), as_number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
@@ -230,13 +236,13 @@ def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
 
 
 def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
-    """The options, with the dtype and device of `x` where none were asked for."""
+    """Returns the options, with the dtype and device of `x` if no others were asked for."""
     asked = {name: value for name, value in options.items() if value is not None}
     return {"dtype": x.array.dtype, "device": x._device, **asked}
 
 
 def like_form(make: TensorFunction) -> TensorFunction:
-    """`make` with the shape, dtype and device of another tensor."""
+    """Makes the function NAME_like, which calls `make` with the shape, dtype and device of another tensor."""
 
     def of_input(input: TensorBase, *arguments: Any, **options: Any) -> Tensor:
         return make(input.array.shape, *arguments, **options_like(input, options))
@@ -250,7 +256,7 @@ zeros_like, ones_like, empty_like, full_like = like_form(zeros), like_form(ones)
 
 
 def _method(make: TensorFunction) -> TensorFunction:
-    """`make` with the dtype and device of this tensor."""
+    """Makes the method new_NAME, which calls `make` with the dtype and device of its tensor."""
     name = f"new_{make.__name__}"
 
     def method(self: TensorBase, *sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
@@ -260,14 +266,14 @@ def _method(make: TensorFunction) -> TensorFunction:
 
 
 class Creation(TensorBase):
-    """New tensors in the dtype and on the device of this one, unless given."""
+    """Methods that create tensors in the dtype and on the device of this one, unless others are given."""
 
     __slots__ = ()
 
     new_zeros, new_ones, new_empty = _method(zeros), _method(ones), _method(empty)
 
     def new_full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
-        """`fill_value` everywhere, in the given shape."""
+        """A new tensor of the given shape, filled with `fill_value`."""
         return full(size, fill_value, **options_like(self, options))
 
     def new_tensor(self, data: Any, **options: Unpack[Options]) -> Tensor:
@@ -276,7 +282,7 @@ class Creation(TensorBase):
 
 
 def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
-    """An uninitialised tensor of the sizes given, or a copy of the data; a tensor's memory is shared.
+    """Makes an uninitialized tensor of given sizes, or a copy of given data; shares the memory of a given tensor.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
@@ -297,8 +303,9 @@ def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) ->
 class TypedTensor(type):
     """The type of `ddp.LongTensor` and its kin: tensors of one dtype on one kind of device.
 
-    Calling one makes tensors: of sizes, uninitialised; of data, a copy. An instance is any tensor of that dtype there,
-    as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is an annotation. x.type() takes them, too.
+    Called with sizes, it makes an uninitialized tensor; with data, a copy. Every tensor of this dtype on such a device
+    is an instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()`
+    takes these types, too.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
@@ -332,7 +339,7 @@ ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtyp
 
 
 def cast(array: Any, dtype: Dtype) -> Any:
-    """`array` in `dtype`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
+    """Converts `array` to `dtype`, if it has another one. Numbers that do not fit become infinite, or wrap around."""
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
@@ -340,7 +347,7 @@ def cast(array: Any, dtype: Dtype) -> Any:
 
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
-    """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
+    """Converts `data` to an array of a supported dtype. Also returns whether it is new, or may share memory."""
     if isinstance(data, Number) and not isinstance(data, np.generic):
         dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
         if dtype in dtypes.INTEGERS and math.isfinite(data):
@@ -355,7 +362,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     elif isinstance(data, np.ndarray):
         array = data if type(data) is np.ndarray else data.view(np.ndarray)
     elif hasattr(data, "__dlpack__") and is_bfloat16(data):
-        array = take_dlpack(data, dlpack_device(data))  # of all ways, this one has a name for it
+        array = take_dlpack(data, dlpack_device(data))  # only DLPack has a name for bfloat16
     elif hasattr(data, "__cuda_array_interface__"):
         array = _device.imported(data)
     elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
@@ -367,7 +374,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 
 
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
-    """A new array of nested lists of numbers, arrays and tensors."""
+    """Makes a new array from nested lists of numbers, arrays and tensors."""
     if isinstance(data, list | tuple) and any(hasattr(cls, "dtype") for cls in _element_types(data)):
         element_dtypes: set[Dtype] = set()
         data = _unwrap_tensors(data, element_dtypes)
@@ -390,19 +397,19 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
 
 
 def _element_types(data: Any) -> set[type]:
-    """The types of what is in nested lists."""
+    """The types of the elements of nested lists."""
     classes = set(map(type, data))
     nested = any(issubclass(cls, list | tuple) for cls in classes)
     return classes.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
 def _unwrap_tensors(data: Any, element_dtypes: set[Dtype]) -> Any:
-    """Nested lists with arrays in place of tensors. `element_dtypes` gets the dtype that each element would have."""
+    """Replaces the tensors in nested lists by arrays. Adds the dtype of each element to `element_dtypes`."""
     if isinstance(data, list | tuple):
         return [_unwrap_tensors(part, element_dtypes) for part in data]
     element_dtypes.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
     array = to_device(data.array, CPU) if isinstance(data, TensorBase) else data
-    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes it with no other
+    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes bfloat16 with no other dtype
     return array if mixes else array.astype(dtypes.float32)
 
 
@@ -412,8 +419,8 @@ def tensor(
     """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
 
     pin_memory: in page-locked memory, where there is a GPU to copy to.
-    Raises: ShapeError for ragged sequences; DtypeError for what is no number, or if an integer should require grad;
-    ArgumentError for a number that does not fit the dtype.
+    Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, and for integers with
+    requires_grad; ArgumentError for a number that does not fit the dtype.
     """
     array, new = array_of(data, dtype, "tensor")
     target = _target_device(data, array, device)
@@ -424,7 +431,10 @@ def tensor(
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
-    """`data` as a tensor, sharing the memory of an array where dtype and device allow it; a tensor as it is."""
+    """Converts `data` to a tensor, which shares the memory of an array if dtype and device allow it.
+
+    A tensor is returned as it is, unless another dtype or device is given.
+    """
     if isinstance(data, TensorBase):
         x: Any = data
         return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
@@ -433,7 +443,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
 
 
 def _target_device(data: Any, array: Any, device: Where) -> _device.device:
-    """The device for a tensor of `data`: the one asked for, else that of an array, else the default device."""
+    """The device for a tensor of `data`: the one asked for, else that of a tensor or CUDA array, else the default."""
     named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
     return resolve_device(device) if named else device_of(array)
 
@@ -441,7 +451,7 @@ def _target_device(data: Any, array: Any, device: Where) -> _device.device:
 def asarray(
     obj: Any, *, dtype: Any = None, device: Where = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """`obj` as a tensor: sharing its memory if that can be, or never (copy=True), or always (copy=False).
+    """Converts `obj` to a tensor, which shares its memory if possible (copy=None), never (True), or always (False).
 
     Raises: ArgumentError if copy=False and the memory cannot be shared.
     """
@@ -489,12 +499,12 @@ def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, req
 
 
 def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = None) -> Tensor:
-    """A tensor that shares the memory of an array of any library that speaks DLPack.
+    """A tensor that shares the memory of an array of any library that supports DLPack.
 
-    On a GPU the current stream goes on when the other library's has got this far; the host does not wait.
-    copy: True: it does not share; False: it does, or this raises. Raises: DtypeError for a dtype that tensors do not
-    have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
-    and `device` is another one.
+    On a GPU the current stream waits for the other library's work so far; the host does not wait.
+    copy: True: makes a copy; False: shares the memory, or raises. Raises: DtypeError for a dtype that tensors do not
+    have, or if ext_tensor does not support DLPack; DeviceError for memory that is neither the CPU's nor CUDA's;
+    ArgumentError if copy=False and `device` is another one.
     """
     source = dlpack_device(ext_tensor)
     target = source if device is None else resolve_device(device)
@@ -505,7 +515,7 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
 
 
 def from_foreign(value: Any) -> Any:
-    """An array, or a tensor of another library, as a tensor outside the graph, sharing memory; anything else as it is.
+    """Converts an array, or another library's tensor, to a tensor over the same memory; returns anything else as it is.
 
     Raises: DtypeError, DeviceError, and what the other library raises for a tensor that it cannot share.
     """

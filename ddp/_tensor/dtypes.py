@@ -1,8 +1,8 @@
-"""Which dtype a result has: PyTorch's rules, on NumPy's dtype objects.
+"""The dtypes of results, by PyTorch's rules, as NumPy's dtype objects.
 
 Python numbers never widen a tensor of their own category or a higher one; neither does a 0-d tensor beside one with
 dimensions. bool < integers < floats are the categories. bfloat16 is the one of ml_dtypes: its `kind` is "V" and its
-`name` "bfloat16", so whether something is floating is a question for `is_float`.
+`name` "bfloat16", so use `is_float` to ask whether a dtype is floating.
 """
 
 from __future__ import annotations
@@ -111,13 +111,12 @@ def of_number(number: Number) -> Dtype:
 
 
 def promote_types(type1: Any, type2: Any) -> Dtype:
-    """The smallest dtype that holds the values of both; of floats beside integers, the floating one."""
+    """The smallest dtype that holds the values of both; for a float and an integer, the floating one."""
     return _JOINED[parse(type1), parse(type2)]
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Whether values of one dtype may be written into another: not from a higher category into a lower one, except
-    that an integer may be any integer."""
+    """Whether one dtype may be written into another: bool into all, integers into all but bool, floats into floats."""
     return CATEGORY[parse(from_)] <= CATEGORY[parse(to)]
 
 

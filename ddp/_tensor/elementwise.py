@@ -1,6 +1,6 @@
 """Elementwise methods: arithmetic, exponentials, trigonometry, rounding, choices, comparisons, logic and bits.
 
-Most are made of an op and a line of help; those that PyTorch has in place, too, are made in both forms at once.
+Most are made from an op and a docstring. If PyTorch also has the in-place form, both are made at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
 
 
 def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary, Binary]:
-    """Makes an operator and its reflected form, which apply `op` by `run`, which is `binary` or `division`."""
+    """Makes an operator and its reflected form. They apply `op` by `run`: `binary` or `division`."""
     reflected = {**options, "swap": True}
     return lambda self, y: run(op, self, y, **options), lambda self, y: run(op, self, y, **reflected)
 
@@ -67,9 +67,10 @@ def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) 
 
 
 def _comparison(name: str, ufunc: str, doc: str) -> Comparison:
-    """An operator, which returns NotImplemented for other operands; the method, which raises; and its in-place form.
+    """Makes an operator, the method, and its in-place form. Their results are outside the graph.
 
-    All are outside the graph. ufunc: the array module's function.
+    For an operand that is no tensor, array or number, the operator returns NotImplemented, and the method raises.
+    ufunc: the array module's function.
     """
 
     def method(self: TensorBase, other: Other) -> Tensor:
@@ -83,7 +84,7 @@ def _bits(name: str, ufunc: str, doc: str) -> Comparison:
 
 
 def _test(name: str, doc: str) -> Unary:
-    """A method by the array module's function of this name, which gives bool."""
+    """Makes the method `name`, which calls the array module's function of that name and returns bool."""
 
     def method(self: TensorBase) -> Tensor:
         xp = self._device.xp
@@ -97,10 +98,10 @@ def _reverse(ufunc: str) -> Binary:
 
 
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
-    """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is no operand.
+    """Computes op(x, y), a division, or op(y, x) with `swap`. Returns NotImplemented if `y` is no operand.
 
-    Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU is not looked for, since the host
-    would have to wait.
+    Raises: ArgumentError if integers are divided by 0. Tensors on a GPU are not checked for zeros: the host would have
+    to wait.
     """
     name = "div" if op is ops.div_rounded else op.name
     pair = promote_pair(x, y, name)
@@ -117,8 +118,8 @@ def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: 
 class Elementwise(TensorBase):
     """Functions of each element; operands broadcast, and results follow PyTorch's promotion rules.
 
-    Results that lie between the integers are float32 for integers and bool; those of comparisons are bool. What ends in
-    an underscore writes into this tensor: see `ddp._tensor.inplace`.
+    Functions such as exp convert integers and bool to the default dtype; comparisons return bool. Methods whose names
+    end in an underscore write into this tensor: see `ddp._tensor.inplace`.
     """
 
     __slots__ = ()
@@ -153,7 +154,7 @@ class Elementwise(TensorBase):
     def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; integers divide to float32. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
-        Raises: ArgumentError for another mode, or where integers are divided by 0.
+        Raises: ArgumentError for another mode, or if integers are divided by 0.
         """
         if rounding_mode is None:
             return check_operand(binary(ops.div, self, other, floating=True), "div", other)
@@ -164,7 +165,7 @@ class Elementwise(TensorBase):
     divide = true_divide = div
 
     def floor_divide(self, other: Other) -> Tensor:
-        """floor(self / other); integers stay integers. Raises: ArgumentError where these are divided by 0."""
+        """floor(self / other); integers stay integers. Raises: ArgumentError if integers are divided by 0."""
         return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
     remainder, remainder_ = both_forms(
@@ -201,7 +202,7 @@ class Elementwise(TensorBase):
     reciprocal, reciprocal_ = _unary(ops.reciprocal, "1 / self; of integers float32.")
 
     def square(self) -> Tensor:
-        """self * self; of bool int64."""
+        """self * self; int64 for bool."""
         x = to_dtype(self, "int64") if self.array.dtype.kind == "b" else self
         return apply(ops.square, (x,))
 
@@ -254,7 +255,7 @@ class Elementwise(TensorBase):
     arcsinh, arccosh, arctanh = asinh, acosh, atanh
 
     def logit(self, eps: float | None = None) -> Tensor:
-        """log(self / (1 - self)), the inverse of sigmoid; with `eps`, self is held within [eps, 1 - eps] before."""
+        """log(self / (1 - self)), the inverse of sigmoid; with `eps`, self is first clamped to [eps, 1 - eps]."""
         return unary(special.logit, self, eps=eps)
 
     atan2, atan2_ = both_forms(_binary(special.atan2, "The angle of (other, self), in [-pi, pi].", floating=True))
@@ -286,9 +287,9 @@ class Elementwise(TensorBase):
     fmin = _binary(ops.fmin, "The smaller of both, of a number and nan the number.")
 
     def clamp(self, min: Other = None, max: Other = None) -> Tensor:
-        """self held within [min, max], numbers or tensors; where min > max, it is max. Either may be left out.
+        """Limits self to [min, max], numbers or tensors; where min > max, the result is max. Either may be left out.
 
-        Raises: ArgumentError if both are; ShapeError if tensors do not broadcast.
+        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast.
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
@@ -318,7 +319,7 @@ class Elementwise(TensorBase):
         return select_where(condition, self, other)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-        """Numbers in place of nan and infinities: by default 0, and the largest and smallest of the dtype."""
+        """Replaces nan and infinities by numbers: by default 0, and the largest and smallest of the dtype."""
         if not is_float(self.array.dtype):
             return self.clone()  # type: ignore[attr-defined]  # every tensor has the mixins
         bounds = finfo(self.array.dtype)
@@ -373,11 +374,11 @@ class Elementwise(TensorBase):
     isfinite = _test("isfinite", "Whether each element is neither infinite nor nan, bool.")
 
     def equal(self, other: TensorBase) -> bool:
-        """Whether both have one shape and equal elements."""
+        """Whether both have the same shape and equal elements."""
         return self.array.shape == other.array.shape and bool(self.eq(other).array.all())
 
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-        """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; with `equal_nan`, nan is like nan.
+        """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; equal_nan: nan equals nan.
 
         Raises: ShapeError if they do not broadcast; DeviceError.
         """
@@ -387,7 +388,7 @@ class Elementwise(TensorBase):
         a = x.array
         b = y.array
         if not is_float(a.dtype) or a.dtype == bfloat16:
-            # A difference of unsigned integers would wrap around, and float64 holds bfloat16 whole.
+            # A difference of unsigned integers would wrap around; float64 represents every bfloat16 exactly.
             a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")
         return wrap(xp.asarray(xp.isclose(a, b, rtol, atol, equal_nan)), x._device)
 

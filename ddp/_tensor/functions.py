@@ -1,6 +1,6 @@
-"""The functions of `ddp`: those that are methods of `Tensor`, too, and those of several tensors.
+"""The functions of `ddp`: those that are also methods of `Tensor`, and those of several tensors.
 
-Many bear the names of Python's own functions, which this module can therefore not use: all, any, max, min, sum, round.
+Some hide Python's built-in functions, which this module can therefore not use: all, any, max, min, sum, round.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _form = functools.cache(function_form)  # aliases of one method are one function
 
 
 def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
-    """The methods of these names as functions. number_first: whose first operand may be a number."""
+    """Makes functions of the methods of these names. number_first: their first operand may be a number."""
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
 
-# The same, for methods that do not return exactly one tensor.
+# `_forms`, typed for methods that do not return exactly one tensor.
 _others: Callable[[str], Iterator[Callable[..., Any]]] = _forms
 
 
@@ -108,7 +108,7 @@ kthvalue, sort, topk, unique, unique_consecutive = _others("kthvalue sort topk u
 
 @with_out
 def pow(input: Any, exponent: Any) -> Tensor:
-    """input ** exponent; one of both may be a number. Raises: ArgumentError for negative exponents of integers."""
+    """input ** exponent; one of them may be a number. Raises: ArgumentError for negative exponents of integers."""
     return input.pow(exponent) if isinstance(input, Tensor) else input**exponent
 
 
@@ -116,7 +116,7 @@ def pow(input: Any, exponent: Any) -> Tensor:
 def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """`input` where `condition` (bool) holds, else `other`; all three broadcast, and numbers may stand for tensors.
 
-    With `condition` alone: where it is not zero, a tuple of int64 indices, one for each dimension.
+    With `condition` alone: the indices where it is not zero, as a tuple of int64 vectors, one for each dimension.
 
     Raises: DtypeError, ShapeError.
     """
@@ -138,13 +138,13 @@ std_mean = _with_mean("std", "(standard deviation, mean).")
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Tensors:
-    """Stretches of one size along `dim`, the last one shorter if need be, or of the sizes given."""
+    """Splits along `dim` into parts of one size, of which the last may be smaller, or into parts of given sizes."""
     return tensor.split(split_size_or_sections, dim)
 
 
 @with_out
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Between which of `boundaries`, a sorted vector, each element lies: boundaries[i-1] < input <= boundaries[i].
+    """For each element, the index i with boundaries[i-1] < input <= boundaries[i]. boundaries: a sorted vector.
 
     right: boundaries[i-1] <= input < boundaries[i].
     """
@@ -184,7 +184,7 @@ def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
 @with_out
 @numpy_names
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors joined along `dim`; all other sizes are equal. A tensor of shape (0,) goes with any shape.
+    """Joins tensors along `dim`; all other sizes must be equal. A tensor of shape (0,) may stand beside any shape.
 
     Raises: ShapeError, RangeError; ArgumentError for no tensor.
     """
@@ -209,7 +209,7 @@ concat = concatenate = cat
 @with_out
 @numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
+    """Joins tensors of one shape along a new dimension `dim`. Raises: ShapeError, ArgumentError, RangeError."""
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")
@@ -218,26 +218,26 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @with_out
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors joined along dimension 1; vectors and numbers along dimension 0."""
+    """Joins tensors along dimension 1; vectors and 0-d tensors along dimension 0."""
     xs = atleast_1d(list(tensors))
     return cat(xs, 0 if xs and xs[0].ndim == 1 else 1)
 
 
 @with_out
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors, with two dimensions at least, joined along dimension 0."""
+    """Joins tensors along dimension 0, after `atleast_2d`."""
     return cat(atleast_2d(list(tensors)), 0)
 
 
 @with_out
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors, with three dimensions at least, joined along dimension 2."""
+    """Joins tensors along dimension 2, after `atleast_3d`."""
     return cat(atleast_3d(list(tensors)), 2)
 
 
 @with_out
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """As hstack, but vectors and numbers are columns."""
+    """As hstack, but vectors and 0-d tensors become columns."""
     return hstack([x if x.ndim > 1 else x.reshape(-1, 1) for x in tensors])
 
 
@@ -252,7 +252,7 @@ def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
 
 
 def view_as_complex(input: Tensor) -> ComplexTensor:
-    """The complex numbers of pairs: input (..., 2), result (...)."""
+    """Pairs of real numbers as complex numbers: input (..., 2), result (...)."""
     return ComplexTensor(*input.unbind(-1))
 
 
@@ -277,12 +277,12 @@ def conj(input: ComplexTensor) -> ComplexTensor:
 
 
 def angle(input: ComplexTensor) -> Tensor:
-    """In [-pi, pi]."""
+    """The angle of each number in the complex plane, in radians, in [-pi, pi]."""
     return input.angle()
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """All combinations of the elements of vectors: (n0 * n1 * ..., number of vectors); of one vector, itself."""
+    """All combinations of the elements of vectors: (n0 * n1 * ..., number of vectors); for one vector, itself."""
     if len(tensors) == 1:
         return tensors[0]
     return stack([grid.reshape(-1) for grid in meshgrid(*tensors, indexing="ij")], 1)
@@ -291,7 +291,7 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
 def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
-    """Each element, or slice along `dim`, repeated next to itself; of a tensor of repeats alone, the indices."""
+    """Repeats each element, or each slice along `dim`, next to itself. With `input` alone: index i, input[i] times."""
     if repeats is None:
         places = wrap(input.device.xp.arange(input.numel()), input.device)
         return places.repeat_interleave(input, 0)
@@ -301,7 +301,7 @@ def repeat_interleave(
 def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
         target = Device("cpu" if device is None else device)
-        # On the CPU: the host needs their number, and would wait for a GPU.
+        # Computed on the CPU: the host needs the number of indices, and would wait for a GPU.
         indices = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
         return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), target), target)
 
@@ -313,7 +313,7 @@ tril_indices, triu_indices = _triangle("tril", "below"), _triangle("triu", "abov
 
 
 def broadcast_tensors(*tensors: Any) -> Tensors:
-    """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
+    """Expands the tensors to the shape that they broadcast to, without copying. Raises: ShapeError."""
     xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
     # No view if the shape is the same: a view of a leaf belongs to a graph, which the first backward frees.
@@ -321,27 +321,27 @@ def broadcast_tensors(*tensors: Any) -> Tensors:
 
 
 def broadcast_shapes(*shapes: Any) -> Ints:
-    """What these shapes (tuples or numbers) broadcast to. Raises: ShapeError."""
+    """The shape that these shapes (tuples or numbers) broadcast to. Raises: ShapeError."""
     return broadcast_shape("broadcast_shapes", *[(n,) if isinstance(n, int) else tuple(n) for n in shapes])
 
 
 def atleast_1d(*tensors: Any) -> Any:
-    """With one dimension at least: 0-d becomes (1,). Several tensors give a tuple."""
+    """Makes tensors at least 1-d: 0-d becomes (1,). Several tensors give a tuple."""
     return _map_tensors(tensors, lambda x: x if x.ndim else x.reshape(1))
 
 
 def atleast_2d(*tensors: Any) -> Any:
-    """With two dimensions at least: (n,) becomes (1, n). Several tensors give a tuple."""
+    """Makes tensors at least 2-d: (n,) becomes (1, n). Several tensors give a tuple."""
     return _map_tensors(tensors, lambda x: x if x.ndim > 1 else x.reshape(1, -1))
 
 
 def atleast_3d(*tensors: Any) -> Any:
-    """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several give a tuple."""
+    """Makes tensors at least 3-d: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several tensors give a tuple."""
     return _map_tensors(tensors, lambda x: x if x.ndim > 2 else atleast_2d(x).unsqueeze(-1))
 
 
 def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tensors one by one, or as one sequence."""
+    """Returns tensors that were given one by one, or as one sequence."""
     return tuple(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors
 
 
@@ -352,7 +352,9 @@ def _map_tensors(tensors: tuple[Any, ...], change: Any) -> Any:
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
-    """Vectors (n0,), (n1,), ... as coordinates of a grid (n0, n1, ...), without copying; "xy": of (n1, n0, ...).
+    """Expands vectors (n0,), (n1,), ... to the coordinates of a grid, without copying.
+
+    Results are (n0, n1, ...) for "ij", (n1, n0, ...) for "xy".
 
     Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
     """
@@ -368,5 +370,5 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
     return tuple([x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)])
 
 
-if not TYPE_CHECKING:  # for type checkers: the names that are defined here
+if not TYPE_CHECKING:  # type checkers find the names themselves
     __all__ = [n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__]

@@ -1,4 +1,4 @@
-"""A tensor's part in backward: where it starts, hooks, what keeps a gradient, and `grad_fn`."""
+"""A tensor's part in backward: starting one, hooks, retained gradients, and `grad_fn`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddp.ops.op import OPS
 
 
 class GradFn:
-    """The op that made a tensor. Two are equal if they are of the same run of an op."""
+    """The op that made a tensor. Two objects are equal if they stand for the same run of an op."""
 
     __slots__ = ("_edge",)
 
@@ -37,7 +37,7 @@ class GradFn:
 
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
-        """Where the gradients go from here: for each input what made it, None if it gets none; () once freed."""
+        """For each input, (the GradFn that its gradient goes to, 0), with None if it gets none; () once freed."""
         if isinstance(self._edge, Leaf) or self._edge.edges is None:
             return ()
         return tuple((None if edge is None else GradFn(edge), 0) for edge in self._edge.edges)
@@ -71,14 +71,14 @@ class Gradients(TensorBase):
 
         gradient: of this tensor's shape; 1 for a tensor of one element. retain_graph: keeps the graph for another
         backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
-        differentiated; it lives as long as they lie in `grad`, and `autograd.grad` returns them instead.
+        differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
         Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 
     def detach(self) -> Tensor:
-        """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
+        """A tensor over the same memory, outside the graph. In-place changes show in both; backward notices them."""
         x = wrap(self.array, self._device)
         x.version, x._epoch = self.version, -1  # x does not depend on this tensor's edge
         if x.version.base is None:
@@ -86,11 +86,11 @@ class Gradients(TensorBase):
         return x
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls `hook(grad)` in each backward, with the gradient of this tensor; what it returns replaces it.
+        """Calls `hook(grad)` in each backward, with the gradient of this tensor; what the hook returns replaces it.
 
-        grad: a tensor of this shape, of the hook's own. Hooks run in the order of registration; a leaf's before its
-        gradient is accumulated. Raises: GraphError unless this tensor requires grad; ShapeError, DtypeError in
-        backward if the hook returns what does not fit.
+        grad: a copy, which the hook may change and keep. Hooks run in the order of registration; those of a leaf run
+        before its gradient is accumulated. Raises: GraphError unless this tensor requires grad; ShapeError, DtypeError
+        in backward if the hook returns something that does not fit.
         """
         edge = required_edge(self, "register_hook")
         hooks = edge.ensure_metadata().hooks if isinstance(edge, Node) else edge.hooks
@@ -109,7 +109,10 @@ class Gradients(TensorBase):
         return RemovableHandle(hooks, run)
 
     def register_post_accumulate_grad_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls `hook(tensor)` in each backward once this leaf's `grad` is complete. Raises: GraphError for no leaf."""
+        """Calls `hook(tensor)` in each backward once the `grad` of this leaf is complete.
+
+        Raises: GraphError unless this tensor is a leaf that requires grad.
+        """
         if isinstance(self.edge, Node) or self.edge is None:
             raise GraphError("register_post_accumulate_grad_hook: expected a leaf that requires grad")
         owner = weakref.ref(self)  # weak: the tensor refers to the leaf
@@ -124,7 +127,7 @@ class Gradients(TensorBase):
         return RemovableHandle(after, run)
 
     def retain_grad(self) -> None:
-        """Keeps the gradient of this tensor in `grad` although it is no leaf. Raises: GraphError without a graph."""
+        """Keeps this tensor's gradient in `grad`, even if it is no leaf. Raises: GraphError unless it requires grad."""
         edge = required_edge(self, "retain_grad")
         if isinstance(edge, Node):
             edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))
@@ -137,7 +140,7 @@ class Gradients(TensorBase):
 
 
 def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
-    """Adds a gradient, an array or a tensor with a graph, to the `grad` of a tensor, if that still exists."""
+    """Adds a gradient, an array or a tensor with a graph, to the `grad` of a tensor, if the tensor still exists."""
     x = owner()
     if x is None:
         return
@@ -159,9 +162,9 @@ Like = tuple[Ints, Any]  # the gradient has this shape and dtype
 
 
 def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:
-    """The gradients that the engine hands to a node, as tensors of the user's own: copies, since they may be shared.
+    """Copies the gradients that a node gets to tensors for the user's code, since the arrays may be shared.
 
-    g: an array, or a list of one for each result. zeros: in the place of None; else None stays.
+    g: an array, or a list with an array or None for each result. zeros: replaces None by zeros; otherwise None stays.
     """
     xp = where.xp
     grads = g if isinstance(g, list) else [g]
@@ -174,7 +177,10 @@ def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool =
 
 
 def gradient_array(name: str, g: Any, like: Like) -> Any:
-    """The array of a gradient that the user's code returned, in its dtype, or None. Raises: DtypeError, ShapeError."""
+    """The array of a gradient that the user's code returned, cast to the dtype of `like`; None for None.
+
+    Raises: DtypeError if it is no tensor; ShapeError.
+    """
     if g is None:
         return None
     shape, dtype = like
@@ -194,7 +200,7 @@ def sink_gradients(
 ) -> list[Any]:
     """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched.
 
-    They are arrays, or with create_graph tensors. retain_graph: None is create_graph
+    They are arrays, or tensors with create_graph. retain_graph: None: as create_graph
     """
     keep = create_graph if retain_graph is None else bool(retain_graph)
     if create_graph:

@@ -1,4 +1,4 @@
-"""Reading tensors by index: what PyTorch accepts between the brackets becomes a view, then places named by arrays."""
+"""Indexing: splits an index as in PyTorch into a basic one, which gives a view, and arrays that name places in it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 
 
 def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
-    """An index in two: what gives a view of `x`, None if that is `x` itself; and what is applied to this view.
+    """Splits an index in two: one that gives a view of `x`, None for `x` itself; and one to apply to this view.
 
-    The second is a basic index too if no array is in it, else an array or a full slice for each dimension. So integers
-    are applied before arrays, as PyTorch does: NumPy would broadcast them together, and put the dimension elsewhere.
-    A view's index ends by an Ellipsis, so that a single element is a view too.
+    The second is a basic index if it has no arrays; otherwise it is an array or a full slice for each dimension. So
+    integers are applied before arrays, as in PyTorch: NumPy would broadcast them together, and put the new dimension
+    elsewhere. Every basic index has an Ellipsis, so that a single element is a view, too.
 
-    Raises: RangeError for what is no index, and for masks of another shape; ArgumentError for a step below 1.
+    Raises: RangeError for parts that are no index, and for masks of another shape; ArgumentError for a step below 1.
     """
     parts = index if type(index) is tuple else _as_parts(index)
     for part in parts:
@@ -46,7 +46,7 @@ def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
 
 
 def _as_parts(index: Any) -> Step:
-    """A list that holds more than numbers is the same index as a tuple."""
+    """The parts of an index that is no tuple. A list that holds more than numbers counts as a tuple."""
     if isinstance(index, Sequence) and not isinstance(index, str) and len(index) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
         if any(isinstance(part, kinds) for part in index):
@@ -55,7 +55,7 @@ def _as_parts(index: Any) -> Step:
 
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
-    """`parts` with one Ellipsis; a second stands for no dimension."""
+    """Adds an Ellipsis if there is none, and drops all after the first, which stand for no dimension."""
     places = [i for i, part in enumerate(parts) if part is ...]
     if not places:
         return (*parts, ...)
@@ -149,12 +149,12 @@ def _dims_of(part: Any) -> int:
 
 
 def copy_index(step: Step, *readers: Any) -> Step:
-    """`step`, its arrays copied where backward will read them for one of `readers`."""
+    """Copies the arrays in `step` if backward will read them for one of `readers`."""
     return tuple([copy_if_needed(part, *readers) if hasattr(part, "dtype") else part for part in step])
 
 
 def read_index(x: TensorBase, step: Step) -> Tensor:
-    """x[step], where an index of arrays has a place for each dimension."""
+    """Computes x[step]. An index with arrays has an array or a full slice for each dimension."""
     if any(hasattr(part, "dtype") for part in step):
         if x._device is not CPU:  # the host waits for the number of selected elements once, not again in backward
             step = tuple(
@@ -169,7 +169,7 @@ def read_index(x: TensorBase, step: Step) -> Tensor:
 
 
 def drop_leading_ones(value: TensorBase) -> Any:
-    """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
+    """Drops leading dimensions of size 1: the value of an assignment may have more of them than its target."""
     shape = value.array.shape
     if not shape or shape[0] != 1:
         return value
@@ -178,7 +178,7 @@ def drop_leading_ones(value: TensorBase) -> Any:
 
 
 def index_along(x: TensorBase, dim: int, index: Any) -> Step:
-    """`index` along dimension `dim`, everything along the others."""
+    """The index that takes `index` along dimension `dim`, and everything along the others."""
     return tuple([index if i == dim else FULL for i in range(x.array.ndim)])
 
 
@@ -198,10 +198,10 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
 
 
 def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
-    """The array of `index` and the non-negative dim, where index names places of `x` along `dim`.
+    """Checks `index`, which names places of `x` along `dim`. Returns its array and the non-negative dim.
 
-    A number counts as a vector of one element, and the other way round.
-    Raises: ShapeError unless index has as many dimensions and is nowhere larger, except along `dim`.
+    A 0-d tensor counts as a vector of one element, and the other way round. Raises: ShapeError unless index has as many
+    dimensions as `x`, and none except `dim` is larger; DtypeError, RangeError.
     """
     axis = resolve_axis(x, dim, name)
     shape = x.array.shape
@@ -216,13 +216,13 @@ def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, i
 
 
 def _wrap_negative(index: Any, n: int) -> Any:
-    """`index` with negative places counted from the end of `n`."""
+    """Replaces negative numbers in `index`, which count from the end of `n` elements."""
     array = index.array
     return wrap(array + (array < 0) * n, index._device)
 
 
 def broadcast_shape(name: str, *shapes: Ints) -> Ints:
-    """What `shapes` broadcast to. Raises: ShapeError if they do not."""
+    """The shape that `shapes` broadcast to. Raises: ShapeError if they do not broadcast."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError as error:
@@ -234,7 +234,7 @@ Call = tuple[TensorBase, "Op", Any, Parameters]
 
 
 def _forms(build: Callable[..., Call]) -> tuple[TensorFunction, TensorFunction]:
-    """Two methods made by `build`: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
+    """Makes two methods from `build`: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
     name = build.__name__[1:]
     first, _, *rest = inspect.signature(build).parameters.values()
 
@@ -284,7 +284,7 @@ def _check_source(x: TensorBase, name: str, source: Any) -> Any:
 
 
 def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
-    """`value`, a number or a 0-d tensor, as what can be written into `x`. Raises: ShapeError, DtypeError."""
+    """Converts `value`, a number or a 0-d tensor, for a write into `x`. Raises: ShapeError, DtypeError."""
     if isinstance(value, TensorBase) and not value.array.ndim:
         return convert(value, x.array.dtype)
     if isinstance(value, np.generic):
@@ -300,7 +300,7 @@ def _scatter(
 ) -> Call:
     """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
 
-    index: int64, nowhere larger than src, nor than this but along `dim`. reduce: None or "add".
+    index: int64, in no dimension larger than src, nor than this tensor except along `dim`. reduce: None or "add".
     """
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -337,7 +337,10 @@ def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: Ten
 def _check_vector(
     x: TensorBase, name: str, dim: int, index: TensorBase, negative: bool = False
 ) -> tuple[Any, Step, int]:
-    """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
+    """Checks `index`, a vector along `dim`. Returns its array, `index_along` of it, and the non-negative dim.
+
+    Raises: RangeError, DtypeError; ShapeError if it is no vector.
+    """
     axis = resolve_axis(x, dim, name)
     n = x.array.shape[axis] if x.array.ndim else 1
     positions = check_indices(x, index, n, name, low=-n if negative else 0)
@@ -348,7 +351,7 @@ def _check_vector(
 
 
 def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
-    """`source`, if it is what a vector of places along `axis` asks for. Raises: ShapeError, DtypeError."""
+    """`source`, if its shape and dtype fit a vector of places along `axis` of `x`. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
     shape = x.array.shape
     n = positions.size
@@ -396,7 +399,10 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
 
 
 def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
-    """`x` and the array of the mask in the shape that both broadcast to. Raises: DtypeError, ShapeError."""
+    """Expands `x` to the shape that it and the mask broadcast to. Returns it and the mask's array.
+
+    Raises: DtypeError, ShapeError.
+    """
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         raise DtypeError(f"{name}: the mask is a bool tensor, not {getattr(mask, 'dtype', type(mask).__name__)}")
     shape = broadcast_shape(name, x.array.shape, mask.array.shape)
@@ -424,7 +430,8 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
         selected = copy_if_needed(selected, x, value)
         value = value[:count]
         return target, ops.setitem, value, {"steps": ((selected,),)}
-    # Without waiting for the number of places: each place counts those before it, and takes the element of that number.
+    # On a GPU, without waiting for the number of places: each place takes the element of `source` whose index is the
+    # number of places before it.
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
     which = xp.cumsum(selected.reshape(-1), dtype="int64") - 1
@@ -474,11 +481,11 @@ class Indexing(TensorBase):
         except (TypeError, ValueError) as error:
             if isinstance(error, TypeError) and not getattr(value, "shape", ()):
                 raise as_ddp_error(name, error) from error
-            # NumPy calls it a TypeError if a mask is given more than a vector.
+            # NumPy raises TypeError if a mask is assigned more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
-        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
+        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, not larger than self except along `dim`.
 
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
@@ -490,7 +497,7 @@ class Indexing(TensorBase):
         return result if index.array.ndim else result.reshape(())
 
     def take_along_dim(self: Any, indices: Any, dim: int | None = None) -> Tensor:
-        """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
+        """As gather, but self and indices broadcast, and indices may be negative. Without `dim`, both are flattened."""
         if dim is None:
             return self.reshape(-1).gather(0, _wrap_negative(indices.reshape(-1), self.array.size))
         pair = (self, indices)
@@ -516,12 +523,12 @@ class Indexing(TensorBase):
         return result if self.array.ndim else result.reshape(())
 
     def masked_select(self, mask: TensorBase) -> Tensor:
-        """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
+        """A vector of the elements where `mask` (bool) holds; the two broadcast. Raises: DtypeError, ShapeError."""
         x, selected = _masked(self, "masked_select", mask)
         return x.reshape(-1)[self._device.xp.broadcast_to(selected, x.array.shape).reshape(-1)]
 
     def nonzero(self, as_tuple: bool = False) -> Any:
-        """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
+        """The indices of non-zero elements, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
         array = self.array
         xp = self._device.xp
         indices = xp.nonzero(array if array.ndim else array.reshape(1))
@@ -531,10 +538,10 @@ class Indexing(TensorBase):
         return wrap(xp.ascontiguousarray(rows), self._device)
 
     def argwhere(self) -> Tensor:
-        """Where elements are not zero, int64 (n, ndim), in order."""
+        """The indices of non-zero elements, int64 (n, ndim), in order."""
         return self.nonzero()
 
-    # Values for one index that is named twice are added up, or one of them is written.
+    # If an index names a place several times, methods that add values add all of them; the others write one of them.
     scatter, scatter_ = _forms(_scatter)
     scatter_add, scatter_add_ = _forms(_scatter_add)
     index_add, index_add_ = _forms(_index_add)

@@ -1,8 +1,8 @@
 """Writing into tensors.
 
-A write counts in the version that all views of the memory share, so that backward notices a saved value that changed.
-Where autograd must follow it, the tensor gets a new node over its old one; a leaf that requires grad, and a view of a
-tensor that is still there, cannot be followed, and raise.
+A write increases the version that all views of the memory share, so that backward notices a changed saved value.
+If autograd must record the write, the tensor gets a new node as its edge. Writes into a leaf that requires grad, or
+into a view of a tensor that still exists, cannot be recorded, and raise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    Called before each write, followed or not: ops that saved their own result in this memory get a copy of it.
+    Called before each write, recorded or not: if an op saved its own result in this memory, it gets a copy of it.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
@@ -68,7 +68,7 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
 def assign(x: Self, name: str, result: TensorBase) -> Self:
     """Writes the values of `result`, which was computed from `x`, into `x`, and gives `x` the edge of `result`.
 
-    Raises: ShapeError, DtypeError if it does not fit; InplaceError (see `must_record`). Nothing is written then.
+    Raises: ShapeError, DtypeError if `result` does not fit; InplaceError (see `must_record`). Nothing is written then.
     """
     array, values = x.array, result.array
     if values.shape != array.shape:
@@ -99,9 +99,9 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
 
 
 def _copy_saved_result(x: TensorBase) -> None:
-    """Copies what the op that made the memory of `x` saved of its own result.
+    """If the op that made the memory of `x` saved its own result, replaces this by a copy.
 
-    PyTorch saves inputs at some of the ops that save their result here, such as division, so that a write does no harm.
+    PyTorch allows writes into the results of some of these ops, such as division, since it saves their inputs instead.
     """
     node = None if x.version.saved_by is None else x.version.saved_by()
     if node is not None:
@@ -109,7 +109,7 @@ def _copy_saved_result(x: TensorBase) -> None:
 
 
 def _copy_saved(node: Node, x: TensorBase) -> None:
-    """Replaces what `node` saved of `x`, which is about to be overwritten, by copies."""
+    """Replaces values that `node` saved in the memory of `x`, which is about to be overwritten, by copies."""
     saved = list(node.saved)
     changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
     for _, _, position in changed if saved else ():  # a checkpointed region has saved nothing
@@ -119,7 +119,7 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
-    """`y` as what can be written into `x`: a number, or an array on its device that broadcasts to its shape.
+    """Converts `y` for a write into `x`: to a number, or an array on its device that broadcasts to its shape.
 
     Raises: ShapeError, DtypeError.
     """
@@ -141,7 +141,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
-    """x = function(x, y) in the memory of `x`; by the array module's `ufunc` if autograd does not record it."""
+    """Writes function(x, y) into `x`; by the array module's `ufunc`, in place, if autograd does not record it."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
@@ -166,7 +166,10 @@ def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, 
 def in_place(
     method: Callable[Concatenate[Any, P], Any], write: Callable[..., Any] = assign
 ) -> Callable[Concatenate[Self, P], Self]:
-    """The method `x.NAME_()`, which writes what `x.NAME()` returns into `x`; by `become_view`, it becomes that view."""
+    """Makes the method `x.NAME_()`, which writes the result of `x.NAME()` into `x`.
+
+    write: `assign`, or `become_view` if the result is a view, which `x` then becomes
+    """
     name = f"{method.__name__}_"
 
     def form(x: Any, /, *args: Any, **named: Any) -> Any:
@@ -176,12 +179,12 @@ def in_place(
 
 
 def in_place_forms(*methods: Callable[..., Any]) -> Iterator[TensorFunction]:
-    """The forms in place of several methods."""
+    """Makes the in-place forms of several methods."""
     return map(in_place, methods)
 
 
 def both_forms(method: F) -> tuple[F, TensorFunction]:
-    """`method`, and its form in place."""
+    """Returns `method` and its in-place form."""
     return method, in_place(method)
 
 
@@ -205,7 +208,9 @@ def become_view(x: Self, name: str, view: TensorBase) -> Self:
 
 
 def function_form(method: F, *, number_first: bool = False) -> F:
-    """`method` as a function of `input`, with `out`: see `with_out`. number_first: `input` may be a number or an array.
+    """Turns `method` into a function of `input`, with `out`: see `with_out`.
+
+    number_first: `input` may be a number or an array
 
     Raises: DtypeError if `input` is no tensor.
     """
@@ -225,11 +230,11 @@ def function_form(method: F, *, number_first: bool = False) -> F:
 
 
 def with_out(function: F) -> F:
-    """`function` with `out`: a tensor of the result's shape that gets its values and is returned; one for each result.
+    """Adds the argument `out` to `function`: a tensor of the result's shape, which gets its values and is returned.
 
-    An `out` without elements becomes as large as the result.
+    For several results, `out` is a sequence of tensors. An `out` without elements gets the shape of the result.
 
-    Raises: DtypeError if the result does not fit; ShapeError; DeviceError; InplaceError if something requires
+    Raises: DtypeError if the result does not fit; ShapeError; DeviceError; InplaceError if the result or `out` requires
     grad: no gradient passes through `out`.
     """
 
@@ -242,7 +247,7 @@ def with_out(function: F) -> F:
 
 
 def _described(form: Any, function: Any, module: str) -> Any:
-    """`form` with the signature that help() shows, and the name by which it is pickled."""
+    """Gives `form` the signature that help() shows, and the name by which it is pickled."""
     first, *rest = inspect.signature(function).parameters.values()
     out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
     form.__signature__ = inspect.Signature([first.replace(name="input") if first.name == "self" else first, *rest, out])

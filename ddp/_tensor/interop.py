@@ -1,7 +1,7 @@
-"""Handing a tensor's memory to other libraries, and taking theirs by DLPack, sharing it wherever that can be.
+"""Hands a tensor's memory to other libraries, and takes theirs by DLPack, without a copy if possible.
 
-DLPack names bfloat16 by a code that NumPy does not know: it is handed 16-bit integers, and the code in the capsule is
-changed on the way.
+NumPy does not know DLPack's code for bfloat16. So bfloat16 arrays pass through NumPy as 16-bit integers, and the code
+in the capsule is changed here.
 
 Source: dlpack.h 1.0, DLManagedTensor and DLManagedTensorVersioned.
 """
@@ -31,7 +31,7 @@ class _DataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-# Where a capsule's struct holds its DLDataType: in DLManagedTensor and in DLManagedTensorVersioned.
+# Offset of the DLDataType in a capsule's struct (bytes): in DLManagedTensor and in DLManagedTensorVersioned.
 _TYPE_AT = {b"dltensor": 20, b"dltensor_versioned": 52}
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -40,7 +40,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _data_type(capsule: Any) -> _DataType:
-    """The data type in a capsule, which may be written to."""
+    """The data type in a capsule; writing to its fields changes the capsule."""
     name = b"dltensor_versioned" if _is_valid(capsule, b"dltensor_versioned") else b"dltensor"
     return _DataType.from_address(_pointer(capsule, name) + _TYPE_AT[name])
 
@@ -53,7 +53,7 @@ def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
 
 
 class _CapsuleHolder:
-    """Stands for a bfloat16 array towards NumPy and CuPy: its capsule says that it has integers."""
+    """Hands NumPy or CuPy the capsule of a bfloat16 array, in which the dtype was changed to an integer."""
 
     def __init__(self, capsule: Any, device: DLDevice) -> None:
         self._capsule = capsule
@@ -70,7 +70,10 @@ _CPU, _CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
 
 
 def dlpack_device(exporter: Any) -> device:
-    """Where the memory of an array of another library is. Raises: DtypeError for no such array; DeviceError."""
+    """The device of another library's array.
+
+    Raises: DtypeError if it does not support DLPack; DeviceError if its memory is neither the CPU's nor CUDA's.
+    """
     if not hasattr(exporter, "__dlpack__"):
         raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(exporter).__name__}")
     kind, index = exporter.__dlpack_device__()
@@ -82,7 +85,10 @@ def dlpack_device(exporter: Any) -> device:
 
 
 def take_dlpack(exporter: Any, source: device) -> Any:
-    """An array over another library's memory, whose work is complete. Raises: DtypeError for one of another dtype."""
+    """Makes an array over another library's memory. On a GPU, the current stream waits for that library's work.
+
+    Raises: DtypeError for a dtype that tensors do not have.
+    """
     try:
         with on(source):
             array = _take_bfloat16(exporter, source) if is_bfloat16(exporter) else source.xp.from_dlpack(exporter)
@@ -96,9 +102,9 @@ def take_dlpack(exporter: Any, source: device) -> Any:
 
 
 def _take_bfloat16(exporter: Any, source: device) -> Any:
-    """The bfloat16 array of another library's, over the same memory, on the current device and stream.
+    """Makes an array over the memory of another library's bfloat16 array, for the current device and stream.
 
-    Raises: BufferError if it is none.
+    Raises: BufferError if it has another dtype.
     """
     xp = source.xp
     if isinstance(exporter, xp.ndarray):
@@ -121,7 +127,7 @@ def is_bfloat16(exporter: Any) -> bool:
 
 
 def _address(array: Any) -> int:
-    """The address of the first element: of an array of NumPy, or of CuPy."""
+    """The address of the first element of a NumPy or CuPy array."""
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
@@ -154,9 +160,9 @@ class Interop(TensorBase):
         return value
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """The NumPy array of this tensor: shared memory.
+        """The NumPy array of this tensor, which shares its memory.
 
-        force: detaches and copies to the CPU as needed. Raises, without it: GraphError if it requires grad;
+        force: detaches and copies to the CPU as needed. Raises, unless force: GraphError if the tensor requires grad;
         DeviceError if it is on a GPU.
         """
         if force:
@@ -179,13 +185,13 @@ class Interop(TensorBase):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The protocol of CUDA arrays: shared memory, which is there when the current stream is past it.
+        """The protocol of CUDA arrays: shared memory. It names the current stream, for which a reader has to wait.
 
-        Raises: AttributeError on the CPU, if it requires grad, and for bfloat16, which has no name there.
+        Raises: AttributeError on the CPU, if the tensor requires grad, and for bfloat16, which has no name there.
         """
         if self._device is CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")
-        with on(self._device):  # it names the current stream of that device
+        with on(self._device):  # the protocol names the current stream of that device
             return self.array.__cuda_array_interface__
 
     def __dlpack__(
@@ -198,11 +204,12 @@ class Interop(TensorBase):
     ) -> Any:
         """A DLPack capsule that shares the memory.
 
-        stream: the consumer's, which goes on when ours has got this far: an address, 1 or None for CUDA's null stream,
-        2 for the thread's own, -1 for no order at all; None on the CPU. dl_device: (1, 0) copies from a GPU to the CPU,
-        which waits. copy: True: it does not share; False: it does, or this raises.
-        Raises: GraphError if it requires grad; BufferError for a device it cannot be given on; ArgumentError for a
-        stream that is none.
+        stream: the consumer's stream, which will wait for the work of the current one so far: its address; 1 or None
+        for CUDA's null stream; 2 for the per-thread default stream; -1 for no synchronization; None on the CPU.
+        dl_device: (1, 0) copies from a GPU to the CPU, and waits. copy: True: makes a copy; False: shares the memory,
+        or raises.
+        Raises: GraphError if the tensor requires grad; BufferError for any other dl_device than its own and (1, 0);
+        ArgumentError for an invalid stream.
         """
         if self.edge is not None:
             raise GraphError("__dlpack__: this tensor requires grad; use detach()")
@@ -231,7 +238,7 @@ class Interop(TensorBase):
         return int(kind), int(index)
 
     def data_ptr(self) -> int:
-        """The address of the first element; 0 for a tensor of none."""
+        """The address of the first element; 0 if there are no elements."""
         return _address(self.array) if self.array.size else 0
 
     def storage_offset(self) -> int:

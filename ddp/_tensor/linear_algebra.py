@@ -1,4 +1,4 @@
-"""Matrix products, einsum and their kin: shapes and dtypes are checked here, so that ops see factors that fit."""
+"""Matrix products and einsum: shapes and dtypes are checked here, so that ops see factors that fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["cdist", "einsum", "kron", "tensordot"]
 
 
 def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
-    """x @ y, checked."""
+    """Checks dtypes and shapes, and computes x @ y."""
     a, b = x.array, y.array
     check_same_dtype(name, x, y)
     if not a.ndim or not b.ndim:
@@ -50,7 +50,7 @@ def check_ndim(name: str, *expected: tuple[TensorBase, int]) -> None:
 
 
 def _add_scaled(name: str, base: Any, product: Any, beta: float, alpha: float) -> Tensor:
-    """beta * base + alpha * made; a beta of 0 lets no nan of `base` through."""
+    """Computes beta * base + alpha * product; beta=0 ignores `base`, even if it has nan."""
     if broadcast_shape(name, base.array.shape, product.array.shape) != product.array.shape:
         raise ShapeError(f"{name}: shape {base.array.shape} does not broadcast to {product.array.shape}")
     if alpha != 1:
@@ -61,8 +61,9 @@ def _add_scaled(name: str, base: Any, product: Any, beta: float, alpha: float) -
 
 
 class LinearAlgebra(TensorBase):
-    """Products of matrices and vectors. Raises: ShapeError naming the dimensions that differ; DtypeError if the dtypes
-    do.
+    """Products of matrices and vectors.
+
+    Raises: ShapeError naming the dimensions that differ; DtypeError if the dtypes differ.
     """
 
     __slots__ = ()
@@ -104,7 +105,7 @@ class LinearAlgebra(TensorBase):
     vdot = dot
 
     def outer(self, vec2: TensorBase) -> Tensor:
-        """Every product of two vectors: (n,), (m,) to (n, m)."""
+        """The products of every element of one vector with every element of another: (n,), (m,) to (n, m)."""
         check_ndim("outer", (self, 1), (vec2, 1))
         return self.unsqueeze(1) * vec2  # type: ignore[attr-defined]  # every tensor has the mixins
 
@@ -172,7 +173,10 @@ def _labels(term: str, equation: str) -> Labels:
 
 
 def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> Terms:
-    """Each label is a number. Those of "..." are negative, counted from the right."""
+    """Replaces "..." in the labels by negative numbers, one for each dimension, counted from the right.
+
+    out: None: the dimensions of "...", then the labels that occur once, in order. Raises: ArgumentError.
+    """
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
     full = []
@@ -199,7 +203,10 @@ def _expand_dots(labels: Labels, spare: int) -> Labels:
 
 
 def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
-    """The sum of products of operands with these labels over all that `out` lacks. Raises: ShapeError."""
+    """Multiplies operands, and sums over the labels that `out` lacks. Raises: ShapeError, DtypeError.
+
+    terms: the labels of each operand
+    """
     sizes: dict[int, int] = {}
     for x, labels in zip(operands, terms, strict=True):
         for k, n in zip(labels, x.array.shape, strict=True):
@@ -223,7 +230,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
 
 
 def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]:
-    """`x` with every label once, without those along which it is broadcast."""
+    """Takes the diagonal of labels that `x` has several times, and drops dimensions along which it is broadcast."""
     broadcast = [n == 1 and sizes[k] != 1 for k, n in zip(labels, x.array.shape, strict=True)]
     if any(broadcast):
         x = x.reshape([n for n, alone in zip(x.array.shape, broadcast, strict=True) if not alone])
@@ -235,7 +242,7 @@ def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, 
 
 
 def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
-    """`x` with the dimensions `out`, in this order: of size 1 where it lacks the label."""
+    """Permutes `x` to the order of labels `out`, and adds dimensions of size 1 for labels that it lacks."""
     lacking = [k for k in out if k not in labels]
     if lacking:
         x = x.reshape(*x.array.shape, *[1] * len(lacking))
@@ -245,7 +252,7 @@ def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
 
 
 def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
-    """`x` summed over the labels that neither another operand nor the result has."""
+    """Sums `x` over the labels that are not in `wanted`: no other operand has them, and neither has the result."""
     dims = [i for i, k in enumerate(labels) if k not in wanted]
     return (x.sum(dims), [k for k in labels if k in wanted]) if dims else (x, labels)
 
@@ -253,8 +260,8 @@ def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     """The p-norm of every difference of rows: (..., n, d), (..., m, d) to (..., n, m); leading dimensions broadcast.
 
-    compute_mode: accepted, and changes nothing: differences are taken, never the less exact products. Needs memory for
-    all of them. Raises: ShapeError, DtypeError.
+    compute_mode: accepted, and changes nothing: it computes differences, never matrix products, which are less exact.
+    All differences are in memory at once. Raises: ShapeError, DtypeError.
     """
     a, b = x1.shape, x2.shape
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-1]:
@@ -266,10 +273,10 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
 def einsum(equation: Any, *operands: Any) -> Tensor:
     """The sum of products that `equation` describes: "bij,bjk->bik", with "..." for broadcast dimensions.
 
-    A label that stands twice in one operand is its diagonal; without "->" the result has the labels that stand once,
+    A label that occurs twice in one operand takes its diagonal; without "->" the result has the labels that occur once,
     in alphabetical order. Also einsum(x, [0, 1], y, [1, 2], [0, 2]), with numbers for labels, and
-    einsum(equation, [x, y]). Several operands are multiplied from left to right. Factors of different dtypes give their
-    common one where nothing is summed over both, as in "i,j->ij".
+    einsum(equation, [x, y]). Several operands are multiplied from left to right. Factors of different dtypes are
+    promoted if nothing is summed over both, as in "i,j->ij".
 
     Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ; DtypeError
     for dtypes that differ in a sum of products.

@@ -22,12 +22,12 @@ Other = Any  # a tensor, a Python number, or an array
 
 
 def convert(x: TensorBase, dtype: Dtype) -> TensorBase:
-    """`x` in `dtype`; the same tensor if it has it."""
+    """Converts `x` to `dtype`; returns the same tensor if it has that dtype."""
     return x if x.array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
 
 
 def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
-    """An array `y` as a tensor beside `x`; None if it is no array."""
+    """Converts an array `y` to a tensor on the device of `x`; returns None if it is no array of a supported dtype."""
     if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
         return None
     return wrap(to_device(copy_if_needed(y, x), x._device), x._device)
@@ -42,7 +42,7 @@ REJECTED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1,
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
-    """`x` and `y` in the dtype of their result; None if `y` is no operand.
+    """Converts `x` and `y` to the dtype of their result; returns None if `y` is no operand.
 
     floating: integers become float32, as in a true division. Raises: ShapeError if they do not broadcast.
     """
@@ -76,12 +76,12 @@ def broadcast(a: Ints, b: Ints, name: str) -> None:
 
 
 def floating(x: TensorBase) -> TensorBase:
-    """`x`, or for integers and bool its form in the default dtype: what exp, mean and kin compute on."""
+    """Converts integers and bool to the default dtype, for functions such as exp and softmax."""
     return x if is_float(x.array.dtype) else convert(x, get_default_dtype())
 
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
-    """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is no operand."""
+    """Computes op(x, y), or op(y, x) with `swap`; returns NotImplemented if `y` is no operand."""
     pair = promote_pair(x, y, op.name, floating)
     if pair is None:
         return NotImplemented
@@ -94,7 +94,10 @@ def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool =
 
 
 def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
-    """A tensor of bool or integers outside the graph, by the array module's function `name`."""
+    """Calls the array module's function `name`, which returns bool or integers: the result is outside the graph.
+
+    Returns NotImplemented if `y` is no operand.
+    """
     pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
@@ -125,7 +128,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
 
 
 def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
-    """A number as a 0-d tensor, in the dtype that it has beside the tensor `x`; an array as a tensor.
+    """Converts a number to a 0-d tensor, in the dtype that an op on it and the tensor `x` has; an array to a tensor.
 
     Raises: DtypeError for anything else, or if `x` is no tensor.
     """
@@ -144,7 +147,7 @@ def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
 
 
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
-    """The tensors in the dtype of their common result. Raises: ShapeError if they do not broadcast."""
+    """Converts tensors to the dtype of their common result. Raises: ShapeError if they do not broadcast; DtypeError."""
     first = tensors[0]
     dtype = first.array.dtype
     dims = first.array.ndim
@@ -160,9 +163,9 @@ def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
 
 
 def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
-    """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
+    """Reads sizes given one by one, as a sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 
-    Raises: DtypeError if they are no integers.
+    Raises: DtypeError if they are no integers; ArgumentError if they are given twice.
     """
     if named is not None:
         if sizes:
@@ -177,7 +180,7 @@ def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
 
 
 def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
-    """`function` renamed to its public name, by which it is also pickled."""
+    """Gives `function` its public name as a method of `Tensor`, by which it is also pickled."""
     function.__name__ = name
     function.__qualname__ = f"Tensor.{name}"
     function.__module__ = "ddp._tensor.core"
@@ -193,7 +196,10 @@ _OURS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def numpy_names(function: F) -> F:
-    """`function`, which takes dim and keepdim, under NumPy's names of them too. Raises: ArgumentError for both."""
+    """Lets a function of dim and keepdim also take NumPy's names for them, axis and keepdims.
+
+    Raises: ArgumentError if one argument is given by both names.
+    """
 
     @functools.wraps(function)
     def also(*given: Any, **named: Any) -> Any:

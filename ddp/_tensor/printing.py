@@ -1,4 +1,4 @@
-"""What `print` shows: four decimals in aligned columns, only the corners of what is large, and what the tensor is.
+"""What `print` shows: four decimals in aligned columns, only the corners of large tensors, and attributes.
 
 The text is PyTorch's, with `ddp.` for `torch.`.
 """
@@ -81,7 +81,7 @@ def text_of(x: Tensor) -> str:
 
 
 def _append_notes(text: str, notes: list[str], indent: int) -> str:
-    """`text` with the notes after it, on a new line where they would leave the width."""
+    """Appends the notes to `text`, each on a new line if it would exceed the line width."""
     used = len(text) - text.rfind("\n") + 1
     for note in notes:
         if used + len(note) + 2 > _options.linewidth:
@@ -121,13 +121,16 @@ def _body(array: Any, xp: Any, indent: int) -> str:
 
 
 def _format_integers(array: Any) -> tuple[Callable[[Any], str], int]:
-    """How integers and bool are written, and how wide."""
+    """Returns a function that formats an integer or bool, and the width of its results."""
     width = max(len(str(value)) for value in array.ravel().tolist())
     return lambda value: str(value).rjust(width), width
 
 
 def _format_floats(array: Any) -> tuple[Callable[[float], str], int]:
-    """How floats are written, and how wide: whole numbers as `2.`, others with decimals, or all with an exponent."""
+    """Returns a function that formats a float, and the width of its results.
+
+    Integral values as `2.`, others with decimals; or all with an exponent.
+    """
     values = array[np.isfinite(array) & (array != 0)].astype(np.float64)
     sizes = np.abs(values)
     low, high = (float(sizes.min()), float(sizes.max())) if sizes.size else (1.0, 1.0)

@@ -1,8 +1,8 @@
 """Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
 
 A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
-CuPy for it. A formula that is given both runs as on arrays, but every step of it is an op on tensors, so that its
-results have a graph. A tensor itself would not do, because some of its methods mean something else (`size`, `max`).
+CuPy for it. A formula that gets these runs as on arrays, but each of its steps is an op on tensors, so that its results
+have a graph. Tensors cannot be used instead, because some of their methods differ from those of arrays (`size`, `max`).
 Formulas may write, by `out=`, `+=` or `x[i] = y`, and no memory changes: the recording array then holds a new tensor,
 and so does the one that it is a view of.
 """
@@ -29,12 +29,12 @@ _BASIC = (int, np.integer, slice, type(None), type(...))
 
 
 def record(op: Op, *inputs: Any, **parameters: Any) -> RecordingArray:
-    """The result of an op on recording arrays, arrays and numbers."""
+    """Applies an op to recording arrays, arrays and numbers."""
     return RecordingArray(apply(op, [*map(as_operand, inputs)], **parameters))
 
 
 def as_operand(x: Any) -> Any:
-    """What ops on tensors take in place of `x`: a tensor, or a number."""
+    """Converts `x` to an operand of ops on tensors: a tensor, or a number."""
     if isinstance(x, RecordingArray):
         return x.tensor
     if isinstance(x, np.generic):
@@ -43,7 +43,10 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """The numbers of a recording array, marked as compared: no gradient passes. Anything else as it is."""
+    """Returns the array of a recording array, which is marked as compared; anything else as it is.
+
+    No gradient passes through the result.
+    """
     if not isinstance(x, RecordingArray):
         return x
     noted: RecordingArray | None = x
@@ -75,7 +78,11 @@ class RecordingArray:
         self.compared = False
 
     def _view(self, read: TensorFunction, replace: TensorFunction) -> RecordingArray:
-        """read: this view of a tensor; replace: a tensor with other values in this view"""
+        """Makes a view of this array.
+
+        read: takes a tensor and returns this view of it
+        replace: takes a tensor and values, and returns the tensor with these values in this view
+        """
         view = RecordingArray.__new__(RecordingArray)
         view._base = self
         view._read = read
@@ -95,7 +102,7 @@ class RecordingArray:
         return self._tensor
 
     def write(self, value: Any, index: Any = ...) -> None:
-        """Puts `value`, which broadcasts to what `index` selects, in place of the numbers there."""
+        """Replaces the elements that `index` selects by `value`, which broadcasts to them."""
         before = self.tensor
         value = as_operand(value)
         if isinstance(value, TensorBase):
@@ -133,7 +140,7 @@ class RecordingArray:
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        # x[index] += v: the view was written to
+        # After x[index] += v, `value` is a view of this array that has already been written to.
         if not isinstance(value, RecordingArray) or value._base is not self:
             self.write(value, index)
 
@@ -189,7 +196,7 @@ def _add_reduction(name: str, op: Op) -> None:
 
 
 def _rounded(x: Any, other: Any) -> Any:
-    """The operand x beside another: an array of float16 rounds a Python number to it, and a tensor does not."""
+    """Rounds a Python number `x` to float16 if `other` is float16: ops on arrays do so, ops on tensors do not."""
     return float(np.float16(x)) if type(x) in (int, float) and other.dtype == "float16" else x
 
 
@@ -226,10 +233,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class _RecordingModule(RecordingModule):
-    """An array module with functions for recording arrays; those of arrays alone are its own."""
+    """An array module whose functions also take recording arrays; for arrays, they are the module's own."""
 
     def __getattr__(self, name: str) -> Any:
-        """Finds a function when it is first asked for."""
+        """Makes a function, or reads another attribute, when it is first asked for, and stores it."""
         value = getattr(self.module, name)
         if callable(value) and not isinstance(value, type):
             value = _function(self.module, name, value)
@@ -241,7 +248,7 @@ recording_module = lru_cache(2)(_RecordingModule)  # of NumPy or CuPy
 
 
 def _constant(array: Any) -> Any:
-    """A new array; a recording array if recorded values may be written to it."""
+    """Wraps a new array as a recording array if it is floating, since recorded values may be written to it."""
     return RecordingArray(wrap(array, device_of(array))) if array.dtype.kind in FLOATS else array
 
 
@@ -250,7 +257,7 @@ def _is_recorded(x: Any) -> bool:
 
 
 def _function(module: Any, name: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
-    """An array module's function of this name, for recording arrays as well."""
+    """Makes an array module's function `name` take recording arrays, too."""
 
     def call(*args: Any, **named: Any) -> Any:
         if name in _MAKES:
@@ -278,7 +285,7 @@ _FLAT |= {"rint", "sign", "trunc"}
 
 
 def _as_tensors(x: Any, y: Any) -> list[Any]:
-    """Both as tensors, a number in the dtype of the other."""
+    """Converts both to tensors, a number to the dtype of the other."""
     values = [as_operand(x), as_operand(y)]
     like = next(value for value in values if isinstance(value, TensorBase) and value.array.dtype.kind in FLOATS)
     return [operand_as_tensor(value, like) for value in values]

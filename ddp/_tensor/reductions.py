@@ -33,7 +33,7 @@ def resolve_axis(x: TensorBase, dim: int, name: str) -> int:
 
 
 def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
-    """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError if one is twice."""
+    """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError for duplicates."""
     ndim: int = x.array.ndim
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(ndim))
@@ -44,7 +44,7 @@ def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
 
 
 def at_least_1d(x: Any) -> Any:
-    """`x`, a number as a vector of one element."""
+    """Returns `x`; if it is 0-d, as a vector of one element."""
     return x if x.array.ndim else x.reshape(1)
 
 
@@ -80,7 +80,10 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
 
 
 def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The values of `x` at `index`, which keeps the dimension, and `index` as a tensor of its own memory."""
+    """The values of `x` at `index`, in which the reduced dimension has size 1; and `index` as a tensor.
+
+    If backward will read `index`, the tensor is a copy.
+    """
     if not x.array.ndim:
         return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(index, x._device)
     axis = resolve_axis(x, dim, name)
@@ -90,7 +93,7 @@ def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) ->
 
 
 def along(op: Any, x: TensorBase, dim: int) -> Any:
-    """`op` along one dimension; a 0-d tensor counts as having one."""
+    """Applies `op` along one dimension; a 0-d tensor counts as having one."""
     axis = resolve_axis(x, dim, op.name)
     result = apply(op, (at_least_1d(x),), dim=axis)
     return result if x.array.ndim else result.reshape(())
@@ -119,7 +122,7 @@ def _extreme(op: Any, doc: str) -> Any:
 
 
 def _extreme_of(result_type: Any, which: str, elementwise: str) -> Any:
-    """The methods max and min. kind: the type of their results; elementwise: the method of two tensors."""
+    """Makes max or min. result_type: the type of results with `dim`; elementwise: the name of the two-tensor method."""
     name = result_type.__name__
 
     def method(self: Any, dim: Any = None, keepdim: bool = False, *, other: TensorBase | None = None) -> Any:
@@ -142,7 +145,7 @@ def _arg_extreme(name: str, which: str) -> Any:
 
 
 def _running(result_type: Any, ufunc: str, which: str) -> Any:
-    """The methods cummax and cummin. kind: the type of their results."""
+    """Makes cummax or cummin. result_type: the type of the results; ufunc: the name of the elementwise function."""
     name = result_type.__name__
 
     def method(self: TensorBase, dim: int) -> Any:
@@ -160,7 +163,7 @@ def _running(result_type: Any, ufunc: str, which: str) -> Any:
 
 
 def _spread(name: str, doc: str) -> Any:
-    """The methods var and std."""
+    """Makes var or std."""
 
     def method(
         self: Self, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
@@ -189,16 +192,16 @@ def _truth(name: str, doc: str) -> Any:
 
 
 class Reductions(TensorBase):
-    """dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1."""
+    """Reductions. dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1."""
 
     __slots__ = ()
 
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The sum; of integers and bool it is int64. dtype: to convert to before."""
+        """The sum; int64 for integers and bool. dtype: the elements are converted to it first."""
         return apply(reduction.sum, (to_dtype(self, dtype),), dims=resolve_axes(self, dim, "sum"), keepdim=keepdim)
 
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The sum of what is not nan."""
+        """The sum of the elements that are not nan."""
         x = to_dtype(self, dtype)
         op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
         return apply(op, (x,), dims=resolve_axes(self, dim, "nansum"), keepdim=keepdim)
@@ -209,7 +212,7 @@ class Reductions(TensorBase):
         return apply(reduction.mean, (x,), dims=resolve_axes(self, dim, "mean"), keepdim=keepdim)
 
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The mean of what is not nan. Raises: DtypeError unless floating."""
+        """The mean of the elements that are not nan. Raises: DtypeError unless floating."""
         x: Any = required_float(to_dtype(self, dtype), "nanmean")
         present = wrap(x.array == x.array, x._device)
         return x.nansum(dim, keepdim) / present.sum(dim, keepdim)
@@ -218,14 +221,15 @@ class Reductions(TensorBase):
     std = _spread("std", "The square root of var()")
 
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
+        """The product; int64 for integers and bool. The gradient is correct if there are zeros, too."""
         x = to_dtype(self, dtype)
         return apply(reduction.prod, (x,), dims=resolve_axes(x, dim, "prod"), keepdim=keepdim)
 
     def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-        """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
+        """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2.
 
-        Raises: DtypeError unless floating; ArgumentError for other names, or where there is no largest element.
+        p: any number; 0: the number of non-zero elements; inf, -inf: the largest, the smallest |x|. Raises: DtypeError
+        unless floating; ArgumentError for other strings, or for a negative or infinite p of no elements.
         """
         if p is None or p == "fro":
             p = 2.0
@@ -264,7 +268,10 @@ class Reductions(TensorBase):
     argmax, argmin = _arg_extreme("argmax", "largest"), _arg_extreme("argmin", "smallest")
 
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
+        """The median: of two middle elements the lower, and nan if any element is nan.
+
+        With `dim`, (values, indices) along it.
+        """
         if dim is None:
             return apply(reduction.median, (check_not_empty(self, resolve_axes(self, None, "median"), "median"),))
         axis = resolve_axis(self, dim, "median")
@@ -304,7 +311,7 @@ class Reductions(TensorBase):
         return results.topk(*_gather(self, reduction.extremes(xp, x, k, axis, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
-        """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
+        """(values, indices) of the k-th smallest along `dim`, k >= 1. Raises: RangeError if there are fewer."""
         xp, x, axis = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[axis]:
             raise RangeError(f"kthvalue: k={k} of dimension {axis} of shape {self.array.shape}")
@@ -314,10 +321,10 @@ class Reductions(TensorBase):
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
-        """The different elements, or slices along `dim`, in order; every nan is different.
+        """The distinct elements, or slices along `dim`, in order; nan differs from nan.
 
-        return_inverse: also, for each element its number among them. return_counts: also, how often each is there.
-        sorted: accepted; they always are.
+        return_inverse: also returns, for each element, the index of its value in the result. return_counts: also
+        returns how often each value occurs. sorted: accepted; the result is always sorted.
         """
         axis = None if dim is None or not self.array.ndim else resolve_axis(self, dim, "unique")
         return _requested(self, reduction.unique(self._device.xp, self.array, axis, return_inverse, return_counts))
@@ -325,15 +332,15 @@ class Reductions(TensorBase):
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
-        """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
+        """As unique, but only equal neighbours become one, and nothing is sorted."""
         axis = None if dim is None or not self.array.ndim else resolve_axis(self, dim, "unique_consecutive")
         values, inverse, counts = reduction.runs(self._device.xp, self.array, axis)
         return _requested(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
-        """How often each integer from 0 on is in this vector, int64; or the sum of the weights of each.
+        """Counts each integer from 0 on in this vector, int64; with weights, sums the weights of each integer.
 
-        The result has max(minlength, the largest + 1) elements. Raises: DtypeError, ShapeError, RangeError.
+        The result has max(minlength, largest element + 1) elements. Raises: DtypeError, ShapeError, RangeError.
         """
         x = self.array
         xp = self._device.xp
@@ -350,9 +357,10 @@ class Reductions(TensorBase):
         return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
 
     def histc(self, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-        """How many elements are in each of `bins` equal parts of [min, max]; min == max: of all there is.
+        """Counts the elements in each of `bins` equal parts of [min, max]; min == max: of the range of all elements.
 
-        In this dtype, which is floating; elements outside, and nan, are not counted. Raises: DtypeError, ArgumentError.
+        The counts have this tensor's dtype. Elements outside, and nan, are not counted. Raises: DtypeError unless
+        floating; ArgumentError.
         """
         array = self.array.reshape(-1)
         xp = self._device.xp
@@ -371,12 +379,12 @@ class Reductions(TensorBase):
 
 
 def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
-    """The array module, the array with a dimension at least, and the non-negative dim."""
+    """The array module, the array with at least one dimension, and the non-negative dim."""
     return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), resolve_axis(x, dim, name)
 
 
 def _wrap_indices(x: TensorBase, indices: Any) -> Tensor:
-    """Indices along a dimension, 0-d again where `x` is, unless there is none."""
+    """Makes a tensor of indices along a dimension of `x`; 0-d if `x` is 0-d and there is an index."""
     if not x.array.ndim and indices.size:
         indices = indices.reshape(())
     return wrap(x._device.xp.ascontiguousarray(indices).reshape(indices.shape), x._device)

@@ -1,4 +1,4 @@
-"""`Size`, what a shape is called, and named results, which unpack as tuples and print as PyTorch's do."""
+"""`Size`, the type of shapes, and named results, which unpack as tuples and print as PyTorch's do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random tensors. Each thread and device has a stream of its own, and `generator=` takes another.
+"""Random tensors. Each thread has a generator for each device; `generator=` takes another one.
 
-The numbers are NumPy's and CuPy's, not PyTorch's: only their distributions agree. They are drawn in float32 or float64;
-float16 and bfloat16 are rounded from that, except that `rand` keeps below 1.
+The numbers are NumPy's and CuPy's, not PyTorch's: only their distributions agree. They are drawn in float32 or float64.
+For float16 and bfloat16 they are rounded; `rand` rounds down, so that they stay below 1.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class Generator(BaseGenerator):
-    """A stream of random numbers beside the thread's own: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
+    """A generator of random numbers, apart from the thread's: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
 
-    device: where it draws. A new one begins at one fixed seed, as in PyTorch.
+    device: where it draws. A new generator has a fixed seed, as in PyTorch.
     """
 
     __slots__ = ()
@@ -44,13 +44,13 @@ class Generator(BaseGenerator):
     def get_state(self) -> Tensor:
         """The state of the generator, as a uint8 tensor."""
         with on(self.device):
-            _ = self.rng  # a stream of a GPU that was never drawn from has no state yet
+            _ = self.rng  # creates the state of a GPU's generator that was never used
             state: Any = self.snapshot()
             array = np.frombuffer(state, np.uint8).copy() if isinstance(state, bytes) else state.get().view(np.uint8)
         return wrap(array, CPU)
 
     def set_state(self, new_state: TensorBase) -> None:
-        """Sets the state to what `get_state` returned. Raises: ArgumentError for what is no state."""
+        """Sets the state to what `get_state` returned. Raises: ArgumentError for anything else."""
         array = new_state.array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
@@ -84,11 +84,11 @@ def seed() -> int:
     return _device.manual_seed(BaseGenerator().seed()).initial_seed()
 
 
-_BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # of precision
+_BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # bits of precision
 
 
 def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
-    """An array of `shape` by the generator's `method` ("random" or "standard_normal"), which knows no half precision.
+    """Draws an array by the generator's `method`, "random" or "standard_normal", which do not support half precision.
 
     Raises: DtypeError unless floating.
     """
@@ -104,7 +104,7 @@ def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
 
 
 class RandomOptions(Options, total=False):
-    """What functions of random tensors take by name."""
+    """Options that functions of random tensors take by name."""
 
     generator: BaseGenerator | None
 
@@ -117,7 +117,7 @@ def _sampled(
     device: Where = None,
     **options: Any,
 ) -> Tensor:
-    """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
+    """Makes a tensor of what `sample(rng, dtype)` draws from the device's generator. usual: see `creation.new`."""
     target = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # numbers too large for the dtype become infinite
@@ -128,7 +128,7 @@ def _sampled(
 
 
 def _floats(name: str, method: str, doc: str) -> TensorFunction:
-    """The function that makes a tensor of random floats by the generator's `method`."""
+    """Makes the function `name`, which draws a tensor of random floats by the generator's `method`."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
         shape = parse_shape(sizes_, size, name)
@@ -149,7 +149,7 @@ def randint(
 ) -> Tensor:
     """Random integers in [low, high): randint(high, size) or randint(low, high, size).
 
-    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, or arguments that are not these.
+    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, or for other arguments.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -191,10 +191,10 @@ Self = TypeVar("Self", bound="Sampling")
 
 @guarded_function
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
-    """Normally distributed random numbers: normal(mean, std, size) of numbers, or of tensors that give the shape.
+    """Normally distributed random numbers: normal(mean, std, size), or a tensor as mean or std gives the shape.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
-    deviation, or without a size where both are numbers; ShapeError if they do not broadcast; DeviceError.
+    deviation, or if both are numbers and there is no size; ShapeError if they do not broadcast; DeviceError.
     """
     tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in tensors}) > 1:
@@ -214,7 +214,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 
 @guarded_function
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
-    """1 with the probability that `input` (floating) gives for each element, or with `p`, else 0; outside the graph.
+    """Draws 1 with the probability in `input` (floating) for each element, or with `p`; otherwise 0. Outside the graph.
 
     Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
     """
@@ -227,7 +227,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
 
 
 def _probability(p: Any, name: str) -> Any:
-    """The array or number of `p`. Raises: ArgumentError if one is outside [0, 1]."""
+    """Returns the number or array of `p`. Raises: ArgumentError if a probability is outside [0, 1]."""
     message = f"{name}: a probability is outside [0, 1]"
     if not isinstance(p, TensorBase):
         if not 0 <= p <= 1:
@@ -244,7 +244,8 @@ def multinomial(
     """`num_samples` categories drawn by the weights of `input`: (C,) or (N, C) to (num_samples,) or (N, num_samples).
 
     int64. Weights are non-negative and need not sum to 1. Raises: ShapeError for other dimensions; DtypeError unless
-    floating; ArgumentError for weights that are negative, not finite or all 0, or fewer than asked for.
+    floating; ArgumentError for weights that are negative, not finite or all 0, for num_samples < 1, or if fewer weights
+    are positive than are drawn without replacement.
     """
     x = input.array
     xp = input._device.xp
@@ -262,7 +263,7 @@ def multinomial(
         if replacement:
             out = _inverse(xp, weights, xp.asarray(source.random((len(weights), num_samples), dtype=dtypes.float64)))
         else:
-            # The smallest of exponential waiting times of these rates come in the order of draws without replacement.
+            # The order of exponential waiting times whose rates are the weights is that of draws without replacement.
             with np.errstate(all="ignore"):
                 waits = _exponential(xp, source, weights.shape) / weights
             out = xp.argsort(waits, axis=1)[:, :num_samples]
@@ -278,7 +279,7 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     """The first category of each row at which the running sum of weights exceeds drawn * total: (N, S)."""
     sums = weights.cumsum(axis=1)
     row = xp.arange(len(sums))[:, None]
-    # One search for all rows: row i counts from i to i + 1.
+    # One search for all rows: the edges of row i lie between i and i + 1.
     edges = (sums / sums[:, -1:] + row).reshape(-1)
     out = xp.searchsorted(edges, (drawn + row).reshape(-1), side="right").reshape(drawn.shape) - row * sums.shape[1]
     # Rounding may reach the total itself, past the last category of positive weight.
@@ -335,9 +336,10 @@ class Sampling(TensorBase):
         return _overwrite(self, "exponential_", generator, lambda rng, shape: _exponential(xp, rng, shape) / lambd)
 
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
-        """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
+        """Random integers in [low, high), or in [0, low) if only low is given.
 
-        Raises: ArgumentError for an empty range.
+        Without arguments: from 0 to the largest number up to which the dtype represents all integers. Raises:
+        ArgumentError for an empty range.
         """
         if high is None:
             low, high = 0, low or _COUNTS.get(self.array.dtype.name) or dtypes.iinfo(self.array.dtype).max + 1
@@ -347,6 +349,6 @@ class Sampling(TensorBase):
         return _overwrite(self, "random_", generator, lambda rng, shape: rng.integers(*bounds, shape, dtype="int64"))
 
 
-# Up to here a floating dtype holds every integer.
+# Upper bounds (exclusive) of `random_` without arguments. A floating dtype represents every integer below.
 _COUNTS = {"bool": 2, "bfloat16": 2**8 + 1, "float16": 2**11 + 1, "float32": 2**24 + 1, "float64": 2**53 + 1}
 _COUNTS["int64"] = 2**63 - 1

@@ -23,7 +23,7 @@ Self = TypeVar("Self", bound="Shapes")
 
 
 def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
-    """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
+    """Replaces a -1 in `new` by the size that is left for it. Raises: ShapeError if numbers of elements differ."""
     total = math.prod(old)
     count = math.prod(new)
     sizes = new
@@ -94,7 +94,7 @@ class Shapes(TensorBase):
         return self.view(other.array.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        """Dimensions start_dim to end_dim (inclusive) joined into one."""
+        """Joins dimensions start_dim to end_dim (inclusive) into one."""
         old = self.array.shape or (1,)
         first, last = resolve_axis(self, start_dim, "flatten"), resolve_axis(self, end_dim, "flatten")
         if first > last:
@@ -102,11 +102,11 @@ class Shapes(TensorBase):
         return _reshaped(self, (*old[:first], math.prod(old[first : last + 1]), *old[last + 1 :]))
 
     def ravel(self) -> Tensor:
-        """All dimensions joined into one."""
+        """Joins all dimensions into one."""
         return self.flatten()
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
-        """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
+        """Splits dimension `dim` into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
         old = self.array.shape
         axis, n = _axis_and_size(self, dim, "unflatten")
         return _reshaped(self, (*old[:axis], *infer_shape((n,), tuple(sizes), "unflatten"), *old[axis + 1 :]))
@@ -162,7 +162,7 @@ class Shapes(TensorBase):
         return self.T
 
     def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
-        """Dimensions of size 1, and new leading ones, repeated without copying; -1 keeps a size.
+        """Repeats dimensions of size 1, and new leading ones, to these sizes without copying; -1 keeps a size.
 
         Raises: ShapeError for any other change of size.
         """
@@ -193,13 +193,13 @@ class Shapes(TensorBase):
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
-        """With a new dimension of size 1 at `dim`. Raises: RangeError."""
+        """Adds a dimension of size 1 at `dim`. Raises: RangeError."""
         old = self.array.shape
         axis = resolve_new_axis(self, dim, "unsqueeze")
         return _reshaped(self, (*old[:axis], 1, *old[axis:]))
 
     def split(self, split_size: Dims, dim: int = 0) -> Tensors:
-        """Stretches of `split_size` along `dim`, the last one shorter if need be, or of the sizes given.
+        """Splits along `dim` into parts of `split_size`, of which the last may be smaller, or of given sizes.
 
         Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
         """
@@ -211,14 +211,17 @@ class Shapes(TensorBase):
         return _split(self, axis, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
-        """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
+        """Splits along `dim` into parts of these sizes. Raises: ShapeError if they do not add up to its size."""
         axis, n = _axis_and_size(self, dim, "split")
         if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
             raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {axis} of {self.array.shape}")
         return _split(self, axis, split_sizes)
 
     def chunk(self, chunks: int, dim: int = 0) -> Tensors:
-        """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
+        """Splits along `dim` into at most `chunks` parts of one size; the last may be smaller.
+
+        Raises: ArgumentError unless chunks is at least 1.
+        """
         axis, n = _axis_and_size(self, dim, "chunk")
         if chunks < 1:
             raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
@@ -227,7 +230,7 @@ class Shapes(TensorBase):
         return self.split(-(-n // chunks), axis)
 
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
-        """Splits into this many sections, whose sizes differ by at most one, or before each of these indices."""
+        """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices."""
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
@@ -245,7 +248,7 @@ class Shapes(TensorBase):
         return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
-        """`length` elements along `dim`, from `start` on. Raises: RangeError if they are not there."""
+        """`length` elements along `dim`, from `start` on. Raises: RangeError if they go beyond its end."""
         axis, n = _axis_and_size(self, dim, "narrow")
         first = int(start) + (n if start < 0 else 0)
         if length < 0 or not 0 <= first <= n - length:
@@ -260,7 +263,7 @@ class Shapes(TensorBase):
         return _slice_view(self, axis, int(index))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-        """The diagonal over two dimensions, as a last dimension; above the main one if offset > 0."""
+        """The diagonal of two dimensions, as a new last dimension; offset > 0: a diagonal above the main one."""
         a, b = resolve_axis(self, dim1, "diagonal"), resolve_axis(self, dim2, "diagonal")
         if a == b:
             raise ShapeError(f"diagonal: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
@@ -284,7 +287,7 @@ class Shapes(TensorBase):
     def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
         """The elements of a contiguous tensor at these strides (in elements), as a view to read from.
 
-        Elements may show in several places, so it should not be written to.
+        One element may appear several times in the view, so the view should not be written to.
 
         Raises: ShapeError unless contiguous, or if an element lies outside of it.
         """
@@ -309,7 +312,7 @@ class Shapes(TensorBase):
         return iter(self.unbind(0))
 
     def repeat(self: Any, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
-        """Repeats the tensor along each dimension; more numbers than dimensions add leading ones.
+        """Repeats the tensor along each dimension; more numbers than dimensions add leading dimensions.
 
         Raises: ShapeError for fewer numbers than dimensions.
         """
@@ -330,8 +333,8 @@ class Shapes(TensorBase):
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
         """Repeats each element, or each slice along `dim`, next to itself.
 
-        repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result, with which
-        the host need not wait for `repeats` on a GPU.
+        repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result; if it is
+        given, the host does not wait for `repeats` on a GPU.
         Raises: ShapeError, ArgumentError, DtypeError.
         """
         x: Any = self
@@ -367,26 +370,26 @@ class Shapes(TensorBase):
     swapdims_ = transpose_
 
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
-        """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
+        """Reverses the order along `dims`. Raises: RangeError; ArgumentError if a dimension is named twice."""
         wanted = parse_sizes(order, dims)
         return apply(shape.flip, (self,), dims=resolve_axes(self, wanted, "flip") if wanted else ())
 
     def fliplr(self) -> Tensor:
-        """The order of dimension 1 reversed. Raises: RangeError for fewer than two."""
+        """Reverses the order along dimension 1. Raises: RangeError for fewer than two dimensions."""
         return self.flip(1)
 
     def flipud(self) -> Tensor:
-        """The order of dimension 0 reversed."""
+        """Reverses the order along dimension 0."""
         return self.flip(0)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-        """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
+        """Rotates by k * 90 degrees, from the first of two dimensions towards the second."""
         first, second = resolve_axes(self, dims, "rot90")
         turned = self.flip(*((), (second,), (first, second), (first,))[k % 4])
         return turned.transpose(first, second) if k % 2 else turned
 
     def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
-        """Shifted along `dims`, around the end; without `dims`, along the flattened order.
+        """Shifts elements along `dims`; those beyond the end come first. Without `dims`: in the flattened order.
 
         Raises: ArgumentError unless there are as many shifts as dims.
         """
@@ -418,13 +421,13 @@ class Shapes(TensorBase):
         return cast(Any, self).masked_fill_(diagonal, fill_value)
 
     def diag(self, diagonal: int = 0) -> Tensor:
-        """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
+        """A matrix with this vector on a diagonal; for a matrix, a copy of its diagonal. Raises: ShapeError."""
         if self.array.ndim not in (1, 2):
             raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
         return self.diag_embed(diagonal) if self.array.ndim == 1 else self.diagonal(diagonal).clone()
 
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-        """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
+        """Puts the last dimension on the diagonal of two new ones; zero elsewhere. Raises: ShapeError, RangeError."""
         x = at_least_1d(self)
         a, b = resolve_new_axis(x, dim1, "diag_embed"), resolve_new_axis(x, dim2, "diag_embed")
         if a == b:

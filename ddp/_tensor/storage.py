@@ -1,8 +1,8 @@
 """The memory of tensors: `data`, copies, pickles, and moving it to where other processes can map it.
 
 An array cannot be moved under its views. So the memory that a tensor lies in is copied whole, and every tensor over it
-is put on the copy: its views, what it is a view of, `detach()` and `data`. Reference counts say whether there are any;
-only then are they looked for among all objects, which takes milliseconds.
+is put on the copy: its views, what it is a view of, `detach()` and `data`. If reference counts show that there may be
+such tensors, they are searched for among all objects, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _LINE = 64  # bytes: each piece of memory starts on a cache line of its block
 
 
 class Storage(TensorBase):
-    """Copies of a tensor and into it, other tensors over its memory, and sharing it with other processes."""
+    """Methods that copy a tensor or write into it, make tensors over its memory, and share it with other processes."""
 
     __slots__ = ()
-    _attributes_are_copied = True  # copied deeply: attributes that users set
+    _attributes_are_copied = True  # by deepcopy: attributes that users set
 
     @property
     def data(self) -> Tensor:
         """The same memory outside the graph, with a version of its own: backward does not notice writes through it.
 
-        Assigning a tensor makes this one share that tensor's memory. It may change the shape, dtype and device of a
-        leaf.
+        Assigning a tensor makes this one share that tensor's memory. The assignment may change the shape, dtype and
+        device of a leaf.
 
         Raises: GraphError if it would change those of a parameter of a wrapped model; ShapeError if it would change
-        those of the result of an op, or if the leaf has a gradient of another shape; DtypeError for integers where
-        requires_grad.
+        those of the result of an op, or if the leaf has a gradient of another shape; DtypeError if this tensor requires
+        grad and integers are assigned.
         """
         return wrap(self.array, self._device)
 
@@ -84,9 +84,9 @@ class Storage(TensorBase):
         return self
 
     def copy_(self: T, source: Other, non_blocking: bool = False) -> T:
-        """The elements of `source`, broadcast and cast to this dtype.
+        """Writes the elements of `source`, broadcast and cast to this dtype, into this tensor.
 
-        non_blocking: between a GPU and pinned memory of one shape and dtype the host does not wait; see `to`.
+        non_blocking: between a GPU and pinned memory of the same shape and dtype, the host does not wait; see `to`.
         """
         recorded = must_record(self, "copy_", source)
         away = isinstance(source, TensorBase) and source._device is not self._device
@@ -132,11 +132,11 @@ class Storage(TensorBase):
             hook(cls)
 
     def share_memory_(self: T) -> T:
-        """Moves this tensor's memory to where other processes can map it, and returns it.
+        """Moves this tensor's memory to where other processes can map it, and returns the tensor.
 
-        Whatever shares the memory moves along: views, `detach()`, a module's other names for it. NumPy arrays taken
-        from it before keep the old memory, and the gradient stays private. Nothing happens if it is there already, and
-        on a GPU, whose memory can always be shared. Raises: SharingError if the system gives no memory.
+        All tensors over the memory move along: views, `detach()`, a module's other names for it. NumPy arrays that were
+        taken from it before keep the old memory, and the gradient stays private. Does nothing if the memory is shared
+        already, or is on a GPU, where it can always be shared. Raises: SharingError if the system gives no memory.
         """
         move_to_shared_memory([self])
         return self
@@ -147,7 +147,7 @@ class Storage(TensorBase):
 
 
 def _write(x: Any, name: str, source: Any, values: Any, recorded: bool) -> Any:
-    """x[...] = source, whose `values` are a number or an array; `recorded`: followed by autograd."""
+    """Computes x[...] = source. values: `source` as a number or an array; recorded: whether autograd records it."""
     if recorded:
         x[...] = source
         return x
@@ -174,7 +174,7 @@ def _copy_as_leaf(x: T, array: Any, name: str, like: TensorBase | None = None) -
 
 
 def as_subclass(cls: type[T], plain: Any) -> T:
-    """A tensor of the class `cls` in the place of a new one."""
+    """Turns a new tensor into one of class `cls`, with the same memory, edge and gradient."""
     if cls is type(plain):
         return plain
     self = object.__new__(cls)
@@ -201,7 +201,7 @@ def for_each_class(hook: Callable[[type], Any]) -> None:
 
 
 def move_to_shared_memory(tensors: list[Any]) -> None:
-    """Moves tensors that are not shared yet into one new block, with all that share their memory."""
+    """Moves tensors that are not shared yet into one new block, with all tensors over the same memory."""
     tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
@@ -209,7 +209,7 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
     roots = {id(root): root for root in map(_root, (x.array for x in tensors))}
     moving: Any = tensors
     if not alone:
-        # Not isinstance: that asks objects for their __class__, and lazy ones do things when asked.
+        # Not isinstance, which reads the objects' __class__: lazy objects may run code then.
         moving = [x for x in gc.get_objects() if issubclass(type(x), TensorBase) and _is_over(x, roots)]
         moving += [x for x in tensors if not any(x is y for y in moving)]  # `gc.freeze` hides objects from this list
     places = {}
@@ -260,7 +260,7 @@ def _is_only_reference(x: Any) -> bool:
 
 
 class _Sample:
-    """The counts of an array that one object holds, of its own or as a view: they differ among Pythons."""
+    """Holds an array, to find the counts of one that nothing else holds: they differ between versions of Python."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -269,14 +269,14 @@ class _Sample:
 _PRIVATE = {_references(_Sample(np.empty(2))), _references(_Sample(np.empty((2, 2)).reshape(4)))}
 
 
-Flag = bool  # these names again: a method `bool` and a parameter `device` hide them below
+Flag = bool  # other names for `bool` and `device`, which a method and a parameter below hide
 _Device = device
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 def _as(dtype: Any) -> Callable[[Any], Tensor]:
-    """The method that converts to `dtype`, under PyTorch's name for it: that of the type of tensors, such as "Long"."""
+    """Makes the method that converts to `dtype`. Its name comes from the tensor type: `long` from LongTensor."""
     name = _NAMES[dtype].removesuffix("Tensor").lower()
     return as_method(lambda self: convert(self, dtype), name, f"As {dtype.name}.")
 
@@ -295,12 +295,12 @@ class Conversion(TensorBase):
         copy: Flag = False,
         memory_format: memory_format = preserve_format,
     ) -> Tensor:
-        """In another dtype, on another device, or both: to("cuda:0"), to(ddp.float64), to(other_tensor).
+        """Converts to another dtype, another device, or both: to("cuda:0"), to(ddp.float64), to(other_tensor).
 
         memory_format: ddp.channels_last for images whose channels lie side by side, which GPUs convolve faster.
         copy: a copy even if nothing changes. non_blocking: a copy from pinned memory to a GPU, or from a GPU into
         pinned memory that is made for it, does not wait; a copy from a GPU is complete when the current stream has done
-        it (`ddp.cuda.synchronize()`, or an event). Both may follow by position, in that order.
+        it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in this order.
         Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
         flags = [value for value in target if isinstance(value, bool)]
@@ -335,11 +335,11 @@ class Conversion(TensorBase):
         return self if is_channels_last(array) else apply(elementwise.clone, (self,), last=True)
 
     def cpu(self) -> Tensor:
-        """On the CPU. Waits for the current stream, if it was on a GPU."""
+        """This tensor on the CPU; a copy, which waits for the current stream, if it is on a GPU."""
         return self.to(device=CPU)
 
     def cuda(self, device: Any = None, non_blocking: Flag = False) -> Tensor:
-        """On a CUDA device, by its number or name; the current one. Raises: DeviceError if there is none."""
+        """This tensor on a CUDA device, by number or name; None: the current one. Raises: DeviceError without a GPU."""
         target = _Device("cuda") if device is None else _Device(device)
         if target.type != "cuda":
             raise DeviceError(f"cuda: expected a CUDA device, got {target}")
@@ -348,9 +348,9 @@ class Conversion(TensorBase):
         return self.to(device=target, non_blocking=non_blocking)
 
     def pin_memory(self, device: Any = None) -> Tensor:
-        """This tensor's numbers in page-locked memory, from which a copy to a GPU does not wait; itself if they are.
+        """A copy in page-locked memory, from which a copy to a GPU does not wait; the tensor itself if it is pinned.
 
-        Without a GPU there is nothing to pin for: it returns itself. Raises: DeviceError for a tensor on a GPU.
+        Without a GPU, there is no reason to pin: returns the tensor itself. Raises: DeviceError for a tensor on a GPU.
         """
         if self._device is not CPU:
             raise DeviceError(f"pin_memory: only memory of the CPU can be pinned, and this tensor is on {self._device}")
@@ -372,7 +372,7 @@ class Conversion(TensorBase):
         return copies.is_pinned(xp, self.array)
 
     def record_stream(self, stream: Any) -> None:
-        """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which another stream's work made.
+        """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which was made on another stream.
 
         When the tensor dies, its memory is used again only after the work that `stream` has by then. Without this call,
         later work of the stream that made the tensor may use it at once. Raises: DeviceError for a tensor on the CPU.
@@ -387,7 +387,7 @@ class Conversion(TensorBase):
         stream_order.record(self.array, device_stream)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
-        """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""
+        """Converts to another dtype; without one, returns the name of the tensor type: "ddp.FloatTensor"."""
         place_ = "ddp." if self._device is CPU else "ddp.cuda."
         if dtype is None:
             return place_ + _NAMES[self.array.dtype]
@@ -401,7 +401,7 @@ class Conversion(TensorBase):
         return self.to(dtype=dtype)
 
     def type_as(self, other: TensorBase) -> Tensor:
-        """In the dtype and on the device of `other`."""
+        """Converts to the dtype and device of `other`."""
         return self.to(other)
 
     half, bfloat16, float = _as(dtypes.float16), _as(dtypes.bfloat16), _as(dtypes.float32)
@@ -411,7 +411,7 @@ class Conversion(TensorBase):
 
 
 def transfer(x: TensorBase, target: device, non_blocking: Flag = False) -> Tensor:
-    """`x` on `target`; its gradient travels back."""
+    """Moves `x` to `target`; in backward, the gradient moves back."""
     result = wrap(to_device(x.array, target, non_blocking), target)
     result._device = device_of(result.array)
     if target.type == x._device.type == "cuda":  # between two GPUs
