@@ -1,4 +1,4 @@
-"""Layers, under PyTorch's names. Each family is a file, which holds its functions too."""
+"""Layers, under PyTorch's names. Each family of layers has a file, which also holds its functions."""
 
 from typing import TYPE_CHECKING
 

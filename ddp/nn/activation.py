@@ -1,6 +1,6 @@
-"""Activations: functions, and layers that call them. input: any shape, unless one says otherwise.
+"""Activations: functions, and layers that call them. input: any shape, unless a docstring says otherwise.
 
-`inplace` writes the result into the input, as the functions that end in an underscore do (and raises where these do).
+`inplace` writes the result into the input, and raises the same errors as the functions that end in an underscore.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """input clamped to [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
+    """input clamped to [min_val, max_val]; the gradient at the bounds is 0.
+
+    Raises: ArgumentError if min_val > max_val.
+    """
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    # As the dtype has them: backward compares the result with them.
+    # Rounded to the dtype of the input: backward compares the result with the bounds.
     low, high = (float(input.array.dtype.type(bound)) for bound in (min_val, max_val))
     return _apply(activation.hardtanh, input, inplace, low=low, high=high)
 
@@ -66,7 +69,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
-    """1.0507 * elu(input, 1.67326): means and variances stay. Source: Klambauer et al. 2017, arXiv:1706.02515."""
+    """1.0507 * elu(input, 1.67326): keeps mean 0 and variance 1. Source: Klambauer et al. 2017, arXiv:1706.02515."""
     return _apply(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
 
 
@@ -81,10 +84,10 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf.
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": with tanh, not erf.
 
-    float32 takes erf to 1e-7. Raises: ArgumentError for another `approximate`. Source: Hendrycks and Gimpel 2016,
-    arXiv:1606.08415.
+    In float32, erf is accurate to 1e-7. Raises: ArgumentError for another `approximate`.
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
@@ -112,7 +115,7 @@ def softsign(input: Tensor) -> Tensor:
 
 
 def logsigmoid(input: Tensor) -> Tensor:
-    """log(sigmoid(input)), without loss where sigmoid is small."""
+    """log(sigmoid(input)), accurate also where sigmoid(input) is small."""
     return _apply(activation.logsigmoid, input)
 
 
@@ -154,7 +157,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """The first half along `dim` times the sigmoid of the second. Source: Dauphin et al. 2016, arXiv:1612.08083.
 
-    Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
+    Raises: ShapeError for an odd size or a 0-d tensor; RangeError if there is no dimension `dim`.
     """
     axis = resolve_axis(required_float(input, "glu"), dim, "glu")
     if not input.ndim or input.shape[axis] % 2:
@@ -167,15 +170,16 @@ def _in_dtype(input: Tensor, dtype: Any) -> Tensor:
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
-    """exp(input) / sum(exp(input)) along `dim`; without it along 0 for 0, 1 and 3 dimensions, else 1, as PyTorch does.
+    """exp(input) / sum(exp(input)) along `dim`.
 
-    dtype: to compute in. _stacklevel: accepted, and ignored.
+    dim: None: 0 for an input of 0, 1 or 3 dimensions, else 1, as in PyTorch. dtype: converts the input first.
+    _stacklevel: accepted, and ignored.
     """
     return _in_dtype(input, dtype).softmax(_default_dim(input) if dim is None else dim)
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
-    """log(softmax(input, dim)), without loss of small probabilities."""
+    """log(softmax(input, dim)), accurate also for small probabilities."""
     return _in_dtype(input, dtype).log_softmax(_default_dim(input) if dim is None else dim)
 
 
@@ -188,7 +192,7 @@ def _default_dim(input: Tensor) -> int:
     return 0 if input.ndim in (0, 1, 3) else 1
 
 
-_threshold = threshold  # where an argument has its name
+_threshold = threshold  # for threshold_, whose argument hides the function
 
 
 def elu_(input: Tensor, alpha: float = 1.0) -> Tensor:
@@ -266,7 +270,7 @@ class CELU(_Activation, function=celu):
 
 
 class GELU(_Activation, function=gelu):
-    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf."""
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": with tanh in place of erf."""
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
@@ -326,11 +330,14 @@ class Threshold(_Activation, function=threshold):
 
 
 class GLU(_Activation, function=glu):
-    """The first half along `dim` times the sigmoid of the second: that size is halved."""
+    """The first half along `dim` times the sigmoid of the second half. Halves the size of `dim`."""
 
 
 class PReLU(Layer, shown="num_parameters="):
-    """input where it is positive, else weight * input. weight: (num_parameters,), 1 or the channels of (N, C, ...)."""
+    """input where it is positive, else weight * input. weight: (num_parameters,), each `init` at first.
+
+    num_parameters: 1, or C for an input of shape (N, C, ...).
+    """
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()

@@ -42,8 +42,8 @@ def scaled_dot_product_attention(
 
     query: (..., L, E), key: (..., S, E), value: (..., S, Ev); leading axes broadcast; returns (..., L, Ev).
     attn_mask: broadcasts to (..., L, S); True where a query may see a key, or numbers to add to the scores.
-    is_causal: query i sees keys 0 to i. scale: 1/sqrt(E) unless given. dropout_p: always applied.
-    enable_gqa: query (..., Hq, L, E) shares each of the Hk heads of key and value among Hq/Hk neighbours.
+    is_causal: query i sees keys 0 to i. scale: 1/sqrt(E) unless given. dropout_p: applied also in evaluation.
+    enable_gqa: key and value have Hk heads, and Hq/Hk neighbouring heads of query (..., Hq, L, E) share one of them.
     A query that may see no key gets 0.
 
     Raises: ShapeError, DtypeError, ArgumentError. Source: Dao et al. 2022, arXiv:2205.14135.
@@ -100,7 +100,7 @@ def scaled_dot_product_attention(
 
 
 def _broadcast_leading(q: Tensor, k: Tensor, v: Tensor, grouped: int, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The common leading sizes; grouped heads of key and value count as those of query. Raises: ShapeError."""
+    """The common leading sizes. With grouped heads, key and value count as having query's heads. Raises: ShapeError."""
     heads = (q.shape[-3],) if grouped > 1 else None
     others = [tuple(x.shape[:-2]) if heads is None else (*x.shape[:-3], *heads) for x in (k, v)]
     try:
@@ -133,9 +133,9 @@ class SDPBackend(Enum):
 
 @contextlib.contextmanager
 def sdpa_kernel(backends: SDPBackend | Sequence[SDPBackend], set_priority: bool = False) -> Iterator[None]:
-    """Changes nothing inside: the way is chosen by the device and the shapes. Also a decorator.
+    """Accepted, and ignored: the device and the shapes choose the implementation. Works as a decorator, too.
 
-    Raises: DtypeError for anything but an SDPBackend or several.
+    Raises: DtypeError unless `backends` is an SDPBackend, or a sequence of them.
     """
     given = backends if isinstance(backends, Sequence) else [backends]
     if not all(isinstance(backend, SDPBackend) for backend in given):
@@ -150,9 +150,10 @@ class NonDynamicallyQuantizableLinear(Linear):
 class MultiheadAttention(Layer):
     """Attention in num_heads subspaces of embed_dim/num_heads each, between learned projections.
 
-    in_proj_weight: (3*embed_dim, embed_dim), or q_, k_ and v_proj_weight where kdim or vdim differ; in_proj_bias:
-    (3*embed_dim,); out_proj: Linear. add_bias_kv: one more key and value, learned; add_zero_attn: one more, of zeros.
-    kdim, vdim: widths of key and value. dropout: of the probabilities.
+    in_proj_weight: (3*embed_dim, embed_dim); if kdim or vdim is not embed_dim, q_proj_weight, k_proj_weight and
+    v_proj_weight instead. in_proj_bias: (3*embed_dim,); out_proj: Linear. add_bias_kv: appends a learned key and value;
+    add_zero_attn: appends a key and a value of zeros. kdim, vdim: widths of key and value; None: embed_dim. dropout:
+    the probability with which an attention weight becomes 0 in training.
 
     Raises: ArgumentError unless embed_dim is a multiple of num_heads. Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
@@ -221,9 +222,11 @@ class MultiheadAttention(Layer):
         """query: (L, N, E), key: (S, N, kdim), value: (S, N, vdim); N first if batch_first; no N if unbatched.
 
         key_padding_mask: (N, S), attn_mask: (L, S) or (N*num_heads, L, S); True where a key may NOT be seen, or numbers
-        to add to the scores. is_causal: a hint that attn_mask is the causal one. Returns (result, weights): like query;
-        (N, L, S), or (N, num_heads, L, S) unless averaged. A query that may see no key has weights of 0. Without
-        need_weights (result, None), faster and in less memory.
+        to add to the scores. is_causal: a hint that attn_mask is the causal one.
+
+        Returns (result, weights). result: of query's shape; weights: (N, L, S), averaged over the heads, or (N,
+        num_heads, L, S) without average_attn_weights. A query that may see no key has weights of 0. need_weights=False
+        returns (result, None), in less time and memory.
 
         Raises: ShapeError, DtypeError, ArgumentError.
         """
@@ -241,7 +244,7 @@ class MultiheadAttention(Layer):
             scores = (q * (1 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
             if mask is not None:
                 scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == bool_ else scores + mask
-                # A row of -inf alone would make softmax and all gradients nan.
+                # A row that is all -inf would make softmax and all gradients nan.
                 blind = (scores == -math.inf).all(-1, keepdim=True)
                 weights = softmax(scores.masked_fill(blind, 0), -1).masked_fill(blind, 0)
             else:
@@ -273,7 +276,7 @@ class MultiheadAttention(Layer):
             )
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Projections, (N, num_heads, L or S, head_dim) each: views of the results of as few products as possible."""
+        """Projects query, key and value to (N, num_heads, L or S, head_dim), in as few products as possible."""
         weight = self.in_proj_weight
         bias = self.in_proj_bias
         parts: list[Tensor]
@@ -312,7 +315,10 @@ class MultiheadAttention(Layer):
     def _mask(
         self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, keys: int, added: int
     ) -> Tensor | None:
-        """What scaled_dot_product_attention takes, True where a key may be seen; `added` keys at the end always are."""
+        """Makes the mask for scaled_dot_product_attention: True where a key may be seen, or numbers to add.
+
+        The last `added` keys may always be seen.
+        """
         batch, heads, length = q.shape[:3]
         masks = []
         if attn_mask is not None:
@@ -342,7 +348,7 @@ class MultiheadAttention(Layer):
 
 
 def _as_additive_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as numbers to add, in the dtype of `like`: -inf where a bool mask is True, which may not be seen."""
+    """A mask as numbers to add, in the dtype of `like`. True in a bool mask hides a key, and becomes -inf."""
     if mask.dtype != bool_:
         return mask.to(dtype=like.dtype)
     return zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill(mask, -math.inf)

@@ -1,4 +1,4 @@
-"""Modules that hold modules or parameters: as lists, as dicts, or one alone."""
+"""Modules that hold modules or parameters: lists, dicts, and a wrapper of one module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ L = TypeVar("L", bound="_Sequence")
 
 
 class _Container(Module):
-    """The base of containers of modules or parameters. `_entries`: those by name"""
+    """The base of containers of modules or parameters. `_entries`: the modules or parameters, by name"""
 
     _entries = property(operator.attrgetter("_modules"))
 
@@ -37,7 +37,7 @@ class _Sequence(_Container):
         return cls([value for _, value in items])
 
     def _position(self, index: int, inserting: bool = False) -> int:
-        """Raises: RangeError."""
+        """Converts an index, which may be negative, to a position. Raises: RangeError."""
         n = len(self)
         i = operator.index(index)
         if not -n <= i < n + inserting:
@@ -71,7 +71,7 @@ class _Sequence(_Container):
         return self
 
     def extend(self: L, values: Iterable[Any]) -> L:
-        """Adds entries at the end, and returns this container. Raises: DtypeError for what is no sequence."""
+        """Adds entries at the end, and returns this container. Raises: DtypeError if `values` is no sequence."""
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Tensor):
             raise DtypeError(f"{type(self).__name__}: expected a sequence, got {type(values).__name__}")
         for value in list(values):
@@ -108,7 +108,7 @@ class _ModuleSequence(_Sequence):
         return self
 
     def pop(self, key: int) -> Any:
-        """Takes out the module at that position, and returns it. Raises: RangeError."""
+        """Removes the module at position `key`, and returns it. Raises: RangeError."""
         module = self[key]
         del self[key]
         return module
@@ -124,7 +124,7 @@ class Sequential(_ModuleSequence):
             self.add_module(str(name), module)
 
     def forward(self, input: Any) -> Any:
-        """input: what the first module takes; returns what the last one does."""
+        """input: what the first module takes. Returns the result of the last module."""
         for module in self._modules.values():
             assert module is not None
             input = module(input)
@@ -145,9 +145,9 @@ class Sequential(_ModuleSequence):
 
 
 class DataParallel(Module):
-    """PyTorch's wrapper of one process, which has one device here: it calls `module`, and says so once.
+    """Stands in for PyTorch's nn.DataParallel: calls `module` on one device, and warns of that once.
 
-    device_ids, output_device and dim change nothing. For several devices there is `ddp.DataParallel` under ddp-launch.
+    device_ids, output_device and dim are ignored. For several devices, use `ddp.DataParallel` under ddp-launch.
     Paths in the state dict begin with "module.".
     """
 
@@ -160,12 +160,12 @@ class DataParallel(Module):
         self.module = module
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """What the module returns."""
+        """Returns the result of the module."""
         return self.module(*inputs, **options)
 
 
 class ModuleList(_ModuleSequence):
-    """A list of modules, whose parameters are found; it is not callable, and its owner's forward says what they do."""
+    """A list of modules, whose parameters `parameters()` finds. It is not callable: its owner calls the modules."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
@@ -206,7 +206,8 @@ class _Dict(_Container):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
-    # Not by inheritance: a module cannot have the name of a method, and PyTorch's ModuleDict has no more of these.
+    # Not inherited from MutableMapping: an entry cannot have the name of a method, and these are the only methods of
+    # a mapping that PyTorch's ModuleDict has, beside `clear` and `update`.
     keys, values, items, pop = _mapping.keys, _mapping.values, _mapping.items, _mapping.pop
 
     def clear(self) -> None:
@@ -215,7 +216,7 @@ class _Dict(_Container):
 
 
 class ModuleDict(_Dict):
-    """Modules by name, whose parameters are found, in the order of insertion."""
+    """Modules by name, in the order of insertion; `parameters()` finds their parameters."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class ModuleDict(_Dict):
 
 
 def _as_parameter(value: Any, name: str) -> Parameter:
-    """A parameter, made of a tensor where it is not one. Raises: DtypeError."""
+    """Returns `value`, a tensor, as a parameter. Raises: DtypeError if it is no tensor."""
     if isinstance(value, Parameter):
         return value
     if not isinstance(value, Tensor):
@@ -247,9 +248,9 @@ def _parameter_lines(module: Module) -> str:
 
 
 class ParameterDict(_Dict):
-    """Parameters by name, which a module that holds it trains; tensors become parameters.
+    """Parameters by name. They belong to the module that holds the dict. Tensors become parameters.
 
-    Raises: DtypeError for what is no tensor; KeyError for a missing name.
+    Raises: DtypeError if a value is no tensor; KeyError for a missing name.
     """
 
     _entries = property(operator.attrgetter("_parameters"))
@@ -268,11 +269,11 @@ class ParameterDict(_Dict):
     get = _mapping.get
 
     def popitem(self) -> tuple[str, Any]:
-        """Removes the last entry, and returns its name and the entry."""
+        """Removes the last entry, and returns its name and its parameter."""
         return self._entries.popitem()
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The entry of that name; adds it first if there is none."""
+        """Returns the entry `key`; if there is none, adds `default` first."""
         if key not in self._entries:
             self[key] = default
         return self._entries[key]
@@ -293,9 +294,9 @@ class ParameterDict(_Dict):
 
 
 class ParameterList(_Sequence):
-    """A list of parameters, which a module that holds it trains; tensors become parameters.
+    """A list of parameters. They belong to the module that holds the list. Tensors become parameters.
 
-    Raises: DtypeError for what is no tensor; RangeError for an index out of range.
+    Raises: DtypeError if a value is no tensor; RangeError for an index out of range.
     """
 
     _entries = property(operator.attrgetter("_parameters"))

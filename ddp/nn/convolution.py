@@ -1,4 +1,4 @@
-"""Convolutions and their transposes. Those of lines and of volumes are made of those of images."""
+"""Convolutions and their transposes. Lines and volumes are convolved as images."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def conv3d(
 ) -> Tensor:
     """Convolution over volumes. input: (N, C, D, H, W) or (C, D, H, W), weight: (O, C/groups, KD, KH, KW), bias: (O,).
 
-    It is that of images whose channels are those of all planes that the kernel sees, in memory for KD times the input.
+    Computed by conv2d, with the KD planes under the kernel as channels: needs memory for KD times the input.
     padding: as in conv2d. Returns (N, O, OD, OH, OW), with conv2d's sizes.
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
@@ -91,7 +91,7 @@ def conv_transpose1d(
 
     Returns (N, O, OL), OL = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
+    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or too large an output_padding.
     """
     return _conv("conv_transpose1d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
@@ -106,12 +106,12 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Size = 1,
 ) -> Tensor:
-    """The transpose of conv2d: what its gradient does to images. input: (N, C, H, W) or (C, H, W).
+    """The transpose of conv2d: maps images as the backward of conv2d does. input: (N, C, H, W) or (C, H, W).
 
     weight: (C, O/groups, KH, KW); bias: (O,).
     Returns (N, O, OH, OW), OH = (H - 1)*stride - 2*padding + dilation*(KH - 1) + output_padding + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for steps that are too small, or too large an output_padding.
+    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or too large an output_padding.
     """
     return _conv("conv_transpose2d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
@@ -125,7 +125,7 @@ def _conv(
     groups: int,
     output_padding: Size | None = None,
 ) -> Tensor:
-    """A convolution of lines or images, or its transpose, which has an output_padding. tensors: input, weight, bias."""
+    """A convolution of 1 to 3 dimensions, or with output_padding a transposed one. tensors: input, weight, bias."""
     input, weight, bias = tensors
     dims = int(name[-2])
     transposed = output_padding is not None
@@ -177,7 +177,7 @@ def _conv(
 def _conv_volumes(
     input: Tensor, weight: Tensor, bias: Any, stride: Size, padding: Padding, dilation: Size, groups: int
 ) -> Tensor:
-    """conv3d by conv2d of the planes that the kernel sees at each depth, as channels."""
+    """Computes conv3d by conv2d: the planes under the kernel at each depth are the channels."""
     kernel = tuple(weight.shape[2:])
     steps = numbers(stride, 3, "stride")
     spreads = numbers(dilation, 3, "dilation")
@@ -194,13 +194,13 @@ def _conv_volumes(
 
 
 def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
-    """The size that a transposed convolution gives without output_padding."""
+    """The output size of a transposed convolution without output_padding."""
     axes = zip(image, kernel, stride, padding, dilation, strict=True)
     return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in axes)
 
 
 def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
-    """`value` as two numbers, one for each dimension of an image; for one dimension, `fill` is the first."""
+    """`value` as two numbers, one for each dimension of an image. If dims is 1, the first number is `fill`."""
     values = numbers(value, dims, name)
     return (fill, *values)[-2:]  # type: ignore[return-value]  # two numbers
 
@@ -208,7 +208,10 @@ def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
 def _named_padding(
     name: str, input: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: str, dilation: tuple[int, ...]
 ) -> tuple[Tensor, Any]:
-    """The input and the padding that "valid" or "same" stands for, a number for each dimension of `kernel`."""
+    """Returns the input and the padding for "valid" or "same": a number for each dimension of `kernel`.
+
+    The input itself is padded where "same" needs one element more at the end than at the beginning.
+    """
     if padding == "valid":
         return input, (0,) * len(kernel)
     if padding != "same":
@@ -276,7 +279,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution with this weight and bias. The name is PyTorch's: layers of users call and override it."""
+        """The convolution with this weight and bias. It has PyTorch's name: users' layers call and override it."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = pad(input, self._widths(), mode=self.padding_mode)
@@ -284,7 +287,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         return _conv(f"conv{self._dims}d", (input, weight, bias), self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
-        """The padding before and after each dimension, the last first."""
+        """The padding before and after each dimension, as `pad` takes it: the last dimension first."""
         widths: list[int] = []
         for axis in reversed(range(self._dims)):
             if isinstance(self.padding, str):
@@ -347,7 +350,7 @@ class _Transposed(_Conv, transposed=True):
         super().__init__(in_channels, out_channels, *steps, *rest, _output_padding=output_padding)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """input: as Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding.
+        """input: as in Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding.
 
         Raises: ShapeError if no output_padding gives that size.
         """

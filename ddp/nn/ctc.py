@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: a loss for labels whose places in a sequence are not known."""
+"""Connectionist temporal classification: a loss for labels whose positions in a sequence are not known."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """-log of the probability that the labels at T times, without repeats and then without blanks, are the targets.
+    """-log of the probability that T labels, with repeats and then blanks removed, are the targets.
 
     log_probs: (T, N, C) from log_softmax, or (T, C); targets: int64, (N, L), or (sum(target_lengths),) one after
-    another; lengths: (N,) tensors or sequences, or a number for (T, C). reduction: "mean" first divides by the targets'
-    lengths. zero_infinity: a target that is too long for its input counts nothing, instead of infinity.
+    another. input_lengths, target_lengths: (N,) tensors or sequences, or a number for (T, C). reduction: "mean" first
+    divides each loss by the length of its target. zero_infinity: the loss of a target that is too long for its input is
+    0, not infinity.
 
-    As PyTorch's, the gradient is that of the logits that log_softmax was given; behind log_softmax it is the same.
+    As in PyTorch, the gradient of log_probs is the gradient of the logits, which log_softmax passes on unchanged.
 
     Raises: ShapeError, also for lengths that do not fit; RangeError for labels that do not exist; ArgumentError.
     Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
@@ -55,7 +56,7 @@ def ctc_loss(
     if targets.shape not in (used.shape, (sizes.sum(),)):
         raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
     labels = to_device(targets.array, device)
-    if labels.ndim == 1 and labels.size:  # pads the labels of each target to a row; the padding is not used
+    if labels.ndim == 1 and labels.size:  # pads each target to a row of labels; the padding is not used
         starts = np.cumsum(sizes) - sizes
         rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)
         labels = labels[xp.asarray(rows)]
@@ -70,7 +71,7 @@ def ctc_loss(
 
 
 def _lengths(name: str, given: Any, n: int, limit: int) -> Any:
-    """Lengths on the host. Raises: ShapeError unless there are n of them, from 0 to the limit."""
+    """Copies lengths to the host. Raises: ShapeError unless there are n lengths, each from 0 to the limit."""
     lengths = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.int64).reshape(-1)
     if lengths.shape != (n,) or not ((lengths >= 0) & (lengths <= limit)).all():
         raise ShapeError(f"ctc_loss: {name} {lengths.tolist()}: expected {n} lengths of 0 to {limit}")
@@ -78,7 +79,7 @@ def _lengths(name: str, given: Any, n: int, limit: int) -> Any:
 
 
 class CTCLoss(_Loss, function=ctc_loss, inputs=4):
-    """-log of the probability that the labels at T times, without repeats and then without blanks, are the targets.
+    """-log of the probability that T labels, with repeats and then blanks removed, are the targets.
 
     log_probs: (T, N, C) or (T, C); targets: (N, L) or (sum(target_lengths),). Raises when called: see
     functional.ctc_loss.

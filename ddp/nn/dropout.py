@@ -23,7 +23,7 @@ def _dropout(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zeros each element with probability `p` and scales the rest by 1/(1 - p); the input itself unless training.
+    """Zeros each element with probability `p` and scales the rest by 1/(1 - p). Unless training, returns the input.
 
     Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating.
     Source: Srivastava et al. 2014, JMLR 15, 1929-1958.

@@ -1,4 +1,4 @@
-"""Embeddings, bags of them, and classes as one-hot vectors."""
+"""Embeddings, bags of embeddings, and one-hot vectors."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def embedding(
 ) -> Tensor:
     """weight[input]: the rows of a table. input: integers in [0, V), any shape; weight: (V, D); returns (*input, D).
 
-    padding_idx: a row that gets no gradient. max_norm: rows that are used and longer, by the norm of `norm_type`, are
-    shortened in place first. scale_grad_by_freq: a row's gradient is divided by how often it occurs in the input.
+    padding_idx: a row that gets no gradient. max_norm: first shortens to it, in place, the used rows with a larger
+    norm of order `norm_type`. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in input.
 
-    sparse: says once that the gradient is dense all the same.
+    sparse: accepted; warns once that the gradient is dense.
 
     Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
     """
@@ -66,7 +66,7 @@ def embedding(
 
 
 def _check_padding_idx(name: str, padding_idx: int, rows: int) -> int:
-    """padding_idx counted from the front. Raises: RangeError."""
+    """Returns padding_idx counted from the front, also if it is negative. Raises: RangeError."""
     if not -rows <= padding_idx < rows:
         raise RangeError(f"{name}: padding_idx {padding_idx} is not one of the {rows} rows")
     return padding_idx % rows
@@ -101,11 +101,12 @@ def embedding_bag(
     """The sum, mean or maximum of the rows weight[input] of each bag; zeros for an empty bag. Returns (B, D).
 
     input: (B, N), a bag a row, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or with
-    `include_last_offset` (B + 1,), the last one N. mode: "sum", "mean" or "max". per_sample_weights: of the input's
-    shape, times which a sum takes each row. padding_idx: a row that counts for nothing. The others: see embedding.
+    `include_last_offset` (B + 1,), where the last one is N. mode: "sum", "mean" or "max". per_sample_weights: of the
+    input's shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the
+    bags. The others: see embedding.
 
-    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that are not 0 to N in order;
-    ArgumentError for another mode, or what a mode does not take.
+    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not ascend from 0 to at
+    most N; ArgumentError for another mode, or for per_sample_weights that do not fit the mode or the input.
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
@@ -135,7 +136,7 @@ def embedding_bag(
 
 
 def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_last: bool) -> tuple[int, Any]:
-    """How many bags there are, and the bag of each number of the input."""
+    """The number of bags, and the bag of each element of the input."""
     if input.ndim == 2 and offsets is None:
         return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
     if input.ndim != 1 or offsets is None or offsets.ndim != 1 or offsets.array.dtype.kind != "i":
@@ -150,7 +151,7 @@ def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_l
 
 
 def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
-    """Which row holds the maximum of each bag that is not empty, in each column; the first of equals.
+    """The row with the maximum of each column in each bag that is not empty; the first of equal rows.
 
     rows: (N, D); bag: (N,); sizes: (B,)
     """
@@ -163,7 +164,7 @@ def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
 
-    num_classes: -1 takes the largest class + 1.
+    num_classes: -1: the largest class + 1.
 
     Raises: DtypeError; RangeError for a class that does not exist; ArgumentError if the number cannot be inferred.
     """
@@ -181,7 +182,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
 
 class _Table(Layer, shown="num_embeddings embedding_dim"):
-    """The base of both: the table, max_norm and scale_grad_by_freq."""
+    """The base of Embedding and EmbeddingBag: the table, max_norm and scale_grad_by_freq."""
 
     padding_idx: int | None
 
@@ -216,9 +217,9 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **settings: Any) -> Self:
-        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained.
+        """Makes a layer that shares the memory of a given table, (V, D). freeze: the table is not trained.
 
-        args, settings: those of the class after `embedding_dim`
+        args, settings: the arguments of the class after `embedding_dim`
         Raises: ShapeError.
         """
         if embeddings.ndim != 2:

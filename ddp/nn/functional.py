@@ -1,4 +1,4 @@
-"""Layers as functions: shapes are checked here, once, before arrays reach an op. Each is in the file of its layer."""
+"""The functions of the layers, each in the file of its layer. They check shapes once, before arrays reach an op."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ if TYPE_CHECKING:
 else:
     FAMILIES = "activation attention convolution ctc dropout embedding linear loss normalization padding pooling vision"
     functions = defined_in("ddp.nn", FAMILIES, FunctionType)
-    del functions["running_stats_update"], functions["sdpa_kernel"]  # for SyncBatchNorm; of nn.attention alone
+    del functions["running_stats_update"], functions["sdpa_kernel"]  # for SyncBatchNorm; only in nn.attention
     globals().update(functions)
     __all__ = sorted([*functions, "sigmoid", "tanh"])

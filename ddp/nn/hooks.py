@@ -28,7 +28,7 @@ Hooks = dict[str, list[tuple[Any, ...]]]
 
 
 class HasHooks:
-    """The hooks of a module. Each registration returns a handle: `handle.remove()`, or `with` it."""
+    """The hooks of a module. Registering one returns a handle: its `remove()`, or the end of its `with`, removes it."""
 
     _hooks_: Hooks | None = None  # a class attribute, so that a module without hooks needs no memory for them
 
@@ -40,7 +40,7 @@ class HasHooks:
         return RemovableHandle(hooks, entry)
 
     def _hooks(self, name: str) -> tuple[tuple[Any, ...], ...]:
-        """The hooks of a name at this moment: one may register or remove others."""
+        """A copy of the list of hooks of a kind: a hook that is called may register or remove others."""
         return tuple(self._hooks_.get(name, ())) if self._hooks_ else ()
 
     def register_forward_pre_hook(
@@ -48,7 +48,7 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args) before forward; what it returns, a tuple or one value, replaces the arguments.
 
-        with_kwargs: hook(module, args, kwargs), which returns (args, kwargs). prepend: before all others.
+        with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs). prepend: before the others.
         """
         return self._add_hook("forward_pre", (hook, with_kwargs), prepend)
 
@@ -57,13 +57,13 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args, output) after forward; what it returns replaces the output.
 
-        with_kwargs: hook(module, args, kwargs, output). prepend: before all others. always_call: also where the call
-        raises, with the output so far, or None.
+        with_kwargs: calls hook(module, args, kwargs, output). prepend: before the others. always_call: also if forward
+        or another hook raises, with the output so far, or None.
         """
         return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
 
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
-        """Calls hook(module, grad_output) before backward passes the module; what it returns replaces grad_output.
+        """Calls hook(module, grad_output) before backward enters the module; what it returns replaces grad_output.
 
         grad_output: a tuple, one gradient for each result.
         """
@@ -73,8 +73,9 @@ class HasHooks:
         """Calls hook(module, grad_input, grad_output) once backward has passed the module; what it returns replaces
         grad_input.
 
-        grad_input, grad_output: tuples, one gradient for each positional input and each result, None where there is
-        none. Where no input requires grad the hook is called when grad_output is there, and returns None.
+        grad_input, grad_output: tuples with a gradient for each positional input, and for each result: zeros for a
+        tensor without a gradient, None for what is no tensor. If no input requires grad, grad_input has only None, and
+        the hook, which must return None, is called as soon as grad_output is known.
         """
         return self._add_hook("backward", (hook,), prepend)
 
@@ -83,19 +84,19 @@ class HasHooks:
         return self._add_hook("state_dict_pre", (hook,))
 
     def register_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls hook(module, state_dict, prefix, local_metadata) after this module's part was taken, to change it in
-        place. local_metadata: an empty dict.
+        """Calls hook(module, state_dict, prefix, local_metadata) after this module's part was taken. The hook may
+        change state_dict in place. local_metadata: an empty dict.
         """
         return self._add_hook("state_dict_post", (hook,))
 
     def register_load_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Calls hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        before anything is loaded, to change state_dict, a copy, or to add to the lists.
+        before this module is loaded. The hook may change state_dict, which is a copy, and add to the lists.
         """
         return self._add_hook("load_state_dict_pre", (hook,))
 
     def register_load_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls hook(module, incompatible_keys) after loading; what it takes out of these lists is no error."""
+        """Calls hook(module, incompatible_keys) after loading; keys that it removes from the lists are no errors."""
         return self._add_hook("load_state_dict_post", (hook,))
 
     def _call_with_hooks(self, forward: Hook, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -125,7 +126,7 @@ class HasHooks:
 def _run_pre_hook(
     module: Any, hook: Hook, with_kwargs: bool, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the hook leaves them."""
+    """Calls a forward pre-hook, and returns the arguments, with its changes."""
     result = hook(module, inputs, options) if with_kwargs else hook(module, inputs)
     if result is None:
         return inputs, options
@@ -145,7 +146,7 @@ def _run_forward_hook(
 
 
 class _BackwardHooks:
-    """The backward hooks of one call of a module, and the gradients that they get."""
+    """Calls the backward hooks for one call of a module, and holds the gradients for them."""
 
     def __init__(self, module: Any, inputs: int) -> None:
         self.module = module
@@ -157,12 +158,12 @@ class _BackwardHooks:
         self.grad_output: Grads = ()
 
     def attach_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs behind an identity node."""
+        """Passes the inputs through an identity node."""
         self.input_positions, self.other_grad_input = _split_tracked(inputs)
         return _through_identity(_Identity("module_inputs", self._on_grad_input), inputs, self.input_positions)
 
     def attach_output(self, output: Any) -> Any:
-        """The outputs behind an identity node; what is neither a tensor nor a tuple goes on as it is."""
+        """Passes the outputs through an identity node. Returns an output that is neither tensor nor tuple unchanged."""
         outputs = output if isinstance(output, tuple) else (output,)
         self.output_positions, self.other_grad_output = _split_tracked(outputs)
         op = _Identity("module_outputs", self._on_grad_output)
@@ -189,7 +190,7 @@ class _BackwardHooks:
 
 
 class _Identity:
-    """An op that returns its inputs. on_grads: takes the gradients as tensors, and returns those to pass on."""
+    """An op that returns its inputs. on_grads: takes the gradients as tensors, and returns the gradients to pass on."""
 
     saves: tuple[str, ...] = ()
     grad_out = False
@@ -205,7 +206,10 @@ class _Identity:
 
 
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
-    """The positions of the values that get gradients; and for the others zeros if they are tensors, else None."""
+    """The positions of the values that get gradients, and the gradients of the others: zeros for tensors, else None.
+
+    If no value gets a gradient, all are None.
+    """
     positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.edge is not None]
     if not positions:
         return positions, (None,) * len(values)
@@ -217,7 +221,7 @@ def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
 
 
 def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[int]) -> tuple[Any, ...]:
-    """The values, those at `positions` as results of one node of `op`."""
+    """Returns the values; the ones at `positions` have become results of one node of `op`."""
     if not positions:
         return values
     tensors = [values[i] for i in positions]

@@ -1,6 +1,7 @@
-"""Initialisation of parameters, in place and outside the graph. A tensor is (out, in, ...) where fans are counted.
+"""Initialisation of parameters, in place and outside the graph.
 
-generator: a `ddp.Generator` to draw from instead of the thread's own stream.
+Functions that count fans take the dimensions of a tensor as (out, in, ...). generator: a `ddp.Generator` to draw from;
+None: this thread's generator.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __all__ += ["zeros_"]
 
 @no_grad()
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Uniform in [a, b)."""
+    """Draws uniformly from [a, b)."""
     return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Normally distributed."""
+    """Draws from a normal distribution."""
     return tensor.normal_(mean, std, generator=generator)
 
 
@@ -41,7 +42,7 @@ def trunc_normal_(
     b: float = 2.0,
     generator: BaseGenerator | None = None,
 ) -> Tensor:
-    """Normally distributed, of the values in [a, b] alone. Raises: ArgumentError unless a <= b."""
+    """Draws from a normal distribution truncated to [a, b]. Raises: ArgumentError unless a <= b."""
     if a > b:
         raise ArgumentError(f"trunc_normal_: no value is in [{a}, {b}]")
     low, high = (math.erf((edge - mean) / (std * math.sqrt(2.0))) for edge in (a, b))
@@ -51,23 +52,23 @@ def trunc_normal_(
 
 @no_grad()
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """`val` everywhere."""
+    """Sets all elements to `val`."""
     return tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """0 everywhere."""
+    """Sets all elements to 0."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """1 everywhere."""
+    """Sets all elements to 1."""
     return constant_(tensor, 1.0)
 
 
 @no_grad()
 def eye_(tensor: Tensor) -> Tensor:
-    """The identity: 1 on the diagonal, else 0. Raises: ShapeError unless two-dimensional."""
+    """Sets a matrix to the identity: 1 on the diagonal, else 0. Raises: ShapeError unless two-dimensional."""
     if tensor.ndim != 2:
         raise ShapeError(f"eye_: expected a matrix, got shape {tensor.shape}")
     return tensor.copy_(tensor.device.xp.eye(*tensor.shape, dtype=tensor.dtype))
@@ -75,7 +76,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 @no_grad()
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """A convolution that passes its channels on: 1 at the centre of channel i of filter i, in each group. Else 0.
+    """Makes a convolution pass its channels on: 1 at the centre of channel i of filter i of each group, else 0.
 
     tensor: (out, in, ...), of three to five dimensions. Raises: ShapeError; ArgumentError unless groups divides out.
     """
@@ -95,7 +96,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 def fan_in_and_out(tensor: Tensor) -> tuple[int, int]:
-    """How many inputs an output of this weight (out, in, ...) has, and how many outputs an input.
+    """Counts the inputs of each output, and the outputs of each input, of a weight (out, in, ...).
 
     Raises: ShapeError below two dimensions.
     """
@@ -116,10 +117,12 @@ _GAINS = {
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """By how much a nonlinearity shrinks a signal: "linear", "conv2d", ..., "sigmoid", "tanh", "relu", "selu", or
-    "leaky_relu", whose slope is `param` (0.01).
+    """Returns the factor for weights that makes up for how much a nonlinearity shrinks a signal.
 
-    Raises: ArgumentError for another.
+    nonlinearity: "linear", "conv2d", ..., "sigmoid", "tanh", "relu", "selu" or "leaky_relu"; param: the slope of
+    leaky_relu, 0.01 unless given
+
+    Raises: ArgumentError for another nonlinearity.
     """
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else param
@@ -144,7 +147,9 @@ def kaiming_uniform_(
     nonlinearity: str = "leaky_relu",
     generator: BaseGenerator | None = None,
 ) -> Tensor:
-    """Uniform, with the variance that keeps a signal's through layers of `nonlinearity` (`a`: leaky_relu's slope).
+    """Draws uniformly, with the variance that keeps the variance of a signal through layers of `nonlinearity`.
+
+    a: slope of leaky_relu; mode: "fan_in" keeps the variance in forward, "fan_out" in backward.
 
     Raises: ShapeError, ArgumentError. Source: He et al. 2015, arXiv:1502.01852.
     """
@@ -159,7 +164,7 @@ def kaiming_normal_(
     nonlinearity: str = "leaky_relu",
     generator: BaseGenerator | None = None,
 ) -> Tensor:
-    """Normally distributed, with the variance that keeps a signal's; see kaiming_uniform_."""
+    """Draws from a normal distribution. Its variance and the arguments are as in kaiming_uniform_."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
@@ -168,19 +173,27 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Uniform, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
+    """Draws uniformly, with variance 2*gain^2 / (fan in + fan out). Raises: ShapeError.
+
+    Source: Glorot and Bengio 2010.
+    """
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Normally distributed, balancing fan in and fan out. Raises: ShapeError. Source: Glorot and Bengio 2010."""
+    """Draws from a normal distribution of variance 2*gain^2 / (fan in + fan out). Raises: ShapeError.
+
+    Source: Glorot and Bengio 2010.
+    """
     return normal_(tensor, 0.0, _xavier_std(tensor, gain), generator)
 
 
 @no_grad()
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """`gain` times a random matrix with orthonormal rows, or columns if there are more rows. tensor: (out, ...).
+    """Sets a tensor to `gain` times a random matrix with orthonormal rows, or columns if there are more rows.
+
+    tensor: (out, ...), as a matrix of `out` rows.
 
     Raises: ShapeError below two dimensions. Source: Saxe et al. 2013, arXiv:1312.6120.
     """
@@ -200,7 +213,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | No
 
 @no_grad()
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseGenerator | None = None) -> Tensor:
-    """Normally distributed, but 0 in a fraction `sparsity` of each column, drawn at random.
+    """Draws from a normal distribution, then sets a random fraction `sparsity` of each column to 0.
 
     Raises: ShapeError unless two-dimensional. Source: Martens 2010, Deep learning via Hessian-free optimization.
     """
@@ -216,7 +229,7 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseG
 
 
 def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
-    """PyTorch's default for weights and biases of linear and convolution layers: uniform within 1/sqrt(fan in)."""
+    """Draws weight and bias as PyTorch does for linear and convolution layers: uniformly within 1/sqrt(fan in)."""
     if weight.numel():
         kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:

@@ -1,4 +1,4 @@
-"""Fully connected layers, with what follows them where one launch on a GPU does both; layers that only reshape."""
+"""Fully connected layers, on a GPU also fused with their activation; layers that only reshape."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def linear_act(
     activation: str = "relu",
     approximate: str = "none",
 ) -> Tensor:
-    """activation(linear(input, weight, bias)), on a GPU in one launch; shapes as `linear` has them.
+    """activation(linear(input, weight, bias)), on a GPU in one launch. Shapes: as in `linear`.
 
-    activation: "relu" or "gelu"; approximate: gelu's. cuBLASLt has gelu by tanh only, so that the exact one stays a
-    launch of its own. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    activation: "relu" or "gelu"; approximate: as in `gelu`. cuBLASLt has only the gelu with tanh, so the exact gelu is
+    a second launch. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
     act = _parse_activation("linear_act", activation, approximate)
     if not _is_fusable(act, weight):
@@ -68,8 +68,8 @@ def feed_forward(
     """linear(activation(linear(input, weight1, bias1)), weight2, bias2). input: (..., n), weight1: (m, n), weight2:
     (k, m); returns (..., k).
 
-    On a GPU the activation, its slope and the gradients of the biases are computed with the products. activation,
-    approximate: as for `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    On a GPU, the launches of the products also compute the activation, its derivative and the gradients of the biases.
+    activation, approximate: as in `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
     act = _parse_activation("feed_forward", activation, approximate)
     if not _is_fusable(act, weight1) or weight2.ndim != 2:
@@ -86,7 +86,7 @@ def feed_forward(
 
 
 def _parse_activation(name: str, activation: str, approximate: str) -> str:
-    """The name of the activation."""
+    """The name of the activation of the op: "relu", "gelu" or "gelu_tanh". Raises: ArgumentError."""
     if activation not in ("relu", "gelu") or approximate not in ("none", "tanh"):
         raise ArgumentError(
             f"{name}: activation is 'relu' or 'gelu' and approximate 'none' or 'tanh', not {activation!r} and "
@@ -114,7 +114,7 @@ def _check_shapes(name: str, input: Tensor, weight: Tensor, bias: Tensor | None)
 
 
 def _needs_grad(*tensors: Any) -> bool:
-    """Whether a gradient may be computed."""
+    """Whether backward may compute a gradient of one of the tensors."""
     return modes.state.enabled and any(tensor is not None and tensor.edge is not None for tensor in tensors)
 
 
@@ -140,7 +140,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 
 class Identity(Module):
-    """Its input. Takes any arguments and ignores them, so that it can stand where any layer stood."""
+    """Returns its input. The constructor ignores its arguments, so that Identity can replace any layer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -214,16 +214,16 @@ class Bilinear(Layer, shown="in1_features= in2_features= out_features= bias="):
 
 
 class Flatten(FunctionModule, function=flatten):
-    """Dimensions start_dim to end_dim (inclusive) joined into one: (N, C, H, W) becomes (N, C*H*W)."""
+    """Joins dimensions start_dim to end_dim (inclusive) into one: (N, C, H, W) becomes (N, C*H*W)."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self._init(start_dim=start_dim, end_dim=end_dim)
 
 
 class Unflatten(Layer, shown="dim= unflattened_size="):
-    """Dimension `dim` split into several: with (C, H, W), (N, C*H*W) becomes (N, C, H, W). One size may be -1.
+    """Splits dimension `dim` into several: with (C, H, W), (N, C*H*W) becomes (N, C, H, W). One size may be -1.
 
-    Raises: ShapeError when called with a dimension that is not their product.
+    Raises: ShapeError when called, if the size of `dim` is not the product of unflattened_size.
     """
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
@@ -232,5 +232,5 @@ class Unflatten(Layer, shown="dim= unflattened_size="):
         self.unflattened_size = tuple(unflattened_size)
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: any shape that has this dimension."""
+        """input: any shape with a dimension `dim`."""
         return input.unflatten(self.dim, self.unflattened_size)

@@ -1,6 +1,6 @@
-"""Losses, and distances. All losses reduce alike.
+"""Losses, and distances.
 
-They take reduction="mean", "sum" or "none", and PyTorch's deprecated size_average and reduce in its place.
+All losses take reduction="mean", "sum" or "none", or in its place PyTorch's deprecated size_average and reduce.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _positional(names: str, also: str = "") -> Callable[[F], F]:
-    """Lets a loss take the arguments `names` by position, after those that it declares positional.
+    """Lets a loss take the arguments `names` by position, after the ones that it declares positional.
 
-    PyTorch has its deprecated size_average and reduce among them; here they become a `reduction`, which is checked:
-    "mean", "sum", "none" or `also`. Raises: ArgumentError.
+    PyTorch has the deprecated size_average and reduce among them; here these become a `reduction`. Checks that the
+    `reduction` is "mean", "sum", "none" or `also`. Raises: ArgumentError.
     """
     order = names.split()
 
@@ -70,7 +70,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
 
 
 def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **named: Any) -> dict[str, Any]:
-    """The other arguments, and the reduction that PyTorch's deprecated flags stand for."""
+    """Returns the other arguments, with the `reduction` for PyTorch's deprecated flags, if there are any."""
     if size_average is None and reduce is None:
         return named
     mean = size_average is None or size_average
@@ -83,14 +83,14 @@ def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **n
 
 
 def _reduce_losses(losses: Any, reduction: str) -> Any:
-    """The mean or the sum of the losses, or the losses."""
+    """Returns the mean or the sum of the losses, or the losses themselves."""
     if reduction == "mean":
         return losses.mean()
     return losses.sum() if reduction == "sum" else losses
 
 
 def _broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
-    """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
+    """Broadcasts two tensors to one shape, in one floating dtype. warn: whether to warn if the shapes differ.
 
     Raises: ShapeError if they do not broadcast.
     """
@@ -125,10 +125,10 @@ def cross_entropy(
 ) -> Tensor:
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...).
 
-    target: int64 classes in [0, C), where `ignore_index` counts for nothing; or floating, of the input's shape, the
-    probability of each class. weight: (C,), of each class; the mean is then the weighted one. label_smoothing: in
-    [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or "none" (the target's
-    shape).
+    target: int64 classes in [0, C), or `ignore_index`, which is left out; or floating, of the input's shape: the
+    probability of each class. weight: (C,), of each class; the mean over class numbers is then weighted.
+    label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
+    "none" (of the shape (), (N,) or (N, ...)).
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
@@ -230,11 +230,11 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
-    """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100; all of one shape.
+    """-target * log(input) - (1 - target) * log(1 - input), with logarithms of at least -100; all of one shape.
 
-    input: probabilities. weight: broadcast to the losses, which it multiplies.
+    input: probabilities. weight: multiplies the losses, broadcast to their shape.
 
-    Raises: ArgumentError for shapes that differ, or an input outside [0, 1].
+    Raises: ShapeError for shapes that differ; ArgumentError for an input outside [0, 1].
     """
     _check_one_shape("binary_cross_entropy", input, target)
     array = input.array
@@ -261,10 +261,10 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """binary_cross_entropy(sigmoid(input), target), without overflow; input and target of one shape.
 
-    weight: broadcast to the losses, which it multiplies. pos_weight: broadcast to the losses, multiplies what the
-    target's part costs.
+    weight: multiplies the losses, broadcast to their shape. pos_weight: multiplies the term
+    target * log(sigmoid(input)) of the losses, broadcast to their shape.
 
-    Raises: ArgumentError for shapes that differ.
+    Raises: ShapeError for shapes that differ.
     """
     name = "binary_cross_entropy_with_logits"
     _check_one_shape(name, input, target)
@@ -293,10 +293,10 @@ def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
 
 @_positional("size_average reduce reduction log_target", also="batchmean")
 def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """target * (log(target) - input): how far the probabilities `target` are from those whose logarithm is `input`.
+    """target * (log(target) - input): the divergence of the probabilities `target` from exp(input).
 
-    log_target: `target` is a logarithm too. reduction: "batchmean" is the sum over input.shape[0], the divergence as
-    mathematics has it; "mean" divides by the number of elements.
+    log_target: `target` is a logarithm, too. reduction: "batchmean" divides the sum by input.shape[0], as in the
+    mathematical definition; "mean" divides it by the number of elements.
 
     Raises: ArgumentError, ShapeError.
     """
@@ -310,21 +310,21 @@ def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target
 def _difference_loss(
     op: Any, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None = None, **parameters: Any
 ) -> Tensor:
-    """The op on both, times `weight` if there is one. The op's name is the function's."""
+    """Applies a loss op, which has the name of its function, and multiplies by `weight` if there is one."""
     pair = _broadcast_pair(op.name, input, target, warn=True)
     if weight is None:
         return apply(op, pair, reduction=reduction, **parameters)
     if weight.shape != input.shape:
         raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
     weighted = apply(op, pair, reduction="none", **parameters) * weight
-    if reduction == "mean" and op is not losses.huber_loss:  # the mean is over the elements, as in PyTorch
+    if reduction == "mean" and op is not losses.huber_loss:  # huber_loss's mean is not weighted, as in PyTorch
         return weighted.sum() / weight.sum()
     return _reduce_losses(weighted, reduction)
 
 
 @_positional("size_average reduce reduction weight")
 def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
-    """(input - target)^2. weight: of the input's shape; the mean is then the weighted one.
+    """(input - target)^2. weight: of the input's shape; the mean is then weighted.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
@@ -333,7 +333,7 @@ def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: 
 
 @_positional("size_average reduce reduction weight")
 def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
-    """|input - target|. weight: of the input's shape; the mean is then the weighted one.
+    """|input - target|. weight: of the input's shape; the mean is then weighted.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
@@ -377,7 +377,7 @@ def poisson_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """-log of Poisson's probability of `target`: exp(input) - target * input, or, without `log_input`,
-    input - target * log(input + eps). full: with Stirling's approximation of log(target!) where target > 1.
+    input - target * log(input + eps). full: adds Stirling's approximation of log(target!) where target > 1.
 
     Raises: ShapeError, ArgumentError.
     """
@@ -402,8 +402,8 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """(log(var) + (input - target)^2 / var) / 2: -log of the normal density of `target` around `input`.
 
-    var: a number, or of the input's shape, or with its last dimension missing or of size 1; no less than eps, which
-    its gradient does not see. full: with log(2 * pi) / 2.
+    var: a number, or of the input's shape, or with its last dimension missing or of size 1. It is clamped to at least
+    eps, and its gradient is computed as if it were not clamped. full: adds log(2 * pi) / 2.
 
     Raises: ArgumentError for a negative variance; ShapeError.
     """
@@ -430,7 +430,10 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`; both broadcast. Raises: ShapeError, RangeError."""
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`; x1, x2 broadcast.
+
+    Raises: ShapeError, RangeError.
+    """
     broadcast(x1.shape, x2.shape, "cosine_similarity")
     a: Any = floating(x1)
     b: Any = floating(x2)
@@ -441,7 +444,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def _at_least(length: Any, eps: float) -> Any:
-    """max(length, eps), which the gradient does not see, as in PyTorch."""
+    """max(length, eps), but with the gradient of `length`, as in PyTorch."""
     value = length.detach()
     return length + (value.clamp(min=eps) - value)
 
@@ -461,7 +464,7 @@ def cosine_embedding_loss(
         )
     x: Any = floating(input1)
     y: Any = floating(input2)
-    # Like PyTorch, adds a small number to the squares, instead of a minimum of the lengths.
+    # Adds a small number to the squares, as PyTorch does, instead of clamping the lengths.
     lengths = ((x * x).sum(-1) + 1e-12) * ((y * y).sum(-1) + 1e-12)
     cosine = (x * y).sum(-1) / lengths.sqrt()
     sample_losses = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)
@@ -509,7 +512,8 @@ def triplet_margin_loss(
 ) -> Tensor:
     """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), distances as in pairwise_distance.
 
-    swap: the negative's distance is the smaller of those to anchor and positive. Raises: ShapeError, ArgumentError.
+    swap: the distance of negative is the smaller of its distances to anchor and to positive.
+    Raises: ShapeError, ArgumentError.
     """
     return triplet_margin_with_distance_loss(
         anchor,
@@ -533,7 +537,7 @@ def triplet_margin_with_distance_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
+    """triplet_margin_loss with `distance_function`, by default pairwise_distance. Raises: ShapeError, ArgumentError."""
     if margin <= 0:
         raise ArgumentError(f"triplet_margin_loss: margin is positive, not {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
@@ -575,7 +579,7 @@ class NLLLoss(_Loss, function=nll_loss):
 
 
 class BCELoss(_Loss, function=binary_cross_entropy):
-    """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100. All of one shape."""
+    """-target * log(input) - (1 - target) * log(1 - input), with logarithms of at least -100. All of one shape."""
 
 
 class BCEWithLogitsLoss(_Loss, function=binary_cross_entropy_with_logits):
@@ -583,9 +587,9 @@ class BCEWithLogitsLoss(_Loss, function=binary_cross_entropy_with_logits):
 
 
 class KLDivLoss(_Loss, function=kl_div):
-    """target * (log(target) - input), input being a logarithm, and with log_target the target too.
+    """target * (log(target) - input). The input is a logarithm; with log_target, the target is one, too.
 
-    reduction: "batchmean" (the sum over the batch size) is the divergence as mathematics has it.
+    reduction: "batchmean" divides the sum by the batch size, as in the mathematical definition.
     """
 
 
@@ -606,13 +610,13 @@ class HuberLoss(_Loss, function=huber_loss, omitted=("weight",)):
 
 
 class PoissonNLLLoss(_Loss, function=poisson_nll_loss):
-    """-log of Poisson's probability of the target, whose rate, or its logarithm (log_input), is the input."""
+    """-log of Poisson's probability of the target. The input is the rate, or with log_input its logarithm."""
 
 
 class GaussianNLLLoss(_Loss, function=gaussian_nll_loss, inputs=3):
-    """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps.
+    """(log(var) + (input - target)^2 / var) / 2; full: adds log(2 * pi) / 2. var is clamped to at least eps.
 
-    input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1.
+    input, target: of one shape; var: a number, or of the input's shape, or with its last dimension missing or 1.
     """
 
 
@@ -643,7 +647,7 @@ class TripletMarginLoss(_Loss, function=triplet_margin_loss, inputs=3):
 
 
 class TripletMarginWithDistanceLoss(_Loss, function=triplet_margin_with_distance_loss, inputs=3):
-    """TripletMarginLoss by any distance, pairwise_distance if none is given."""
+    """TripletMarginLoss with `distance_function`, by default PairwiseDistance."""
 
     def _init(self, **settings: Any) -> None:
         distance = settings["distance_function"]
@@ -651,7 +655,7 @@ class TripletMarginWithDistanceLoss(_Loss, function=triplet_margin_with_distance
 
 
 class CosineSimilarity(FunctionModule, function=cosine_similarity, inputs=2):
-    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result lacks `dim`."""
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result has no `dim`."""
 
     extra_repr = Module.extra_repr
 

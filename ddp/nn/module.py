@@ -25,13 +25,13 @@ _registrations = 0
 
 
 def note_registration() -> None:
-    """Counts one more parameter, buffer or child that some module was given."""
+    """Counts one more parameter, buffer or child that was added to some module."""
     global _registrations
     _registrations += 1
 
 
 def registration_count() -> int:
-    """How many parameters, buffers and children all modules were given so far: unchanged, no module has a new one."""
+    """The number of parameters, buffers and children that were added to modules. While it is the same, none is new."""
     return _registrations
 
 
@@ -53,7 +53,7 @@ class Module(HasStateDict, HasHooks):
         self.__dict__.update(training=True, **parts, _non_persistent_buffers_set=set())
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """What calling the module computes; subclasses define it. Raises: NotImplementedError where they do not."""
+        """Computes the result of a call. Subclasses define it. Raises: NotImplementedError if they do not."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -92,7 +92,7 @@ class Module(HasStateDict, HasHooks):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        # Only names that are no plain attribute arrive here.
+        # Python calls this only for names that are not plain attributes.
         own = self.__dict__
         if "_parameters" in own:
             for part in (own["_parameters"], own["_buffers"], own["_modules"]):
@@ -133,7 +133,7 @@ class Module(HasStateDict, HasHooks):
         note_registration()
 
     def _register(self, function: str, cls: type, name: str, value: Any, own: Any) -> None:
-        """Adds a part of a class, or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
+        """Adds a part that is a `cls` or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
         if value is not None and not isinstance(value, cls):
             raise DtypeError(f"{function}({name!r}): expected a {cls.__name__}, got {type(value).__name__}")
         if isinstance(name, str) and name not in own and hasattr(self, name):
@@ -145,7 +145,7 @@ class Module(HasStateDict, HasHooks):
         (names.discard if persistent else names.add)(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Adds a parameter, or None as its place. Raises: ArgumentError, DtypeError."""
+        """Adds a parameter, or None as a placeholder. Raises: ArgumentError, DtypeError."""
         self._register("register_parameter", Parameter, name, param, self._parameters)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -181,9 +181,9 @@ class Module(HasStateDict, HasHooks):
     def named_modules(
         self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """This module and all below it with their paths, parents first; each once, unless asked otherwise.
+        """This module and all below it with their paths, parents first. remove_duplicate: yields each module once.
 
-        memo: modules that are left out, along with what is below them; those that were yielded are added.
+        memo: modules that are left out, with all modules below them; every module that is yielded is added to it
         """
         seen = set() if memo is None else memo
         if remove_duplicate:
@@ -203,7 +203,7 @@ class Module(HasStateDict, HasHooks):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """The parameters with their paths; a tied one once, under its first path, unless asked otherwise."""
+        """The parameters with their paths. remove_duplicate: yields a tied parameter once, with its first path."""
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
@@ -213,7 +213,7 @@ class Module(HasStateDict, HasHooks):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """The buffers with their paths, each once unless asked otherwise."""
+        """The buffers with their paths. remove_duplicate: yields each buffer once."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -231,7 +231,7 @@ class Module(HasStateDict, HasHooks):
                 yield (f"{path}.{name}" if path else name), value
 
     def get_submodule(self, target: str) -> Module:
-        """The module at that path, such as "encoder.0"; this one for "". Raises: AttributeError if there is none."""
+        """The module at path `target`, like "encoder.0"; "": this module. Raises: AttributeError if there is none."""
         module: Module = self
         for name in target.split(".") if target else ():
             below = module._modules.get(name)
@@ -241,11 +241,11 @@ class Module(HasStateDict, HasHooks):
         return module
 
     def get_parameter(self, target: str) -> Parameter:
-        """The parameter at that path. Raises: AttributeError if there is none."""
+        """The parameter at the path `target`. Raises: AttributeError if there is none."""
         return self._get("_parameters", "parameter", target)
 
     def get_buffer(self, target: str) -> Tensor:
-        """The buffer at that path. Raises: AttributeError if there is none."""
+        """The buffer at the path `target`. Raises: AttributeError if there is none."""
         return self._get("_buffers", "buffer", target)
 
     def _get(self, attribute: str, word: str, target: str) -> Any:
@@ -263,7 +263,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        """Training mode for this module and all below it, whose own train() is called. Raises: DtypeError."""
+        """Sets training mode for this module and all below it, by their own train(). Raises: DtypeError."""
         if not isinstance(mode, bool):
             raise DtypeError(f"train: mode is True or False, not {mode!r}")
         self.training = mode
@@ -272,7 +272,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def eval(self: M) -> M:
-        """Evaluation mode for this module and all below it."""
+        """Sets evaluation mode for this module and all below it."""
         return self.train(False)
 
     def requires_grad_(self: M, requires_grad: bool = True) -> M:
@@ -294,14 +294,15 @@ class Module(HasStateDict, HasHooks):
         non_blocking: bool = False,
         memory_format: memory_format = preserve_format,
     ) -> M:
-        """In another dtype, on another device, or both: to("cuda"), to(ddp.float64), to(other_tensor).
+        """Converts parameters and buffers in place, in dtype, device, or both: to("cuda"), to(ddp.float64), to(tensor).
 
-        non_blocking: accepted; copies between host and device are ordered with what computes on them anyway.
-        memory_format: accepted; parameters keep their order in memory, as buckets and updates need it. Speed depends on
-        the images' format: a convolution of an image with channels last copies its small filters to that format.
+        non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
+        memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
+        Speed depends on the format of images: a convolution of an image with channels last copies its small filters to
+        that format.
 
-        Raises: DtypeError, DeviceError; GraphError if a parameter is watched, as under DataParallel. Then nothing has
-        changed.
+        Raises: DtypeError, DeviceError; GraphError if a hook waits for the gradient of a parameter, as under
+        DataParallel. Then nothing has changed.
         """
 
         def converted(tensor: Tensor) -> Tensor | None:
@@ -323,43 +324,46 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def share_memory(self: M) -> M:
-        """Moves parameters and buffers to where other processes can map them: into one block of shared memory.
+        """Moves parameters and buffers into one block of shared memory, which other processes can map.
 
-        Tied ones stay tied, and gradients private. Raises: SharingError if the system gives no memory.
+        Tied parameters stay tied; gradients stay in private memory. Raises: SharingError if the system gives no memory.
         """
         move_to_shared_memory([*self.parameters(), *self.buffers()])
         return self
 
     def type(self: M, dst_type: Any) -> M:
-        """Floating parameters and buffers in that dtype."""
+        """Converts floating parameters and buffers to `dst_type`."""
         return self.to(dtype=dst_type)
 
     def half(self: M) -> M:
-        """Floating parameters and buffers as float16."""
+        """Converts floating parameters and buffers to float16."""
         return self.to(dtype="float16")
 
     def bfloat16(self: M) -> M:
-        """Floating parameters and buffers as bfloat16."""
+        """Converts floating parameters and buffers to bfloat16."""
         return self.to(dtype="bfloat16")
 
     def float(self: M) -> M:
-        """Floating parameters and buffers as float32."""
+        """Converts floating parameters and buffers to float32."""
         return self.to(dtype="float32")
 
     def double(self: M) -> M:
-        """Floating parameters and buffers as float64."""
+        """Converts floating parameters and buffers to float64."""
         return self.to(dtype="float64")
 
     def cpu(self: M) -> M:
-        """On the CPU."""
+        """Moves parameters and buffers to the CPU."""
         return self.to(device="cpu")
 
     def cuda(self: M, device: Any = None) -> M:
-        """On a CUDA device: the current one, or that index. Raises: DeviceError if there is none."""
+        """Moves parameters and buffers to a CUDA device. device: the device or its index; None: the current one.
+
+        Raises: DeviceError if there is none.
+        """
         return self.to(device=f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of this module's text: the settings that its class names."""
+        """The text between the brackets of the module's `repr`: the settings in `_shown` and `_usual`."""
         texts = []
         for word in (*self._shown.split(), *(f"{name}=" for name in self._usual)):
             name, named, _ = word.partition("=")
@@ -367,7 +371,7 @@ class Module(HasStateDict, HasHooks):
             if name == "bias":
                 value = value is not None and value is not False
             usual = self._usual.get(name, self)  # an option without a default is always shown
-            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or of each dimension
+            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or as a tuple
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 
@@ -389,7 +393,7 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 
 
 class _SettingsSignature:
-    """The signature of a layer whose arguments are those of its function, for `help` and editors."""
+    """The signature of a layer that takes the arguments of its function, for `help` and editors."""
 
     def __get__(self, layer: Any, owner: type[FunctionModule]) -> inspect.Signature:
         if owner.__init__ is not FunctionModule.__init__:
@@ -410,19 +414,19 @@ class Layer(Module):
             setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
 
     def _register_empty(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
-        """Registers a parameter of each shape, to be filled; None in the place of one that is not there."""
+        """Registers an uninitialized parameter for each shape, and None as the parameter if the shape is None."""
         for name, shape in shapes.items():
             parameter = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
             self.register_parameter(name, parameter)
 
 
 class FunctionModule(Layer):
-    """A layer without parameters: keeps its settings as attributes, and calls its function with its inputs and them.
+    """A layer without parameters: keeps its settings as attributes, and calls its function with inputs and settings.
 
-    A subclass is made with `function=`, whose arguments after the inputs are its settings, in their order; where
-    PyTorch's layer has others, the subclass has an `__init__` of its own, which gives them to `_init`.
+    A subclass is made with `function=`. Its settings are the arguments of the function after the inputs, in their
+    order. If PyTorch's layer takes other arguments, the subclass has its own `__init__`, which passes them to `_init`.
 
-    inputs: how many arguments of the function come with each call; omitted: those that the layer does not have
+    inputs: number of arguments of the function that come with each call; omitted: arguments that the layer lacks
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -448,7 +452,7 @@ class FunctionModule(Layer):
             setattr(self, name, value)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """inputs: of the shapes that the class gives."""
+        """inputs: see the class for their shapes."""
         return self._function(*inputs, **named, **{name: getattr(self, name) for name in self._settings})
 
     def extra_repr(self) -> str:

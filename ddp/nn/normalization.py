@@ -21,11 +21,11 @@ from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
 from ddp.ops.arrays import upcast
 
-_EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
+_EPSILON = {"float64": 2.0**-52}  # the gap between 1 and the next number; 16-bit types are normalised in float32
 
 
 def _check_trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
-    """How many axes are normalised. Raises: ShapeError, DtypeError."""
+    """Returns the number of axes to normalise over. Raises: ShapeError, DtypeError."""
     shape = tuple(normalized_shape)
     whole = input.array.shape
     if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
@@ -58,7 +58,7 @@ def rms_norm(
 ) -> Tensor:
     """input / sqrt(mean of squares + eps) * weight, over the last axes. input: (..., *normalized_shape).
 
-    weight: of normalized_shape; eps: None is the precision of the dtype that computes (float32 for half types).
+    weight: of normalized_shape; eps: None: the machine epsilon of the dtype that computes (float32 for 16-bit types).
     Raises: ShapeError, DtypeError. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     axes = _check_trailing("rms_norm", input, normalized_shape, weight)
@@ -68,14 +68,14 @@ def rms_norm(
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """input / max(its p-norm along `dim`, eps). input: any shape with that dimension; p: a number, inf or -inf.
+    """input / max(its p-norm along `dim`, eps). input: any shape with a dimension `dim`; p: a number, inf or -inf.
 
     Raises: RangeError, DtypeError.
     """
     axis = resolve_axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
-    if not p > 0:  # the op has only the gradient of a norm
+    if not p > 0:  # the op has a backward only for p > 0
         return input / input.norm(p, axis, keepdim=True).clamp_min(eps)
     return apply(normalization.normalize, (input,), p=float(p), dim=axis, eps=eps)
 
@@ -92,11 +92,11 @@ def batch_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias for each channel. input: (N, C, ...); the others: (C,).
 
-    training: statistics are the batch's, and running ones (written in place) move towards them by `momentum`, the
-    variance unbiased. Otherwise they are the running ones.
+    training: mean and var are those of the batch, and running_mean and running_var move towards them by `momentum`, in
+    place (towards the unbiased variance). Otherwise, mean and var are running_mean and running_var.
 
-    Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError without running
-    statistics out of training. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError if running_mean
+    or running_var is missing and `training` is False. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
     check_channels("batch_norm", input, weight, bias, statistics=(running_mean, running_var))
     if not training:
@@ -114,18 +114,18 @@ def batch_norm(
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
-#: (running_mean, means, biased variances, the number of values of each) of updates that were not made.
+#: Updates of running statistics to be made: (running_mean, means, biased variances, number of values of each).
 RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
 class _DeferredStatistics(threading.local):
-    """Records this thread's updates of running statistics instead of making them; records: None: they are made."""
+    """Records updates of running statistics by this thread, instead of making them. records: None: makes them."""
 
     records: RecordedStatistics | None = None
 
     @contextlib.contextmanager
     def into(self, records: RecordedStatistics) -> Iterator[None]:
-        """A context in which updates are appended to `records`, for the caller to make."""
+        """Inside this context, updates are appended to `records`, and the caller makes them."""
         before = self.records
         self.records = records
         try:
@@ -138,9 +138,9 @@ deferred = _DeferredStatistics()
 
 
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
-    """The function that moves running statistics, called with means, biased variances and the number of values of each.
+    """Makes a function of (means, biased variances, number of values of each) that moves the running statistics.
 
-    Means and variances: (C,) or (N*C,), one number a sample is averaged over samples. None if there is nothing to move.
+    Means and variances: (C,), or (N*C,), which are averaged over the N samples. Returns None if both are None.
     """
     if running_mean is None and running_var is None:
         return None
@@ -153,7 +153,7 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
             if running is not None:
                 before = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                # Not before + momentum*(value - before), which makes nan of infinities.
+                # Not before + momentum*(value - before): infinities would become nan.
                 running.copy_(wrap((1 - momentum) * before + momentum * value, running.device))
 
     return move
@@ -188,8 +188,9 @@ def instance_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias over the positions of each channel of each sample.
 
-    input: (N, C, ...); the others: (C,). use_input_stats: statistics are the input's, and running ones (written in
-    place) move towards their means over samples by `momentum`. Otherwise they are the running ones.
+    input: (N, C, ...); the others: (C,). use_input_stats: mean and var are those of the input, and running_mean and
+    running_var move towards their averages over samples by `momentum`, in place. Otherwise, mean and var are
+    running_mean and running_var.
 
     Raises: ShapeError, also for one position; DtypeError; ArgumentError without any statistics.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
@@ -208,19 +209,19 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class _Norm(Layer):
-    """The base of all: a weight and a bias."""
+    """The base of all norm layers: a weight and a bias."""
 
     def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
     ) -> None:
-        """Registers weight and bias, or None in their place; without any bias if that is None."""
+        """Registers weight and bias, as None if the argument is False. bias=None: registers no bias at all."""
         like = {"device": device, "dtype": dtype}
         self.register_parameter("weight", Parameter(ones(shape, **like)) if weight else None)
         if bias is not None:
             self.register_parameter("bias", Parameter(zeros(shape, **like)) if bias else None)
 
     def reset_parameters(self) -> None:
-        """Weights become 1, biases 0."""
+        """Sets weights to 1, and biases to 0."""
         for name, value in (("weight", 1.0), ("bias", 0.0)):
             parameter = self._parameters.get(name)
             if parameter is not None:
@@ -311,7 +312,7 @@ class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
 
 
 class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track_running_stats="):
-    """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
+    """Parameters and running statistics, (C,) each. The statistics and the number of batches are buffers."""
 
     _ranks: ClassVar[tuple[int, ...]]  # numbers of dimensions that an input may have
 
@@ -342,14 +343,14 @@ class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track
 
     @no_grad()
     def reset_running_stats(self) -> None:
-        """Running means become 0, variances 1, and no batch has been seen."""
+        """Sets running means to 0, running variances to 1, and the number of batches to 0."""
         if self.running_mean is not None:
             self.running_mean.zero_()
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
 
     def reset_parameters(self) -> None:
-        """Forgets the running statistics; weights become 1, biases 0."""
+        """Resets the running statistics, and sets weights to 1 and biases to 0."""
         self.reset_running_stats()
         super().reset_parameters()
 
@@ -364,7 +365,7 @@ class BatchNorm(_ChannelNorm):
     """The base of the batch norm layers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
+        """input: (N, C, ...), normalised by its own statistics in training, or if the layer has none."""
         self._check(input)
         momentum = self.count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
@@ -373,7 +374,7 @@ class BatchNorm(_ChannelNorm):
         return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
     def count_batch(self) -> float:
-        """Counts one more batch; how far running statistics move towards its own."""
+        """Counts one more batch, and returns the `momentum` for it."""
         momentum = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -386,8 +387,8 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
     """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C) or (N, C, L).
 
     weight, bias: (C,). In training, running_mean and running_var move towards the batch's by `momentum` (None: they
-    are the averages over all batches), and stand in for them in evaluation; without track_running_stats the batch's
-    serve in both.
+    are the averages over all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and
+    variance, as training does.
 
     Raises: ShapeError when called, also for one value a channel in training. Source: arXiv:1502.03167.
     """
@@ -441,7 +442,7 @@ class _InstanceNorm(_ChannelNorm):
 class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
     """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, L) or (C, L).
 
-    weight, bias: (C,), there if `affine`. Running statistics are kept only with track_running_stats.
+    weight, bias: (C,), only if `affine`. Running statistics are kept only with track_running_stats.
 
     Raises: ShapeError when called, also for one position. Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
@@ -450,5 +451,5 @@ class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
 class InstanceNorm2d(_InstanceNorm, ranks=(3, 4)):
     """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, H, W) or (C, H, W).
 
-    As InstanceNorm1d.
+    Arguments and errors are those of InstanceNorm1d.
     """

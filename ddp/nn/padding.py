@@ -16,12 +16,12 @@ from ddp.ops import pooling
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """`input` with elements added around it. pad: (before, after) of the last dimension, the one before, and so on.
 
-    A negative width crops. mode: "constant" (`value`, else 0) for any dimensions; "reflect" (the edge not repeated),
-    "replicate" (the edge) and "circular" (from the other end) for the last 1, 2 or 3 dimensions of a sample or a batch:
+    A negative width crops. mode: "constant" (`value`, or 0) pads any dimensions; "reflect" (mirrored without the edge),
+    "replicate" (the edge) and "circular" (from the other end) pad the last 1, 2 or 3 dimensions of a sample or a batch:
     input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
 
-    Raises: ArgumentError for an odd number of widths, more than the dimensions have, or another mode; ShapeError for a
-    padding wider than what it repeats, or a result of negative size.
+    Raises: ArgumentError for an odd number of widths, more widths than the dimensions have, or another mode; ShapeError
+    for a padding wider than the input that it repeats, or a result of negative size.
     """
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
@@ -55,7 +55,7 @@ def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mod
 
 
 class _Pad(Layer):
-    """Padding around the last `dims` dimensions, by `mode` of `functional.pad`."""
+    """Pads the last `dims` dimensions with the `mode` of `functional.pad`."""
 
     _dims: ClassVar[int]
     _mode: ClassVar[str] = "constant"
@@ -109,14 +109,14 @@ class ZeroPad2d(_Pad, dims=2):
 
 
 class ReflectionPad1d(_Pad, dims=1, mode="reflect"):
-    """Sequences padded with their mirror image, the edge not repeated. padding: a number, or (left, right).
+    """Sequences padded with their mirror image, without the edge. padding: a number, or (left, right).
 
     input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
 
 class ReflectionPad2d(_Pad, dims=2, mode="reflect"):
-    """Images padded with their mirror image, the edge not repeated. padding: a number, or (left, right, top, bottom).
+    """Images padded with their mirror image, without the edge. padding: a number, or (left, right, top, bottom).
 
     input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """
@@ -137,14 +137,14 @@ class ReplicationPad2d(_Pad, dims=2, mode="replicate"):
 
 
 class CircularPad1d(_Pad, dims=1, mode="circular"):
-    """Sequences padded with what is at the other end. padding: a number, or (left, right).
+    """Sequences padded with the elements at the other end. padding: a number, or (left, right).
 
     input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
 
 class CircularPad2d(_Pad, dims=2, mode="circular"):
-    """Images padded with what is at the other end. padding: a number, or (left, right, top, bottom).
+    """Images padded with the elements at the other end. padding: a number, or (left, right, top, bottom).
 
     input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """

@@ -13,8 +13,8 @@ __all__ = ["Buffer", "Parameter"]
 class Parameter(Tensor):
     """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
 
-    data: shares its memory, as in PyTorch. Attributes of your own, `p.no_decay = True`, stay when the module moves, and
-    go into pickles and copy.copy, but not into copy.deepcopy: as in PyTorch.
+    data: the tensor whose memory the parameter shares. Attributes of your own, `p.no_decay = True`, stay
+    when the module moves, and go into pickles and copy.copy, but not into copy.deepcopy: as in PyTorch.
 
     Raises: DtypeError if it should require grad but is not floating.
     """
@@ -35,7 +35,7 @@ class Parameter(Tensor):
 class Buffer(Tensor):
     """A tensor that is state but not trained: assigned as an attribute, it is found by `buffers()`.
 
-    data: shares its memory. persistent: whether it is in the state dict.
+    data: the tensor whose memory the buffer shares. persistent: whether the state dict holds the buffer.
     """
 
     __slots__ = ("_persistent",)
@@ -47,9 +47,9 @@ class Buffer(Tensor):
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass  # as above
+        pass  # as in Parameter
 
     @property
     def persistent(self) -> bool:
-        """Whether the state dict of the module that it is assigned to will hold it."""
-        return getattr(self, "_persistent", True)  # a copy does not have this attribute, but its module knows
+        """Whether the state dict of the module holds this buffer."""
+        return getattr(self, "_persistent", True)  # a copy lacks the attribute; its module has the value

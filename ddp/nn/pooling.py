@@ -1,4 +1,4 @@
-"""Pooling. In one dimension it is that of images one line high; in three, of planes, and then along the depth."""
+"""Pooling. Lines are pooled as images one line high; volumes by planes first, and then along the depth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def max_pool1d(
 ) -> Any:
     """The maximum under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
-    Returns (N, C, OL) as max_pool2d does; with return_indices also where in L each maximum lies.
+    Returns (N, C, OL), as max_pool2d does; with return_indices, also the position of each maximum in L.
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
@@ -43,9 +43,9 @@ def max_pool2d(
 ) -> Any:
     """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
-    ceil_mode: the last window may reach beyond the padding, if it starts before its end.
+    ceil_mode: the last window may reach beyond the padding, if it starts in the input or the padding before it.
     Returns (N, C, OH, OW) with conv2d's sizes; the gradient goes to the first of equal maxima. With return_indices,
-    also where each maximum lies, as h * W + w (int64).
+    also the position of each maximum, as h * W + w (int64).
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
@@ -63,7 +63,7 @@ def avg_pool1d(
 ) -> Tensor:
     """The mean under a moving window. input: (N, C, L) or (C, L); returns (N, C, OL), as avg_pool2d does.
 
-    Raises: ShapeError, DtypeError, ArgumentError as avg_pool2d.
+    Raises: ShapeError, DtypeError, ArgumentError as in avg_pool2d.
     """
     window = kernel_size, stride, padding, 1, ceil_mode
     counting = {"count_include_pad": count_include_pad, "divisor_override": None}
@@ -81,8 +81,8 @@ def avg_pool2d(
 ) -> Tensor:
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
-    count_include_pad: the zeros of the padding count as elements. divisor_override: what sums are divided by instead of
-    their number of elements. Returns (N, C, OH, OW), as max_pool2d.
+    count_include_pad: the zeros of the padding count as elements. divisor_override: divides the sums by this number,
+    not by their number of elements. Returns (N, C, OH, OW), as max_pool2d does.
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a stride below 1, a padding beyond half the kernel
     or a divisor of 0.
@@ -133,9 +133,9 @@ def max_pool3d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """The maximum under a moving window, as max_pool2d. input: (N, C, D, H, W) or (C, D, H, W).
+    """The maximum under a moving window, as in max_pool2d. input: (N, C, D, H, W) or (C, D, H, W).
 
-    Raises: ShapeError; ArgumentError as max_pool2d, and for return_indices, which is not supported.
+    Raises: ShapeError; ArgumentError as in max_pool2d, and for return_indices, which is not supported.
     """
     if return_indices:
         raise ArgumentError("max_pool3d: return_indices=True is not supported")
@@ -147,10 +147,10 @@ def max_pool3d(
 
 
 def _pool3d(name: str, input: Tensor, pool: Any, of_planes: Any, of_depth: Any) -> Tensor:
-    """Pools planes, and then along the depth, with these arguments of `pool`."""
+    """Pools planes with pool(..., *of_planes), and then along the depth with pool(..., *of_depth)."""
     if input.ndim not in (4, 5):
         raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, D, H, W) or (C, D, H, W)")
-    planes = pool(input.flatten(0, -4), *of_planes)  # the depth as channels
+    planes = pool(input.flatten(0, -4), *of_planes)  # the depth in place of the channels
     lines = pool(planes.flatten(2), *of_depth)
     return lines.unflatten(-1, planes.shape[2:]).unflatten(0, input.shape[:-3])
 
@@ -168,7 +168,7 @@ def _adaptive_avg_pool(dims: int, input: Tensor, sizes: Sequence[int | None]) ->
 
 
 def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting: Any) -> Any:
-    """The op on what a moving window sees. window: kernel_size, stride, padding, dilation, ceil_mode."""
+    """Applies a pooling op under a moving window. window: kernel_size, stride, padding, dilation, ceil_mode."""
     dims = int(name[-2])
     images = _as_images(name, dims, input)
     if op is pooling.avg_pool2d:
@@ -206,7 +206,7 @@ def _as_images(name: str, dims: int, input: Tensor) -> Tensor:
 
 
 def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
-    """The result in the input's number of dimensions."""
+    """Removes the axes that `_as_images` added to `input` from a result."""
     y = images.squeeze(-2) if dims == 1 else images
     return y if input.ndim == dims + 2 else y.squeeze(0)
 

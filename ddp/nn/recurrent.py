@@ -22,9 +22,9 @@ GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
-    """One direction of one layer. x: (T, N, I); returns ((T, N, H), the last state, for LSTM the last cell state).
+    """Runs one direction of one layer. x: (T, N, I); returns (T, N, H), the last state, for LSTM the last cell state.
 
-    Raises: DtypeError unless all have one dtype, or autocast is on.
+    Raises: DtypeError unless all tensors have one dtype, or autocast is on.
     """
     if modes.state.autocast is None:
         dtype = x.array.dtype
@@ -39,10 +39,11 @@ def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[An
 
 
 class _RNNBase(Layer, shown="input_size hidden_size"):
-    """What RNN, LSTM and GRU share, layer after layer in both directions.
+    """The base of RNN, LSTM and GRU: runs layer after layer, in one direction or both.
 
     Parameters of layer k: weight_ih_lk (G*H, in), weight_hh_lk (G*H, out), bias_ih_lk and bias_hh_lk (G*H,), with
-    proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
+    proj_size also weight_hr_lk (proj_size, H). G: number of gates; in, out: sizes of the layer's input and output. The
+    names for the other direction end in `_reverse`.
     """
 
     _flags = ("batch_first", "dropout", "bidirectional")
@@ -119,8 +120,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """input: (T, N, input_size), N first if batch_first, or (T, input_size); hx: the first state, zeros if None.
 
-        Returns (output, last state): (T, N, directions*H) like the input; (layers*directions, N, H), for an LSTM a pair
-        of states and cell states. Raises: ShapeError, DtypeError.
+        Returns (output, last state). output: (T, N, directions*H), with N where the input has it; last state:
+        (layers*directions, N, H), for an LSTM a pair of states and cell states. Raises: ShapeError, DtypeError.
         """
         name = type(self).__name__
         batched = input.ndim == 3
@@ -158,7 +159,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         return x, (tuple(final) if self.mode == "LSTM" else final[0])
 
     def _op_weights(self, weights: list[Parameter]) -> list[Any]:
-        """As the ops take them: w_ih, w_hh, b_ih, b_hh, w_hr, None for those that are not there."""
+        """The weights in the order of the ops: w_ih, w_hh, b_ih, b_hh, w_hr. Missing ones are None."""
         w_hr = weights[-1] if self.proj_size else None
         return [*weights[:2], *(weights[2:4] if self.bias else (None, None)), w_hr]
 
@@ -183,7 +184,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
 
 
 def _reset_uniform(module: Layer, hidden_size: int) -> None:
-    """PyTorch's default for recurrent layers: everything uniform within 1/sqrt(hidden_size)."""
+    """Draws all parameters as PyTorch does by default: uniformly within 1/sqrt(hidden_size)."""
     bound = 1 / math.sqrt(hidden_size) if hidden_size else 0.0
     for param in module.parameters():
         init.uniform_(param, -bound, bound)
@@ -217,10 +218,12 @@ class RNN(_RNNBase):
 
 
 class LSTM(_RNNBase):
-    """Long short-term memory: gates i, f, g, o; c_t = f*c_(t-1) + i*g, h_t = o*tanh(c_t), or weight_hr @ that.
+    """Long short-term memory: gates i, f, g, o; c_t = f*c_(t-1) + i*g, h_t = o*tanh(c_t).
 
     LSTM(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
-    proj_size=0). Source: Hochreiter and Schmidhuber 1997; proj_size: Sak et al. 2014, arXiv:1402.1128.
+    proj_size=0). With proj_size, h_t = weight_hr @ (o*tanh(c_t)).
+
+    Source: Hochreiter and Schmidhuber 1997; with proj_size, Sak et al. 2014, arXiv:1402.1128.
     """
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
@@ -239,7 +242,7 @@ class GRU(_RNNBase):
 
 
 class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
-    """What the cells share. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
+    """The base of the cells. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
@@ -258,7 +261,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
         _reset_uniform(self, self.hidden_size)
 
     def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:
-        """The next states, (N, H) or (H,). Raises: ShapeError."""
+        """Computes the next states, (N, H) or (H,). Raises: ShapeError."""
         name = type(self).__name__
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
             wanted = f"(N, {self.input_size}) or ({self.input_size},)"
@@ -312,7 +315,7 @@ class LSTMCell(_GatedCell, mode="LSTM"):
     """One step of an LSTM, gates in the order i, f, g, o."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next two."""
+        """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next ones."""
         h, c = self._step(self._mode, input, [None, None] if hx is None else list(hx))
         return h, c
 

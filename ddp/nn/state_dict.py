@@ -19,13 +19,13 @@ _EXTRA = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """The paths that loading did not find, and those it did not know."""
+    """The paths of the module that a state dict lacks, and the paths in it that the module lacks."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
     def describe(self) -> list[str]:
-        """`["missing: weight, bias", "unexpected: scale"]`"""
+        """Describes the keys, as in `["missing: weight, bias", "unexpected: scale"]`."""
         named = {"missing": self.missing_keys, "unexpected": self.unexpected_keys}
         return [f"{what}: {', '.join(paths)}" for what, paths in named.items() if paths]
 
@@ -41,9 +41,10 @@ class HasStateDict:
     def state_dict(
         self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Parameters and persistent buffers by path, as tensors outside the graph that share their memory.
+        """Parameters and persistent buffers by path, as tensors that share their memory and are outside the graph.
 
-        destination: a dict to add to; prefix: before every path; keep_vars: the parameters and buffers themselves.
+        destination: a dict to add them to; prefix: put before every path; keep_vars: returns the parameters and buffers
+        themselves
         """
         module = cast("Module", self)
         result = {} if destination is None else destination
@@ -64,10 +65,12 @@ class HasStateDict:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> IncompatibleKeys:
-        """Copies `state_dict` in, and returns what was missing and unexpected; nothing is copied if it raises.
+        """Copies the tensors of `state_dict` into the module, and returns the missing and the unexpected keys.
 
-        state_dict: paths and tensors, also PyTorch's or arrays. The `module.` that DataParallel puts into paths may be
-        there or not, whether this module, or a part of it, is wrapped or not.
+        If it raises, nothing was copied, unless a module has load post hooks, or its own `_load_from_state_dict`.
+
+        state_dict: tensors, also PyTorch's, or arrays, by path. Paths may have the `module.` of DataParallel or lack
+        it, whether this module, or a part of it, is wrapped or not.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
 
         Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.
@@ -84,7 +87,7 @@ class HasStateDict:
         def load(part: Module, state: dict[str, Any], prefix: str) -> None:
             state = _match_wrapper(part, state, prefix)
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
-            if _overrides(part, "_load_from_state_dict"):  # it may read the loaded tensors, so they are loaded first
+            if _overrides(part, "_load_from_state_dict"):  # it may read its tensors, so it loads at once
                 part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
             else:
                 writes.extend(_plan_writes(part, state, prefix, local_metadata, True, *keys, problems))
@@ -95,7 +98,7 @@ class HasStateDict:
 
         load(module, dict(state_dict), "")
         hooked = [part for part in module.modules() if part._hooks("load_state_dict_post")]
-        # A hook after loading may forgive a missing key, so then the loading comes first.
+        # A post hook may remove keys from the lists. With such hooks, the keys are checked after loading.
         _raise_problems(name, problems, keys if strict and not hooked else None)
         for write in writes:
             write()
@@ -117,10 +120,10 @@ class HasStateDict:
     ) -> None:
         """Loads this module's own part of a state dict, without its children: for subclasses to extend, as in PyTorch.
 
-        state_dict: what begins with `prefix`, to read and to change
-        missing_keys, unexpected_keys, error_msgs: where what does not fit goes
+        state_dict: the entries whose paths begin with `prefix`; may be changed
+        missing_keys, unexpected_keys, error_msgs: lists to which problems are added
 
-        A module that overrides this is loaded at once, also if other modules turn out not to fit.
+        A module that overrides this is loaded at once, even if another module turns out not to fit.
         """
         before = len(error_msgs)
         lists = missing_keys, unexpected_keys, error_msgs
@@ -130,11 +133,11 @@ class HasStateDict:
                 write()
 
     def get_extra_state(self) -> Any:
-        """What the state dict should hold in addition to tensors; define set_extra_state too."""
+        """Returns what the state dict should hold in addition to tensors. Define set_extra_state, too."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")
 
     def set_extra_state(self, state: Any) -> None:
-        """Takes back what get_extra_state returned."""
+        """Restores what get_extra_state returned."""
         raise NotImplementedError(f"{type(self).__name__} defines no set_extra_state()")
 
 
@@ -149,7 +152,7 @@ class _Entry(NamedTuple):
         return self.part[self.name]
 
     def load(self, value: Any, assign: bool) -> None:
-        """Copies `value` in, or assigns it: to a parameter as a Parameter."""
+        """Copies `value` into the tensor. assign: replaces the tensor by `value`, a Parameter by a Parameter."""
         own = self.tensor
         if not assign:
             own.copy_(value)
@@ -171,9 +174,9 @@ def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
 
 
 def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """`state` with the "module." of DataParallel added or dropped behind `prefix`, if more paths fit the module then.
+    """Adds or drops the "module." of DataParallel after `prefix` in the paths of `state`, if more of them fit then.
 
-    state: what begins with the prefix
+    state: the entries whose paths begin with the prefix
     """
     wrapped = f"{prefix}module."
     if "module" not in module._modules and not any(path.startswith(wrapped) for path in state):
@@ -181,7 +184,7 @@ def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[s
     added = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
     dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
     own = module.state_dict(prefix=prefix).keys()
-    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first of equal names
+    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first if equal
 
 
 def _overrides(module: Module, method: str) -> bool:
@@ -193,7 +196,7 @@ def _plan_writes(
 ) -> list[Callable[[], None]]:
     """The calls that load the module's own part of `state`, without its children. Problems are added to `lists`.
 
-    prefix: of the module's paths; strict: missing and unexpected paths are listed
+    prefix: the beginning of the module's paths; strict: whether missing and unexpected paths are listed
     """
     missing, unexpected, problems = lists
     for (hook,) in module._hooks("load_state_dict_pre"):
@@ -222,7 +225,7 @@ def _plan_writes(
 
 
 def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bool) -> Iterator[str]:
-    """Describes what does not fit. Converts tensors of other libraries in `state`."""
+    """Yields a text for each entry that does not fit. Converts tensors of other libraries in `state`."""
     for path, entry in entries.items():
         if path not in state:
             continue

@@ -35,7 +35,7 @@ def _parse_activation(activation: str | Activation) -> Activation:
 
 
 def _fusable(activation: Activation) -> dict[str, str] | None:
-    """The activation as `feed_forward` takes it, None if it is another, or has hooks."""
+    """The activation as arguments of `feed_forward`; None if it cannot be fused, or has hooks."""
     if activation is relu or (type(activation) is ReLU and activation._hooks_ is None):
         return {"activation": "relu"}
     if type(activation) is GELU and activation.approximate == "tanh" and activation._hooks_ is None:
@@ -82,7 +82,7 @@ class _TransformerLayer(Layer):
         self.activation = _parse_activation(activation)
 
     def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
-        """x + part(x), normalized before the part or after the sum. number: of the norm and the dropout"""
+        """x + part(x), normalized before the part or after the sum. number: in the names of the norm and the dropout"""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return x + dropout(part(norm(x)))
@@ -90,7 +90,7 @@ class _TransformerLayer(Layer):
         return result
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        """linear2(dropout(activation(linear1(x)))): on a GPU with fused products, unless the parts are not our own."""
+        """linear2(dropout(activation(linear1(x)))), fused on a GPU if the parts are our own, without hooks."""
         first = self.linear1
         second = self.linear2
         dropout = self.dropout
@@ -106,7 +106,7 @@ class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
     """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
 
     d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
-    activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
+    activation: "relu", "gelu" or a function. norm_first: normalises the input of each part, not the sum after it.
     """
 
     def forward(
@@ -116,7 +116,10 @@ class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """src: (S, N, d_model), N first if batch_first, or no N; masks as MultiheadAttention has them; like src."""
+        """src: (S, N, d_model), N first if batch_first, or no N; masks: as in MultiheadAttention.
+
+        Returns src's shape.
+        """
 
         def attend(x: Tensor) -> Tensor:
             return self.self_attn(x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal)[0]
@@ -138,7 +141,10 @@ class TransformerDecoderLayer(_TransformerLayer, attentions=("self_attn", "multi
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N; like tgt."""
+        """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N.
+
+        Returns tgt's shape.
+        """
 
         def attend(x: Tensor) -> Tensor:
             return self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)[0]
@@ -162,7 +168,7 @@ class _Stack(Module):
 class TransformerEncoder(_Stack):
     """num_layers copies of encoder_layer in a row, and `norm` after the last.
 
-    enable_nested_tensor, mask_check: for PyTorch's signature; there are no nested tensors here.
+    enable_nested_tensor, mask_check: accepted, and ignored: there are no nested tensors here.
     """
 
     def __init__(
@@ -206,7 +212,10 @@ class TransformerDecoder(_Stack):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """As TransformerDecoderLayer has them. tgt_is_causal: None looks whether tgt_mask is causal."""
+        """Arguments: as in TransformerDecoderLayer.
+
+        tgt_is_causal: whether tgt_mask is causal; None: detected from it
+        """
         causal = _is_causal_mask(tgt_mask) if tgt_is_causal is None else tgt_is_causal
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, causal, memory_is_causal)
         for layer in self.layers:
@@ -272,7 +281,10 @@ class Transformer(Module):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """src: (S, N, d_model), tgt: (T, N, d_model), N first if batch_first, or no N; like tgt."""
+        """src: (S, N, d_model), tgt: (T, N, d_model), N first if batch_first, or no N.
+
+        Returns tgt's shape.
+        """
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
@@ -284,7 +296,7 @@ class Transformer(Module):
 
 
 def _is_causal_mask(mask: Tensor | None) -> bool:
-    """Whether `mask` hides from each of L queries exactly the keys after it, so that it need not be read."""
+    """Whether `mask`, (L, L), hides exactly the keys after each query. If so, it need not be read."""
     if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         return False
     if mask.dtype == bool_:

@@ -1,4 +1,4 @@
-"""Checks of arguments before arrays reach an op: dtypes, shapes, windows that fit, how a loss is reduced."""
+"""Checks of arguments before arrays reach an op: dtypes, shapes, and windows that fit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.convolution import Pair, Window, output_size
 
 Size = int | Sequence[int]
-_CAST = {float16, bfloat16, float32}  # what autocast changes
+_CAST = {float16, bfloat16, float32}  # the dtypes that autocast casts
 
 
 def pair(value: Size, name: str) -> Pair:
-    """(value, value) for a number, else the two of a sequence. Raises: ArgumentError for any other length."""
+    """Returns (value, value) for a number, the numbers of a sequence of two. Other arguments: see `numbers`."""
     h, w = numbers(value, 2, name)
     return h, w
 
 
 def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
-    """`n` times the number, else the `n` of a sequence. Raises: ArgumentError for any other length."""
+    """Repeats a number, or the number of a sequence of one, `n` times; else returns the sequence.
+
+    Raises: ArgumentError if its length is neither 1 nor `n`.
+    """
     if not isinstance(value, Sequence):
         return (value,) * n
     if len(value) == 1:
@@ -33,7 +36,7 @@ def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Raises: DtypeError unless all given tensors have one dtype, or autocast is going to give them one."""
+    """Raises: DtypeError unless all tensors but None have one dtype, or autocast will cast them to one."""
     dtypes = [x.dtype for x in tensors if x is not None]
     if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
@@ -42,7 +45,7 @@ def one_dtype(name: str, *tensors: Tensor | None) -> None:
 def window_of(
     name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False
 ) -> Window:
-    """The window's positions on the image, if it fits. Raises: ArgumentError, ShapeError."""
+    """Makes a `Window` on the image, with the number of its positions. Raises: ArgumentError, ShapeError."""
     stride = pair(stride, "stride")
     padding = pair(padding, "padding")
     dilation = pair(dilation, "dilation")
@@ -71,7 +74,7 @@ def positions(
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
-    """Raises: DtypeError unless `input` is floating, and weight and bias are of its dtype, or float32 beside a half."""
+    """Raises: DtypeError unless `input` is floating, and parameters have its dtype, or float32 if it has 16 bits."""
     dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")
@@ -85,7 +88,7 @@ def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
 
 
 def check_channels(name: str, input: Tensor, *affine: Tensor | None, statistics: Sequence[Tensor | None] = ()) -> None:
-    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,); DtypeError as `affine_dtype`."""
+    """Raises: ShapeError unless input is (N, C, ...) and the others are (C,); DtypeError: see `affine_dtype`."""
     if input.ndim < 2:
         raise ShapeError(f"{name}: input {input.shape}: expected (N, C, ...)")
     for array in (*affine, *statistics):

@@ -1,4 +1,4 @@
-"""Images at another size, patches as columns, channels as pixels."""
+"""Images resized, patches of images as columns, channels as pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, pair, window_of
 from ddp.ops import convolution, pooling
 
-# Dimensions of the input.
+# By mode: the numbers of dimensions that the input may have.
 MODES = {"nearest": (3, 4), "nearest-exact": (3, 4), "linear": (3,), "bilinear": (4,)}
 SHAPES = {3: "(N, C, L)", 4: "(N, C, H, W)"}
 
@@ -27,12 +27,12 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """`input` at another size. input: (N, C, L) or (N, C, H, W) for nearest and nearest-exact; the first for linear,
-    the second for bilinear.
+    """Resizes `input`. input: (N, C, L) for nearest, nearest-exact and linear; (N, C, H, W) for nearest, nearest-exact
+    and bilinear.
 
-    size: the new (L,) or (H, W); or scale_factor: what the old is multiplied by, rounded down.
-    align_corners: the centres of the corner elements stay where they are, not their corners (not for nearest). With
-    recompute_scale_factor positions are computed from the sizes, not from scale_factor.
+    size: the new (L,) or (H, W); or scale_factor: the new size is the old one times this, rounded down.
+    align_corners: aligns the centres of the corner elements of both images, not their outer corners (not for nearest).
+    recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for another mode, antialias, both or neither of size
     and scale_factor, or an empty size.
@@ -78,7 +78,7 @@ def _sizes(
 
 
 def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> Tensor:
-    """The patches under a moving window as columns. input: (N, C, H, W) or (C, H, W).
+    """Returns the patches under a moving window as columns. input: (N, C, H, W) or (C, H, W).
 
     Returns (N, C * KH * KW, L), L = OH * OW with conv2d's sizes.
 
@@ -96,11 +96,11 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
 def fold(
     input: Tensor, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
 ) -> Tensor:
-    """Columns added up where unfold reads them. input: (N, C * KH * KW, L) or (C * KH * KW, L).
+    """Adds up columns at the positions where unfold reads. input: (N, C * KH * KW, L) or (C * KH * KW, L).
 
     Returns (N, C, *output_size).
 
-    Raises: ShapeError if the columns are not those of such images; ArgumentError as unfold.
+    Raises: ShapeError if unfold of images of output_size has other columns; ArgumentError as in unfold.
     """
     if input.ndim == 2:
         return fold(input.unsqueeze(0), output_size, kernel_size, dilation, padding, stride).squeeze(0)
@@ -119,7 +119,7 @@ def fold(
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Channels laid out as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
+    """Lays channels out as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
 
     Raises: ShapeError unless r * r divides the channels; ArgumentError for a factor below 1.
     Source: Shi et al. 2016, arXiv:1609.05158.
@@ -162,7 +162,7 @@ Factor = float | Sequence[float]
 
 
 class Upsample(FunctionModule, function=interpolate, omitted=("antialias",)):
-    """The input at another size. input: (N, C, L) or (N, C, H, W); see functional.interpolate.
+    """Resizes the input. input: (N, C, L) or (N, C, H, W); see functional.interpolate.
 
     Raises: ShapeError, DtypeError, ArgumentError when called.
     """
@@ -193,21 +193,21 @@ class UpsamplingBilinear2d(Upsample):
 
 
 class Unfold(FunctionModule, function=unfold):
-    """The patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
+    """Returns the patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
 
     Raises: ShapeError, ArgumentError when called; see functional.unfold.
     """
 
 
 class Fold(FunctionModule, function=fold):
-    """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
+    """Adds up columns at the positions where Unfold reads. input: (N, C * KH * KW, L); returns (N, C, *output_size).
 
     Raises: ShapeError, ArgumentError when called; see functional.fold.
     """
 
 
 class PixelShuffle(FunctionModule, function=pixel_shuffle):
-    """Channels laid out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
+    """Lays channels out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
     """

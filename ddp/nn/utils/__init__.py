@@ -1,4 +1,4 @@
-"""Utilities for parameters and gradients: clipping, one vector of all, padding of sequences, parametrizations."""
+"""Clipping of gradients, parameters as one vector, padding of sequences, and parametrizations."""
 
 from ddp.nn.utils import parametrizations, parametrize, rnn
 from ddp.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm

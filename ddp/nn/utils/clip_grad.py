@@ -1,6 +1,6 @@
 """Clipping of gradients before an optimizer's step.
 
-They may be views of flat buckets: what is read is each gradient once, and what is written stays where it is.
+Gradients may be views of flat buckets. So each gradient is read once, and changed in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensors = Tensor | Iterable[Tensor]
 
 
 def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
-    """The tensors of each device, the first one's first. Warns if an iterator gives none: it was used before."""
+    """The tensors by device, in order of first use. Warns if an iterator gives no tensor: it was used before."""
     by_device: dict[device, list[Tensor]] = {}
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         by_device.setdefault(x.device, []).append(x)
@@ -48,16 +48,16 @@ def norm_order(norm_type: float) -> float:
 
 
 def _buffers(parameters: list[Tensor]) -> list[Any]:
-    """The existing gradients, as arrays: their memory stays reserved for the next step."""
+    """The arrays of the existing gradients. Their memory stays allocated for the next step."""
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
-            assert p.grad is not None  # reading `grad` raises if it is withheld
+            assert p.grad is not None  # reading `grad` raises if the gradient is withheld
     return [p.leaf.grad_buffer.array for p in full]
 
 
 def _note_change(parameters: list[Tensor]) -> None:
-    """Raises the version of each `p.grad` that a caller may hold, because its numbers have changed."""
+    """Increments the version of each `p.grad` that a caller may hold, because its numbers have changed."""
     for p in parameters:
         if p.grad_view is not None and p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
             p.grad_view.version.count += 1
@@ -89,15 +89,15 @@ def _total(by_device: dict[device, list[Any]], p: float, error_if_nonfinite: boo
 def get_total_norm(
     tensors: Tensors, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> Tensor:
-    """The norm of all elements of all tensors together, as one vector; a 0-d tensor on the first one's device.
+    """The norm of all tensors together, as one vector: a 0-d tensor on the device of the first.
 
-    norm_type: inf, or a number other than 0. foreach: accepted, and changes nothing.
+    norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm, and so waits for a GPU. foreach:
+    accepted, and ignored.
 
-    Raises: ArgumentError for another norm_type, or, if asked to, which waits for a GPU, for a norm that is infinite or
-    nan.
+    Raises: ArgumentError for another norm_type; with error_if_nonfinite, for a norm that is infinite or nan.
     """
     order = norm_order(norm_type)
-    # A list, as an iterator without tensors is no mistake here.
+    # A list: here an iterator without tensors is no mistake, and gives no warning.
     given = tensors if isinstance(tensors, Tensor) else list(tensors)
     by_device = {target: [x.array for x in group] for target, group in _by_device(given).items()}
     return _total(by_device, order, error_if_nonfinite) if by_device else zeros(())
@@ -108,9 +108,9 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scales all gradients by max_norm / total_norm where that is below 1. total_norm: 0-d, of get_total_norm.
+    """Scales all gradients by max_norm / total_norm if that is below 1. total_norm: 0-d, from get_total_norm.
 
-    On a GPU it is one launch, which reads the norm there. Warns if `parameters` is an iterator that gives none.
+    On a GPU it is one launch, which reads the norm on the device. Warns if `parameters` is an iterator that gives none.
     """
     for target, params in _by_device(parameters).items():
         _scale(target, params, max_norm, total_norm)
@@ -135,13 +135,13 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales the gradients in place so that their norm, taken together as one vector, is at most `max_norm`.
 
-    Returns the norm that they had, 0-d. norm_type: inf, or a number other than 0. foreach: accepted, and changes
-    nothing. On a GPU it is two launches for all gradients, and nothing waits but `error_if_nonfinite`.
+    Returns the norm before, 0-d. norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm first,
+    and so waits for a GPU. foreach: accepted, and ignored. On a GPU it is two launches for all gradients.
 
-    Warns if `parameters` is an iterator that gives none, as a generator does that was used before.
+    Warns if `parameters` is an iterator that gives none, such as a generator that was used before.
 
-    Raises: ArgumentError for another norm_type, or, if asked to, for a norm that is infinite or nan; nothing has
-    changed then.
+    Raises: ArgumentError for another norm_type; with error_if_nonfinite, for a norm that is infinite or nan. Then
+    nothing has changed.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
     order = norm_order(norm_type)
@@ -158,9 +158,9 @@ def clip_grad_norm_(
 @no_grad()
 @errstate(all="ignore")
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
-    """Holds every element of the gradients within [-clip_value, clip_value], in place.
+    """Clamps every element of the gradients to [-clip_value, clip_value], in place.
 
-    foreach: accepted, and changes nothing. Warns if `parameters` is an iterator that gives none.
+    foreach: accepted, and ignored. Warns if `parameters` is an iterator that gives none.
     """
     for target, params in _by_device(parameters).items():
         with on(target):

@@ -11,7 +11,7 @@ from ddp.errors import ShapeError
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """The elements of all parameters in one vector, (n,); gradients pass through."""
+    """Joins the elements of all parameters in one vector, (n,). Backward passes gradients on to the parameters."""
     return cat([p.reshape(-1) for p in parameters])
 
 

@@ -1,6 +1,6 @@
 """Weight and spectral normalization, as parametrizations and in PyTorch's older form.
 
-The older form is the same parametrization, whose state dict has the older paths: weight_g and weight_v for one.
+The older form is the same parametrization, but its state dict has older paths, such as weight_g and weight_v.
 
 Sources: Salimans & Kingma 2016, arXiv:1602.07868 (weight); Miyato et al. 2018, arXiv:1802.05957 (spectral).
 """
@@ -22,7 +22,7 @@ __all__ = ["spectral_norm", "weight_norm"]
 
 
 def _as_matrix(weight: Tensor, dim: int) -> Tensor:
-    """(weight.shape[dim], the other elements)"""
+    """Reshapes a weight to a matrix with weight.shape[dim] rows."""
     return weight.movedim(dim, 0).reshape(weight.shape[dim], -1)
 
 
@@ -59,7 +59,7 @@ class _SpectralNorm(Module):
 
     @no_grad()
     def iterate(self, matrix: Tensor, times: int) -> None:
-        """The power method, in place: u = Wv/|Wv|, then v = W'u/|W'u|."""
+        """Runs the power method `times` times, in place: u = Wv/|Wv|, then v = W'u/|W'u|."""
         steps = [(self._u, matrix, self._v), (self._v, matrix.T, self._u)]
         for target, factor, other in steps[:: self.order] * times:
             target.copy_(self.normalize(factor.mv(other)))
@@ -90,10 +90,10 @@ def spectral_norm(
 ) -> M:
     """Divides a parameter, read as a matrix, by its largest singular value, and returns the module.
 
-    The value is that of the power method, which goes on by `n_power_iterations` whenever the parameter is read in
-    training. dim: the matrix's rows; None: the outputs, which are 1 of transposed convolutions and 0 otherwise. The
-    state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v; that of
-    `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v.
+    The power method approximates the value: it does `n_power_iterations` whenever the parameter is read in training.
+    dim: the dimension of the matrix's rows; None: that of the outputs, 1 for transposed convolutions, else 0. The state
+    dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. With
+    `nn.utils.spectral_norm` it has NAME_orig, NAME_u and NAME_v instead.
 
     Raises: AttributeError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Miyato et al. 2018, arXiv:1802.05957.
@@ -102,8 +102,9 @@ def spectral_norm(
 
 
 def _older(function: Any, **parts: str) -> Any:
-    """The older form of a normalization, whose state dict has other paths. parts: by suffix of the tensor's name there,
-    the path below the parametrization here
+    """Makes the older form of a normalization, whose state dict has other paths.
+
+    parts: by suffix in the older paths, NAME_suffix: the path of the same tensor below parametrizations.NAME
     """
 
     @wraps(function)
@@ -119,7 +120,7 @@ def _older(function: Any, **parts: str) -> Any:
 
 
 def _rename(paths: dict[str, str], module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A hook that renames entries of a state dict. paths: from old to new"""
+    """A hook that renames entries of a state dict. paths: the new path by the old one"""
     for path, new in paths.items():
         if prefix + path in state:
             state[prefix + new] = state.pop(prefix + path)
@@ -130,5 +131,5 @@ old_spectral_norm = _older(spectral_norm, orig="original", u="0._u", v="0._v")
 
 
 def remove_norm(module: M, name: str = "weight") -> M:
-    """Makes a weight that is normalized in the older form a parameter again, with its value. Raises: ArgumentError."""
+    """Removes the older form: the weight is a parameter again, with its value. Raises: ArgumentError."""
     return remove_parametrizations(module, name)

@@ -1,4 +1,4 @@
-"""Tensors of a module that are computed, whenever they are read, from others that are trained instead."""
+"""Tensors of a module that are computed, whenever they are read, from other tensors, which are trained instead."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _values: ContextVar[Any] = ContextVar("values", default=None)
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Inside, each parametrized tensor is computed once, when it is first read, and not again after changes.
+    """Inside this context, each parametrized tensor is computed once, when it is first read, and not after changes.
 
-    For a forward that reads one several times. It holds for this thread.
+    It saves time if a forward reads such a tensor several times. It applies to this thread only.
     """
     token = _values.set(_values.get() or {})
     try:
@@ -36,13 +36,13 @@ def cached() -> Iterator[None]:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of a tensor, first to last, and what the first is given: made by `register_parametrization`.
+    """The parametrizations of a tensor, in their order, and the input of the first: made by `register_parametrization`.
 
-    original: the tensor in that place; or original0, original1, ... where a right_inverse gave several.
+    original: the input of the first; or original0, original1, ... if right_inverse returned several tensors.
     """
 
     def forward(self) -> Tensor:
-        """The parametrized tensor."""
+        """Computes the parametrized tensor."""
         values = _values.get()
         if values is None:
             values = {}
@@ -91,7 +91,7 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
-    """Whether the tensor of that name, or any, has a parametrization."""
+    """Whether the tensor `tensor_name` has a parametrization; None: whether any tensor has one."""
     held = module._computed()
     return bool(held) if tensor_name is None else tensor_name in held
 
@@ -99,9 +99,9 @@ def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
 def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: bool = True) -> M:
     """Makes a parametrized tensor the module's own parameter again, and returns the module.
 
-    leave_parametrized: with the value that it has; otherwise with that of the original, which must be one.
+    leave_parametrized: keeps the computed value; False: takes the value of the original, of which there must be one.
 
-    Raises: ArgumentError.
+    Raises: ArgumentError if the tensor has no parametrization, or leave_parametrized=False and several originals.
     """
     if not is_parametrized(module, tensor_name):
         raise ArgumentError(f"{type(module).__name__}: {tensor_name!r} is not parametrized")

@@ -15,9 +15,9 @@ __all__ = ["pad_sequence", "unpad_sequence"]
 def pad_sequence(
     sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
 ) -> Tensor:
-    """Tensors (L_i, *) side by side, filled up with padding_value: (L, N, *), or (N, L, *) if batch_first.
+    """Stacks N tensors (L_i, *), padded with padding_value: (L, N, *), or (N, L, *) if batch_first. L: the largest L_i.
 
-    padding_side: "right" fills after a sequence, "left" before it. Raises: ShapeError unless the sizes after the first
+    padding_side: "right" pads after a sequence, "left" before it. Raises: ShapeError unless the sizes after the first
     agree; ArgumentError for another side or no sequence.
     """
     if padding_side not in ("left", "right"):
@@ -39,7 +39,7 @@ def pad_sequence(
 def unpad_sequence(
     padded_sequences: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False
 ) -> list[Tensor]:
-    """The sequences of a padded batch, (L_i, *) each: what pad_sequence joined. lengths: (N,)."""
+    """Splits a batch that pad_sequence has padded on the right into sequences, (L_i, *) each. lengths: (N,)."""
     along = 0 if batch_first else 1
     sizes = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
     if padded_sequences.ndim < 2 or padded_sequences.shape[along] != len(sizes):
