@@ -67,10 +67,10 @@ class _TwoMoments(FormulaOptimizer):
 
 
 class SparseAdam(_TwoMoments):
-    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Warns of that once.
+    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Warns once.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
-    d = grad, or -grad to maximize;  c = 1 - beta^step. Gradients are dense here, those of Embedding(sparse=True) too.
+    d = grad, or -grad to maximize;  c = 1 - beta^step. Gradients are dense here, also with Embedding(sparse=True).
 
     Raises: ArgumentError for an eps of 0, negative settings, or betas not in [0, 1).
     """

@@ -39,13 +39,15 @@ class _MomentumCycle(LRScheduler):
 
 
 class OneCycleLR(_MomentumCycle):
-    """Up from start = max_lr/div_factor to max_lr in `pct_start` of the steps, then down to start/final_div_factor.
+    """One cycle: the rate rises to max_lr in `pct_start` of the steps, then falls to start/final_div_factor.
 
-    total_steps, or epochs * steps_per_epoch: steps of the whole schedule, one after every batch
-    three_phase: down to start in as many steps as up, then to start/final_div_factor
+    The rate begins at start = max_lr/div_factor.
+
+    total_steps, or epochs * steps_per_epoch: number of steps of the schedule, one after every batch
+    three_phase: the rate falls to start in as many steps as it rose, then to start/final_div_factor
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for values out of range, and by `step` after the last step.
+    Raises: ArgumentError for values out of range, or if `step` is called after the last step.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class OneCycleLR(_MomentumCycle):
             )
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
-        # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
+        # Each phase: its last step, and the settings of a group with its first lr, last lr, first and last momentum.
         up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
         down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
         back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
@@ -126,10 +128,11 @@ class OneCycleLR(_MomentumCycle):
 
 
 class CyclicLR(_MomentumCycle):
-    """Up from base_lr to max_lr in `step_size_up` steps, down in `step_size_down`, and again.
+    """Repeated cycles: the rate rises from base_lr to max_lr in `step_size_up` steps, and falls in `step_size_down`.
 
-    mode: "triangular", the same every time; "triangular2", half as high each cycle; "exp_range", gamma^step as high
-    scale_fn: in place of a mode, the factor of the height, from the number of the cycle (1, 2, ...) or, with
+    mode: "triangular": all cycles are alike; "triangular2": each is half as high as the one before; "exp_range":
+    heights are multiplied by gamma^step
+    scale_fn: replaces mode: the factor of the height, as a function of the number of the cycle (1, 2, ...) or, with
     scale_mode="iterations", of the step
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
@@ -179,7 +182,7 @@ class CyclicLR(_MomentumCycle):
         self.base_lrs = lowest
 
     def scale_fn(self, x: float) -> float:
-        """The height of cycle (or step) number `x`: at 1, the peak is max_lr."""
+        """The factor of the height in cycle (or step) number `x`. With a factor of 1, the peak is max_lr."""
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         if self.mode == "triangular2":

@@ -26,7 +26,7 @@ from ddp.optim.group_update import GroupUpdate, settings
 
 Array = Any
 
-# The most lists of batches that are cached, each for one combination of addresses of gradients.
+# The maximum number of cached lists of batches. Each is for one combination of addresses of gradients.
 MAX_CACHED = 8
 
 # Pairs (target, source).
@@ -53,7 +53,7 @@ class DeviceUpdate(GroupUpdate):
         super().__init__(*args)
         # Settings in device memory, used if the learning rate is a tensor on the GPU.
         self._settings: Array | None = None
-        # The formula, and the values that were copied there last.
+        # The formula and the values that were last copied to `_settings`.
         self._copied: Any = None
 
     def step(self, params: Sequence[Tensor]) -> None:
@@ -102,14 +102,14 @@ class DeviceUpdate(GroupUpdate):
             graph.after(lambda: _count_write(updated))
 
     def _values(self, formula: Formula) -> tuple[Sequence[float], Array | None]:
-        """The values of the settings, and the learning rate's array if it is on a GPU: then 0 is the value of "lr"."""
+        """The values of the settings, and the learning rate's array if it is on a GPU; "lr" is then 0 in the values."""
         rate = self.group["lr"]
         if isinstance(rate, TensorBase) and rate.device.type != "cpu":
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
     def _settings_of_graph(self, graph: Any, formula: Formula, batches: list[Batch], indices: Iterable[int]) -> Array:
-        """Settings in device memory for a graph. Registers their update before each launch, and what is guarded.
+        """Allocates settings in device memory for a graph. Registers their update before each launch, and a guard.
 
         indices: of the parameters that have a gradient
         """
@@ -226,7 +226,7 @@ def _order(param: Array) -> tuple[int, ...]:
 
 
 def _same_layout(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape, of which b has no gaps, have their elements in the same order without gaps."""
+    """Whether `a` has its elements in the same order as `b`, and no gaps. b: of the same shape, without gaps."""
     if a.flags.c_contiguous and b.flags.c_contiguous:
         return True
     pairs = zip(a.shape, a.strides, b.strides, strict=True)

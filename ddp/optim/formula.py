@@ -6,10 +6,10 @@ A formula is a few lines of arithmetic. SGD with momentum:
     p = p - momentum_buffer * lr
 
 `p`, `grad`, the states and every name that a line assigns are arrays. Every other name is a setting of the parameter
-group, or `step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts
-without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the dtype
-of the arrays. Every operation on arrays is rounded by itself, in the order of the formula. So the result has the same
-bits on the CPU and on a GPU, in any memory layout.
+group, or `step`, the count of updates including this one, or `mu_product`, the product of a factor over these updates.
+Parts without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the
+dtype of the arrays. Every operation on arrays is rounded by itself, in the order of the formula. So the result has the
+same bits on the CPU and on a GPU, in any memory layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
-# By the node of an operator in a formula: the function of `ddp.ops.update`.
+# The functions of `ddp.ops.update`, by the class of the node of an operator in a formula.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 # The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
@@ -52,8 +52,8 @@ class Formula:
     factor: the expression that multiplies `mu_product` in a step, before the scalars are computed
     scalars: expressions of `settings`, `step` and `mu_product`; like `factor`, they are valid in Python and in C
     counts: whether one of these expressions reads `step`
-    evaluate, evaluate_factor: functions that compute them in double precision, from (step, *settings, mu_product) and
-        from (step, *settings)
+    evaluate: a function of (step, *settings, mu_product) that computes the scalars in double precision
+    evaluate_factor: a function of (step, *settings) that computes the factor in double precision
     device_lines: the formula in C, where n[i] is the i-th scalar
     """
 

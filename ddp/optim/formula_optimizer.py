@@ -20,8 +20,8 @@ class FormulaOptimizer(Optimizer):
     factor: an expression of settings and `step`; unless it is "1", each parameter's state has the product of its values
         over all updates as "mu_product", in float32 as in PyTorch
     eager: the first step creates the state of all parameters; otherwise each parameter's first gradient does
-    found_inf: a float32 on the GPU that a GradScaler sets around a step: if it is not zero, kernels skip the step, and
-        the host does not know
+    found_inf: a float32 on the GPU that a GradScaler sets around a step: if it is not zero, kernels skip the step,
+        and the host does not notice
     """
 
     counted = True
@@ -47,7 +47,7 @@ class FormulaOptimizer(Optimizer):
         raise NotImplementedError
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Updates every parameter that has a gradient, in place. Does not change gradients, nor wait for a GPU.
+        """Updates every parameter that has a gradient, in place. Changes no gradient, and does not wait for a GPU.
 
         closure: computes the loss and its gradients again, with grad mode on; step returns its result
         """

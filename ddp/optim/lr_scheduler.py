@@ -1,4 +1,4 @@
-"""Learning-rate schedules, under PyTorch's names: made around an optimizer, stepped after it.
+"""Learning-rate schedules, under PyTorch's names. A schedule is made for an optimizer, and stepped after it.
 
 A new schedule is a subclass of `LRScheduler` with `get_lr`. Source of the cosine: Loshchilov & Hutter 2017,
 arXiv:1608.03983.
@@ -50,7 +50,7 @@ class _FactorLR(LRScheduler):
 
 
 class StepLR(_FactorLR):
-    """The rate times gamma every `step_size` epochs."""
+    """Multiplies the rate by gamma every `step_size` epochs."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         self._begin(optimizer, last_epoch, step_size=step_size, gamma=gamma)
@@ -60,7 +60,7 @@ class StepLR(_FactorLR):
 
 
 class MultiStepLR(_FactorLR):
-    """The rate times gamma at each of the epochs `milestones`; one that is named twice counts twice."""
+    """Multiplies the rate by gamma at each of the epochs `milestones`; an epoch that is listed twice counts twice."""
 
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -72,7 +72,10 @@ class MultiStepLR(_FactorLR):
 
 
 class ConstantLR(_FactorLR):
-    """The rate times `factor` for `total_iters` epochs, then the base rate. Raises: ArgumentError outside [0, 1]."""
+    """The base rate times `factor` for `total_iters` epochs, then the base rate.
+
+    Raises: ArgumentError for a factor outside [0, 1].
+    """
 
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
@@ -88,9 +91,9 @@ class ConstantLR(_FactorLR):
 
 
 class LinearLR(_FactorLR):
-    """From `start_factor` to `end_factor` of the base rate over `total_iters` epochs, in a straight line.
+    """Moves the rate linearly from `start_factor` to `end_factor` times the base rate, in `total_iters` epochs.
 
-    Raises: ArgumentError for factors outside [0, 1], or a start of 0.
+    Raises: ArgumentError for factors outside [0, 1], or a start_factor of 0.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class LinearLR(_FactorLR):
 
 
 class ExponentialLR(_FactorLR):
-    """The rate times gamma every epoch."""
+    """Multiplies the rate by gamma every epoch."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self._begin(optimizer, last_epoch, gamma=gamma)
@@ -128,7 +131,7 @@ class ExponentialLR(_FactorLR):
 
 
 class PolynomialLR(_FactorLR):
-    """(1 - epoch/total_iters)^power of the base rate, and 0 from `total_iters` on."""
+    """The base rate times (1 - epoch/total_iters)^power, and 0 from `total_iters` on."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
         self._begin(optimizer, last_epoch, total_iters=total_iters, power=power)
@@ -158,7 +161,7 @@ class LambdaLR(_FunctionLR):
 
 
 class MultiplicativeLR(_FunctionLR):
-    """The present rate times lr_lambda(epoch), from epoch 1 on. lr_lambda: a function, or one for each group."""
+    """Multiplies the rate by lr_lambda(epoch), from epoch 1 on. lr_lambda: a function, or one for each group."""
 
     def get_lr(self) -> list[float]:
         if self._is_initial:
@@ -194,9 +197,10 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Along a cosine from the base rate down to eta_min in T_0 epochs; then again, each time in T_mult as many epochs.
+    """Lowers the rate along a cosine from the base rate to eta_min in T_0 epochs, then begins again.
 
-    `step(epoch)` takes fractions, for a rate that changes inside an epoch.
+    T_mult: each repetition takes T_mult times as many epochs as the one before. `step(epoch)` takes fractions, for a
+    rate that changes within an epoch.
 
     Raises: ArgumentError if T_0 or T_mult is not a positive integer.
     """
@@ -216,7 +220,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:  # fractions, as in PyTorch
-        """Goes on to the next epoch, or to `epoch`: a fraction, too. Raises: ArgumentError for a negative one."""
+        """Goes on to the next epoch, or to `epoch`, also a fraction. Raises: ArgumentError if it is negative."""
         if epoch is None and self.last_epoch >= 0:
             epoch = self.last_epoch + 1
             self.T_cur += 1
@@ -243,10 +247,11 @@ class ReduceLROnPlateau(LRScheduler):
     """Multiplies the rate by `factor` when the metric has not improved for more than `patience` epochs.
 
     mode: "min" if a smaller metric is better, "max" if a larger one is
-    threshold: an improvement is more than this part of the best so far, or with threshold_mode="abs" more than this
+    threshold: an improvement is larger than this fraction of the best value so far, or with threshold_mode="abs" larger
+    than this number
     cooldown: epochs after a reduction that do not count as epochs without improvement
-    min_lr: the lowest rate, of all groups or of each
-    eps: a smaller change of the rate is not made
+    min_lr: the lowest rate: a number, or one for each group
+    eps: a change of the rate is made only if it is larger than this
 
     Raises: ArgumentError for a factor of 1 or more, or unknown modes.
     """
@@ -286,7 +291,7 @@ class ReduceLROnPlateau(LRScheduler):
 
     @property
     def in_cooldown(self) -> bool:
-        """Whether the last reduction is at most `cooldown` epochs ago."""
+        """Whether the last reduction is less than `cooldown` epochs ago."""
         return self.cooldown_counter > 0
 
     def step(self, metrics: Any) -> None:  # type: ignore[override]  # as in PyTorch
@@ -346,11 +351,11 @@ class _Composed(LRScheduler):
 
 
 class SequentialLR(_Composed):
-    """The first of `schedulers` up to the first of `milestones`, then the next, from its beginning.
+    """Uses `schedulers` one after another, each from its own beginning.
 
-    milestones: epochs, one fewer than schedulers
+    milestones: the epochs at which the second and later ones begin: one fewer than schedulers
 
-    Raises: ArgumentError if the numbers do not fit, or for schedules of different optimizers.
+    Raises: ArgumentError for another number of milestones, or schedules of different optimizers.
     """
 
     def __init__(
@@ -361,7 +366,7 @@ class SequentialLR(_Composed):
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule did its first step when it was made. Undoes all, and repeats that of the current schedule.
+        # Each schedule did its first step when it was made. Undoes these steps, and repeats the current schedule's.
         for group in optimizer.param_groups:
             set_lr(group, group["initial_lr"])
         self._undo()
@@ -384,7 +389,7 @@ class SequentialLR(_Composed):
 class ChainedScheduler(_Composed):
     """Steps all of `schedulers` together: each one changes the rate that the one before it has set.
 
-    Raises: ArgumentError for none, or schedules of different optimizers.
+    Raises: ArgumentError if there are no schedulers, or for schedules of different optimizers.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:

@@ -23,7 +23,7 @@ class Optimizer:
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError without parameters, or for one that is named twice; DtypeError for other things than tensors.
+    Raises: ArgumentError if there are no parameters, or one is listed twice; DtypeError if one is no tensor.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -51,8 +51,8 @@ class Optimizer:
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False
-        # Settings that load_state_dict set, copied when the first schedule is made after it: schedules change them.
-        # Empty between the two; None without a load_state_dict, and after the next step.
+        # The settings that load_state_dict has set: schedules change them. They are copied when the first schedule
+        # after it is made; until then the list is empty. None: there was no load_state_dict, or a step after it.
         self._loaded_settings: list[Group] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,24 +99,24 @@ class Optimizer:
                 clear_grad(p, set_to_none)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Updates the parameters from their gradients; one whose grad is None is not touched. Subclasses define it.
+        """Updates the parameters that have a gradient. Subclasses define it.
 
-        closure: computes the loss and its gradients again, and returns the loss, which step returns
+        closure: computes the loss and its gradients again, and returns the loss; step returns it, too
         """
         raise NotImplementedError(f"{type(self).__name__} defines no step()")
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """`hook(optimizer, args, kwargs)` runs before each step, and may return the (args, kwargs) to go on with."""
+        """Calls hook(optimizer, args, kwargs) before each step. It may return new (args, kwargs) for the step."""
         self._before.append(hook)
         return RemovableHandle(self._before, hook)
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """`hook(optimizer, args, kwargs)` runs after each step."""
+        """Calls hook(optimizer, args, kwargs) after each step."""
         self._after.append(hook)
         return RemovableHandle(self._after, hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {number: ...}, "param_groups": [...]}, with numbers for parameters, in the order of the groups."""
+        """{"state": {number: ...}, "param_groups": [...]}. Parameters are numbered in the order of the groups."""
         params = [p for group in self.param_groups for p in group["params"]]
         numbers = {id(p): position for position, p in enumerate(params)}
         groups = [{**group, "params": [numbers[id(p)] for p in group["params"]]} for group in self.param_groups]
@@ -124,12 +124,12 @@ class Optimizer:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads settings, and copies of the state in their dtype. Tensors are copied to their parameter's device.
+        """Loads settings, and copies of the state. Tensors keep their dtype, and go to their parameter's device.
 
         Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
         "module" that DataParallel adds; else by their order.
 
-        state_dict: also one of PyTorch's optimizer of that name, with its tensors or NumPy arrays
+        state_dict: also of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
@@ -146,7 +146,7 @@ class Optimizer:
         self._loaded_settings = []
 
     def _in_own_order(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups of a state dict, and the parameters in each, in the order of this optimizer.
+        """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
         Raises: StateDictError if the names, or without names the numbers of parameters, are not the same.
         """
@@ -204,7 +204,9 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> list[Group] | None:
-    """Sorts saved groups, and the parameters in each, in the order of `own`, the names in each group.
+    """Sorts saved groups, and the parameters in each group, in the order of `own`.
+
+    own: the names of the parameters in each group
 
     Ignores "module", which DataParallel adds to names. Returns: None if the groups have other names, or if names that
     are not unique have another order.
@@ -230,7 +232,7 @@ def _without_wrappers(name: str) -> str:
 def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
     """Copies a state or setting, with the tensors and arrays in its lists, tuples and dicts. Dtypes stay.
 
-    p: the parameter, to whose device tensors are copied, except "step"; None: tensors stay on their device
+    p: the parameter: all tensors except "step" are copied to its device; None: tensors stay on their device
     """
     if isinstance(value, dict):
         return {key: copy_state(key, item, p) for key, item in value.items()}

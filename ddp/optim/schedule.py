@@ -24,10 +24,10 @@ _STATEFUL = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
 class LRScheduler:
     """The base of schedules: `get_lr` computes the rates of `last_epoch`.
 
-    last_epoch: -1 to begin; to continue from a checkpoint, the last finished epoch: the optimizer's groups then have
-    "initial_lr"
+    last_epoch: -1 to begin; to continue from a checkpoint, the last finished epoch. The groups of the optimizer must
+    then have "initial_lr".
 
-    Raises: DtypeError for other things than an optimizer; ArgumentError if "initial_lr" is missing.
+    Raises: DtypeError if `optimizer` is no optimizer; ArgumentError if "initial_lr" is missing.
     """
 
     _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
@@ -144,7 +144,7 @@ class LRScheduler:
 
 
 def _state_of(value: Any) -> Any:
-    """The state of a function or schedule, or of each in a list; None for a plain function."""
+    """The state of a function or schedule, or the states of a list of them; None for a plain function."""
     if isinstance(value, list):
         return [_state_of(item) for item in value]
     if isinstance(value, LRScheduler):
@@ -184,7 +184,7 @@ def _read_lr(rate: Any) -> Any:
 
 
 def per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """`value` for each group: itself, or one of a list. Raises: ArgumentError for a list of another length."""
+    """Repeats one value for each group; returns a list as it is. Raises: ArgumentError for a list of another length."""
     groups = len(optimizer.param_groups)
     if not isinstance(value, list | tuple):
         return [value] * groups

@@ -25,7 +25,7 @@ __all__ = ["SWALR", "AveragedModel", "get_ema_multi_avg_fn", "update_bn"]
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> Any:
-    """A function that sets averages to decay * average + (1 - decay) * model, in place, for lists of tensors.
+    """Makes a function of two lists of tensors: sets averages to decay * average + (1 - decay) * model, in place.
 
     Raises: ArgumentError unless decay is in [0, 1].
     """
@@ -46,9 +46,10 @@ def _mean(average: Any, model: Any, count: Any) -> Any:
 class AveragedModel(Module):
     """A copy of a model with averages of its parameters over the calls of `update_parameters`: means by default.
 
-    model: may be a DataParallel, of whose module this is a copy. device: where the copy is; None: where the model is.
-    avg_fn: (average, model's, n_averaged) -> new average; or multi_avg_fn, which changes the first of two lists in
-    place. use_buffers: averages buffers, too; otherwise each update copies the model's buffers.
+    model: the model; if it is a DataParallel, its module is copied. device: where the copy is; None: where the model
+    is. avg_fn: (average, parameter, n_averaged) -> new average; or multi_avg_fn: (averages, parameters, n_averaged),
+    which changes the averages in place. use_buffers: averages buffers, too; otherwise each update copies the model's
+    buffers.
 
     The state dict has "n_averaged", and the copy's entries under "module.".
     """
@@ -68,12 +69,12 @@ class AveragedModel(Module):
         self.use_buffers = use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the copy."""
+        """Returns the result of the copy."""
         return self.module(*args, **kwargs)
 
     @no_grad()
     def update_parameters(self, model: Module) -> None:
-        """Adds the model's present parameters to the averages. The first call copies them."""
+        """Updates the averages with the model's present parameters. The first call copies the parameters."""
         copy_values = partial(_update, lambda average, model, count: model)
         averages: list[Any] = list(self.module.parameters())
         models: list[Any] = list(model.parameters())
@@ -110,7 +111,7 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
 
 
 class SWALR(LRScheduler):
-    """From the present rate to swa_lr in `anneal_epochs` epochs, where it stays; anneal_strategy: "cos" or "linear".
+    """Moves the rate to swa_lr in `anneal_epochs` epochs, and keeps it there; anneal_strategy: "cos" or "linear".
 
     swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy.
     """
