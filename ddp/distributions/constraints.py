@@ -14,8 +14,8 @@ __all__ += ["positive", "positive_definite", "real", "real_vector", "simplex", "
 class Constraint(NamedTuple):
     """A set of values, for instance the numbers above 0.
 
-    description: it in words, for errors; event_dim: how many of a tensor's last dimensions make one value
-    check: of a tensor (..., *value): whether each value is in the set, (...) of bool
+    description: the set in words, for errors; event_dim: how many of a tensor's last dimensions make one value
+    check: takes a tensor (..., *value), and returns whether each value is in the set, (...) of bool
     """
 
     description: str
@@ -35,7 +35,7 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """The same for arrays: valid where all elements of the last `reinterpreted_batch_ndims` dimensions are."""
+    """A constraint of arrays, of `reinterpreted_batch_ndims` dimensions: all elements satisfy `base_constraint`."""
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))

@@ -27,9 +27,9 @@ _OPTIONAL = ("_rsample", "_log_prob", "_cross_entropy", "mean", "mode", "varianc
 class Distribution:
     """A batch of distributions: draws are of shape batch_shape + event_shape.
 
-    Parameters are tensors or numbers, and broadcast. arg_constraints: the constraint of each; support: that of draws.
-    validate_args: whether parameters and the values of `log_prob` are checked; by default they are, unless Python runs
-    with -O. `mean`, `mode`, `variance` and `stddev` are of shape batch_shape + event_shape.
+    Parameters are tensors or numbers, and broadcast. arg_constraints: the constraint of each parameter; support: the
+    constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: they are,
+    unless Python runs with -O. `mean`, `mode`, `variance` and `stddev` are of shape batch_shape + event_shape.
 
     Raises: ArgumentError, which is a ValueError, for a value outside its constraint; ShapeError for shapes that do not
     broadcast; NotImplementedError for what a distribution lacks.
@@ -55,7 +55,10 @@ class Distribution:
                 self._check(name, vars(self)[name], constraint)
 
     def _set_parameters(self, validate_args: Flag, **parameters: Any) -> None:
-        """Initializes a family of numbers. Parameters that are numbers take dtype and device of the first tensor."""
+        """Initializes a distribution with () as event_shape, and broadcasts its parameters.
+
+        Parameters that are numbers take dtype and device of the first tensor.
+        """
         like = next((x for x in parameters.values() if isinstance(x, Tensor)), zeros(()))
         tensors = [operand_as_tensor(x, like) for x in parameters.values()]
         for name, value in zip(parameters, broadcast_tensors(*tensors), strict=True):
@@ -81,7 +84,7 @@ class Distribution:
         return Size(sample_shape) + self.batch_shape + self.event_shape
 
     def rsample(self, sample_shape: Sizes = ()) -> Any:
-        """Draws as `sample` does, with gradients of the parameters. Raises: NotImplementedError unless has_rsample."""
+        """Draws like `sample`, with gradients of the parameters. Raises: NotImplementedError unless has_rsample."""
         return self._rsample(self._extended_shape(sample_shape))
 
     @property
@@ -95,7 +98,7 @@ class Distribution:
             return self.rsample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The logarithm of the density, or of the probability, of (..., *event_shape): of shape (...).
+        """The logarithm of the density, or of the probability, of `value`, (..., *event_shape); returns (...).
 
         Raises: ShapeError; ArgumentError for a value outside the support.
         """
@@ -104,7 +107,7 @@ class Distribution:
         return self._log_prob(value)
 
     def entropy(self) -> Tensor:
-        """The entropy in nats, of the batch shape."""
+        """The entropy in nats, a tensor of batch_shape."""
         return self._cross_entropy(self)
 
 
@@ -114,9 +117,9 @@ def sum_last(x: Tensor, dims: int) -> Tensor:
 
 
 def kl_divergence(p: Any, q: Any) -> Tensor:
-    """The Kullback-Leibler divergence of q from p in nats, of their batch shape.
+    """The Kullback-Leibler divergence of q from p in nats, a tensor of their batch shape.
 
-    Raises: NotImplementedError unless q is of the family of p and has its event shape, or where there is no formula.
+    Raises: NotImplementedError unless q is of the family of p and has its event shape, or if there is no formula.
     """
     if not isinstance(q, type(p)) or p.event_shape != q.event_shape:
         raise NotImplementedError(f"kl_divergence: no formula for {type(p).__name__} and {type(q).__name__}")
@@ -124,16 +127,16 @@ def kl_divergence(p: Any, q: Any) -> Tensor:
 
 
 def of_base(name: str) -> Any:
-    """A property that returns this attribute of `base_dist`."""
+    """A property that returns the attribute `name` of `base_dist`."""
     return property(lambda self: getattr(self.base_dist, name))
 
 
 class Independent(Distribution):
-    """Makes one event of a batch's independent draws, over its last `reinterpreted_batch_ndims` dimensions.
+    """Joins independent draws into one event: the last `reinterpreted_batch_ndims` dimensions of a batch.
 
-    log_prob and entropy are summed over these.
+    log_prob and entropy are summed over these dimensions.
 
-    Raises: ArgumentError if the batch has fewer.
+    Raises: ArgumentError if the batch has fewer dimensions.
     """
 
     has_rsample, mean, mode, variance = map(of_base, ("has_rsample", "mean", "mode", "variance"))

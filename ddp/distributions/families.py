@@ -120,7 +120,7 @@ class Uniform(Distribution):
 
 
 class Gamma(Distribution):
-    """The gamma distribution of a shape `concentration` and of a rate, the inverse of the scale."""
+    """The gamma distribution. concentration: its shape parameter; rate: the inverse of its scale."""
 
     arg_constraints = {"concentration": positive, "rate": positive}
     support = nonnegative
@@ -158,7 +158,10 @@ class Gamma(Distribution):
 
 
 class Dirichlet(Distribution):
-    """Distributes probabilities of K categories. concentration: (..., K). The mode is nan where all are below 1."""
+    """The Dirichlet distribution, which draws probabilities of K categories. concentration: (..., K).
+
+    The mode is nan if no concentration is above 1.
+    """
 
     arg_constraints = {"concentration": independent(positive, 1)}
     support = simplex
@@ -224,11 +227,11 @@ class Beta(Distribution):
 
 
 class MultivariateNormal(Distribution):
-    """The normal distribution of vectors. loc: (..., n); one of covariance_matrix, its inverse precision_matrix, and
-    its Cholesky factor scale_tril: (..., n, n).
+    """The normal distribution of vectors. loc: (..., n); and one matrix (..., n, n): covariance_matrix, its inverse
+    precision_matrix, or its Cholesky factor scale_tril.
 
-    Raises: ArgumentError unless exactly one is given; ShapeError; numpy.linalg.LinAlgError, which is a ValueError, for
-    a matrix that is not positive definite (on a GPU there are nan instead).
+    Raises: ArgumentError unless exactly one matrix is given; ShapeError; numpy.linalg.LinAlgError, which is a
+    ValueError, for a matrix that is not positive definite (on a GPU, results are nan instead).
     """
 
     arg_constraints = {
@@ -285,7 +288,10 @@ class MultivariateNormal(Distribution):
         return self.loc + (self._factor @ randn_like(self.loc.expand(shape))[..., None])[..., 0]
 
     def _log_density(self, difference: Tensor, factor: Tensor | None = None) -> Tensor:
-        """The log density at loc + difference, (..., n, 1); factor: of a covariance over which it is averaged"""
+        """The log density at loc + difference. difference: (..., n, 1)
+
+        factor: averages over normal differences of this mean, with this Cholesky factor of their covariance
+        """
         inverse = apply(products.inverse, (self._factor,))
         squares = (inverse @ difference).square().sum((-2, -1))
         if factor is not None:
@@ -301,7 +307,7 @@ class MultivariateNormal(Distribution):
 
 
 class Bernoulli(Distribution):
-    """0 or 1, drawn as a float. One of probs, the probability of 1, and logits, log(probs / (1 - probs)).
+    """Draws 0 or 1, as a float. Give probs, the probability of 1, or logits, log(probs / (1 - probs)).
 
     Raises: ArgumentError unless exactly one is given.
     """
@@ -340,11 +346,11 @@ class Bernoulli(Distribution):
 
 
 class Categorical(Distribution):
-    """One of K categories, drawn as an int64. One of probs and logits, their logarithms: (..., K).
+    """Draws one of K categories, as an int64. Give probs, (..., K), or logits, their logarithms.
 
     Probabilities need not sum to 1: they are divided by their sum.
 
-    Raises: ArgumentError unless exactly one is given; ShapeError without a dimension.
+    Raises: ArgumentError unless exactly one is given; ShapeError for a 0-d tensor.
     """
 
     arg_constraints = {"probs": simplex, "logits": real_vector}

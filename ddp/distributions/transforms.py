@@ -1,4 +1,4 @@
-"""Invertible functions of what a distribution draws, and distributions of such functions' values."""
+"""Invertible functions of draws, and distributions of the values of such functions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["AffineTransform", "TanhTransform", "Transform"]
 class Transform:
     """An invertible function of each element. A subclass has _call(x), _inverse(y) and log_abs_det_jacobian(x, y).
 
-    cache_size: 1 keeps the last argument and its value, so that `inv` of that value gives back the argument itself.
-    codomain: the constraint of its values.
+    cache_size: 1 keeps the last argument and its value, so that `inv` of this value returns the argument itself.
+    codomain: the constraint of the function's values.
     """
 
     codomain: Any = real
@@ -44,7 +44,7 @@ class Transform:
 
 
 class AffineTransform(Transform):
-    """y = loc + scale * x; tensors or numbers."""
+    """y = loc + scale * x. loc, scale: tensors or numbers."""
 
     def __init__(self, loc: Parameter, scale: Parameter, cache_size: int = 0) -> None:
         self.loc = loc
@@ -63,7 +63,7 @@ class AffineTransform(Transform):
 
 
 class TanhTransform(Transform):
-    """y = tanh x. With cache_size=1, log_prob of a draw is exact also where the draw is rounded to 1."""
+    """y = tanh x. With cache_size=1, log_prob of a draw is exact even if the draw is rounded to 1."""
 
     codomain = interval(-1, 1)
 
@@ -74,14 +74,14 @@ class TanhTransform(Transform):
         return y.atanh()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """log(1 - y**2), without loss where y is near 1 or -1."""
+        """log(1 - y**2), accurate also where y is near 1 or -1."""
         return 2 * (math.log(2) - x - softplus(-2 * x))
 
 
 class TransformedDistribution(Distribution):
-    """Draws of a distribution after one transform, or several in this order.
+    """The distribution of transformed draws of `base_distribution`. transforms: one, or several in their order.
 
-    The base distribution has the whole shape. Raises: ShapeError for draws whose shape a transform changes.
+    The shapes are those of the base distribution. Raises: ShapeError if a transform changes the shape of draws.
     """
 
     has_rsample = of_base("has_rsample")
