@@ -1,8 +1,8 @@
 """What rank 0 writes while a model trains: JSON lines, files for TensorBoard, runs at Weights & Biases and MLflow.
 
-All ranks call them alike, and one of them writes: the rank must be passed, since a file written by all ranks is
-noticed late. SummaryWriter, whose arguments are PyTorch's, reads it where what started the ranks has left it, in the
-environment. Values are looked at on rank 0 alone, so that no other rank waits for its device.
+All ranks call these writers alike, and only rank 0 writes. The rank must be passed to them: without it all ranks would
+write the file, which is noticed late. SummaryWriter has PyTorch's arguments, so it reads the rank from the environment,
+where the launcher has set it. Only rank 0 reads values, so that no other rank waits for its device.
 """
 
 from ddp.metrics.json_lines import JsonLines

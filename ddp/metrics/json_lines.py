@@ -17,27 +17,27 @@ RESERVED = "step"
 class JsonLines:
     """A file of JSON objects, one a line: `{"step": 120, "loss": 0.25}`. Rank 0 writes it.
 
-    path: the file, to which lines are added if it is there; a device, pipe or terminal is written to
-    rank, comm: this process's rank, or a communicator that has it; one of the two
+    path: the file, or a device, pipe or terminal; lines are added to an existing file
+    rank, comm: this process's rank, or its communicator; pass one of the two
 
-    A job that resumes repeats the steps since its checkpoint, so the first `log` of a process takes out of the file
-    what an earlier one wrote for its step and later ones: in the end each step is there once. Each line is written at
-    once and whole; what is left of one that was torn when a machine went down is taken out, too.
+    A job that resumes repeats the steps since its checkpoint. So the first `log` of a process removes the lines of its
+    step and of later steps from the file: in the end, the file has each step once. Each line is written at once and
+    whole. If a machine went down and left an incomplete line, it is removed, too.
 
-    Raises: ArgumentError for a file that has other lines, unless they are ours; OSError if it cannot be written.
+    Raises: ArgumentError for a file with lines that are not in this format; OSError if it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
         self.path = os.path.abspath(path)
         self._writes = is_writer("JsonLines", rank, comm)
-        self._number: int | None = None  # of the open file
+        self._number: int | None = None  # file descriptor
 
     def log(self, step: int, **values: Any) -> None:
         """Writes one line.
 
         step: a whole number
-        values: numbers, tensors and arrays of one element, strings, booleans, None, lists and dicts of these; what is
-        not finite becomes null, since JSON has no such numbers
+        values: numbers, tensors and arrays of one element, strings, booleans, None, lists and dicts of these.
+        Infinity and nan become null, since JSON does not have them.
         """
         if not self._writes:
             return
@@ -86,7 +86,7 @@ def _finite(value: Any) -> Any:
 
 
 def _open_for_append(path: str, step: int) -> int:
-    """A descriptor to append to. Removes the lines of `step` and later steps from an existing file."""
+    """Opens a file to append to. First removes the lines of `step` and later steps from it."""
     stream = open_stream(path)
     if stream is not None:
         return stream
@@ -112,11 +112,11 @@ def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
             raise ArgumentError(f"{path}, line {number}: expected JSON with a step, as JsonLines writes it") from None
 
 
-# --- for the other writers, too: which rank writes, and how a value is stored ---
+# --- used by all writers: which rank writes, and how a value is stored ---
 
 
 def is_writer(name: str, rank: int | None, comm: Any) -> bool:
-    """Whether this is rank 0. Raises: ArgumentError unless one of `rank` and `comm` is given, and not both."""
+    """Whether this process is rank 0. Raises: ArgumentError unless one of `rank` and `comm` is given, and not both."""
     if (rank is None) == (comm is None):
         raise ArgumentError(f"{name}: expected this process's rank, or its communicator: rank=0, or comm=comm")
     return int(comm.rank if rank is None else rank) == 0

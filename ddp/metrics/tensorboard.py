@@ -18,12 +18,12 @@ from ddp.metrics.json_lines import as_plain, is_writer
 
 
 class TensorBoard:
-    """Event files in a folder, which `tensorboard --logdir` shows. Rank 0 writes them, and it alone needs the library.
+    """Event files in a folder, which `tensorboard --logdir` shows. Only rank 0 writes them, and needs the library.
 
-    folder: of one run; made if it is not there
-    rank, comm: this process's rank, or a communicator that has it; one of the two
+    folder: the folder of one run; made if it does not exist
+    rank, comm: this process's rank, or its communicator; pass one of the two
 
-    The first `log` of a process tells TensorBoard to forget what an earlier one wrote for its step and later ones.
+    The first `log` of a process makes TensorBoard drop what an earlier process wrote for its step and later steps.
     Raises: ArgumentError if the library is not installed.
     """
 
@@ -37,7 +37,7 @@ class TensorBoard:
     def log(self, step: int, **values: Any) -> None:
         """Writes scalars of one step. values: numbers, or tensors and arrays of one element, by tag.
 
-        A tag with a slash goes in as `log(step, **{"train/loss": loss})`.
+        Pass a tag with a slash as `log(step, **{"train/loss": loss})`.
         """
         if not self._writes:
             return
@@ -47,12 +47,12 @@ class TensorBoard:
             self._writer.add_scalar(tag, as_plain(value), step=step)
 
     def flush(self) -> None:
-        """What was logged is in the file when this returns; otherwise it is within two minutes."""
+        """Writes what was logged to the file. Otherwise, it is written within two minutes."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left; a later `log` begins another file."""
+        """Writes what was logged, and closes the file; a later `log` begins another one."""
         if self._writer is not None:
             writer = self._writer
             self._writer = None
@@ -66,7 +66,7 @@ class TensorBoard:
 
 
 def _import_library(name: str) -> None:
-    """Raises: ArgumentError if it is not installed."""
+    """Raises: ArgumentError if the library is not installed."""
     try:
         importlib.import_module("tensorboard.summary")
     except ImportError as error:
@@ -76,8 +76,8 @@ def _import_library(name: str) -> None:
 
 
 def _mark_start(folder: str, step: int) -> None:
-    # TensorBoard drops events of this step and later ones that an earlier start has written. A file of its own, because
-    # a `Writer` writes scalars only.
+    # This event makes TensorBoard drop the events that an earlier process has written for this step and later steps. It
+    # is in a separate file, because a `Writer` writes scalars only.
     proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
     mark = importlib.import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(folder)
     start = proto.SessionLog(status=proto.SessionLog.START)
@@ -91,13 +91,14 @@ def _start_writer(folder: str, step: int) -> Any:
 
 
 class SummaryWriter:
-    """PyTorch's writer for TensorBoard. Under ddp-launch, mpiexec and others rank 0 writes, and the others do nothing.
+    """PyTorch's writer for TensorBoard. Under ddp-launch, mpiexec and other launchers, only rank 0 writes.
 
     log_dir: the folder, by default runs/ with the time, the host's name and `comment`
-    purge_step: TensorBoard forgets what an earlier process wrote for this step and later ones
-    max_queue, flush_secs: events that may wait, and for how many seconds; filename_suffix: of the files
+    purge_step: TensorBoard drops what an earlier process wrote for this step and later steps
+    max_queue: number of events that may wait to be written; flush_secs: how long they may wait (s)
+    filename_suffix: the end of the files' names
 
-    New code takes `TensorBoard`, which purges by itself. Raises: ArgumentError if the library is not installed.
+    New code should use `TensorBoard`, which purges by itself. Raises: ArgumentError if the library is not installed.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class SummaryWriter:
     ) -> None:
         default = f"runs/{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}{comment}"
         self.log_dir = os.fspath(log_dir or default)
-        self._files: dict[str, Any] = {}  # by folder below log_dir
+        self._files: dict[str, Any] = {}  # by name of the folder below log_dir
         self._options = max_queue, flush_secs, filename_suffix
         world = world_from_env()
         self._writes = world is None or world.rank == 0
@@ -121,7 +122,7 @@ class SummaryWriter:
                 _mark_start(self.log_dir, purge_step)
 
     def _add(self, step: Any, value: Any, folder: str = "") -> None:
-        """Writes one value to the file of a folder, which is made at the first one."""
+        """Writes one value to the file of a folder. The first value makes the file."""
         if folder not in self._files:
             library = importlib.import_module("tensorboard.summary.writer.event_file_writer")
             self._files[folder] = library.EventFileWriter(os.path.join(self.log_dir, folder), *self._options)
@@ -130,25 +131,26 @@ class SummaryWriter:
         self._files[folder].add_event(event)
 
     def get_logdir(self) -> str:
-        """The folder."""
+        """Returns the folder."""
         return self.log_dir
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None) -> None:
-        """scalar_value: a number, or a tensor or array of one element."""
+        """Adds a scalar. scalar_value: a number, or a tensor or array of one element."""
         if self._writes:
             self._add(global_step, {"tag": tag, "simple_value": as_plain(scalar_value)})
 
     def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None) -> None:
-        """Scalars that share a plot: each goes to a folder of its own below log_dir, and is a run of its own."""
+        """Adds scalars that share a plot. Each has its own folder below log_dir, which TensorBoard shows as a run."""
         if self._writes:
             for tag, number in tag_scalar_dict.items():
                 value = {"tag": main_tag, "simple_value": as_plain(number)}
                 self._add(global_step, value, f"{main_tag.replace('/', '_')}_{tag}")
 
     def add_histogram(self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow") -> None:
-        """values: a tensor or array of any shape; infinities and nan are left out, and a histogram of nothing else.
+        """Adds a histogram. values: a tensor or array of any shape.
 
-        bins: a number or the edges; any name, as PyTorch's "tensorflow", is 30 of one width
+        Infinities and nan are left out; without other values, no histogram is added.
+        bins: their number, or their edges; any name, such as PyTorch's "tensorflow": 30 bins of equal width
         """
         if self._writes:
             array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
@@ -167,18 +169,18 @@ class SummaryWriter:
                 self._add(global_step, {"tag": tag, "histo": histogram})
 
     def add_text(self, tag: str, text_string: str, global_step: Any = None) -> None:
-        """text_string: Markdown."""
+        """Adds a text. text_string: Markdown."""
         if self._writes:
             library = importlib.import_module("tensorboard.plugins.text.summary_v2")
             self._add(global_step, library.text_pb(f"{tag}/text_summary", text_string).value[0])
 
     def flush(self) -> None:
-        """Writes what was added to the files."""
+        """Writes everything that was added to the files."""
         for file in self._files.values():
             file.flush()
 
     def close(self) -> None:
-        """Writes what is left; what is added later begins other files."""
+        """Writes what was added, and closes the files; later values begin other files."""
         for file in self._files.values():
             file.close()
         self._files = {}

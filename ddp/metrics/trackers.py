@@ -1,11 +1,11 @@
 """Runs at Weights & Biases and at MLflow servers, by their own clients, on rank 0.
 
-A server may be slow, unreachable or broken, and a training must not wait for it, still less end for it: other ranks
-would run into the time limit of their collectives. So a thread of its own does all that its client may wait for. The
-first error that gets through the client's own retries is said on stderr, and nothing more is logged.
+A server may be slow, unreachable or broken. The training must not wait for it, or end because of it: other ranks would
+run into the time limit of their collectives. So a separate thread makes all calls of the client that may wait. The
+first error that remains after the client's own retries is printed to stderr, and nothing more is logged.
 
-A job that resumes from a checkpoint repeats steps. Neither service takes a value back: W&B ignores a step below the
-last, MLflow keeps both values. So a run that is gone on with keeps the values that it has, and gets later steps alone.
+A job that resumes from a checkpoint repeats steps. Neither service replaces a value: W&B ignores a step below the last,
+and MLflow keeps both values. So a run that is continued keeps the values that it has, and gets only later steps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _CLOSE_LIMIT = 30.0  # seconds; other ranks wait longer than this for rank 0 at 
 class Tracker:
     """Sends what rank 0 logs to a service, from a thread of its own.
 
-    start: begins a run, or goes on with it; returns what logs (step, values) in it, and what ends it
-    rank, comm: this process's rank, or a communicator that has it; one of the two
+    start: begins or continues a run; returns two functions: one logs (step, values), the other ends the run
+    rank, comm: this process's rank, or its communicator; pass one of the two
     """
 
     def __init__(self, start: Callable[[], Any], rank: int | None, comm: Any) -> None:
@@ -41,9 +41,9 @@ class Tracker:
             atexit.register(self.close)
 
     def log(self, step: int, **values: Any) -> None:
-        """Logs values of one step; a name with a slash goes in as `log(step, **{"train/loss": loss})`.
+        """Logs values of one step. Pass a name with a slash as `log(step, **{"train/loss": loss})`.
 
-        step: a whole number, not below that of an earlier call. Raises: ArgumentError if it is none.
+        step: a whole number, not below the step of an earlier call. Raises: ArgumentError if it is no whole number.
         """
         if self._thread is not None:
             entry = check_step(self, step), {name: as_plain(value) for name, value in values.items()}
@@ -51,7 +51,7 @@ class Tracker:
                 self._entries.put(entry)
 
     def close(self) -> None:
-        """Waits until all is logged, half a minute at most, and ends the run."""
+        """Waits at most 30 s until everything is logged, and ends the run."""
         if self._thread is not None:
             atexit.unregister(self.close)
             self._entries.put(None)
@@ -84,19 +84,19 @@ class Tracker:
 
 
 class WandB(Tracker):
-    """A run at Weights & Biases; `wandb` is the extra that brings its client.
+    """A run at Weights & Biases. The extra `wandb` installs its client.
 
     project: W&B's project; None: its default
-    run: the run's name and id: a process that gives the same goes on with the run, and W&B keeps the values of the
-    steps that it has. None: each process makes a run of its own
-    rank, comm: this process's rank, or a communicator that has it; one of the two; rank 0 alone logs
-    options: more for `wandb.init`: entity, config, tags, dir, mode
+    run: the run's name and id. A process with the same id continues the run, and W&B keeps the values of the steps that
+    the run has. None: each process makes its own run
+    rank, comm: this process's rank, or its communicator; pass one of the two; only rank 0 logs
+    options: further arguments of `wandb.init`: entity, config, tags, dir, mode
 
-    W&B cannot go on with a run that is offline, and a second one of the same id would replace the first when both are
-    uploaded: there each process makes a run of its own, in the group `run`.
+    W&B cannot continue an offline run, and a second offline run of the same id would replace the first when both are
+    uploaded. So if W&B is offline, each process makes its own run, in the group `run`.
 
-    `log` never waits for W&B, and nothing that goes wrong there ends the run: it is said once, on stderr. Values are
-    what `wandb.log` takes, and tensors of one element.
+    `log` never waits for W&B, and no error of W&B ends the training: the first is printed to stderr. Values are what
+    `wandb.log` takes, and tensors of one element.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ def _start_wandb(name: str | None, options: dict[str, Any]) -> Any:
 
 
 class MLflow(Tracker):
-    """A run at an MLflow server or store, MLFLOW_TRACKING_URI's; `mlflow` is the extra that brings its client.
+    """A run at the MLflow server or store that MLFLOW_TRACKING_URI names. The extra `mlflow` installs its client.
 
-    experiment: MLflow's experiment, made if it is not there
-    run: the run's name: a process that gives the same goes on with the latest run of that name, which keeps the values
-    of the steps that it has. None: each process makes a run of its own
-    rank, comm: this process's rank, or a communicator that has it; one of the two; rank 0 alone logs
+    experiment: MLflow's experiment, made if it does not exist
+    run: the run's name. A process with the same name continues the latest run of this name, which keeps the values of
+    the steps that it has. None: each process makes its own run
+    rank, comm: this process's rank, or its communicator; pass one of the two; only rank 0 logs
 
-    `log` never waits for MLflow, and nothing that goes wrong there ends the run: it is said once, on stderr. Values are
-    numbers and tensors of one element; MLflow has no others, which are left out.
+    `log` never waits for MLflow, and no error of MLflow ends the training: the first is printed to stderr. Values are
+    numbers and tensors of one element. MLflow takes no other values: they are left out.
     """
 
     def __init__(
