@@ -112,7 +112,7 @@ def _broadcast_leading(q: Tensor, k: Tensor, v: Tensor, grouped: int, shapes: li
 
 
 def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
-    """The mask with as many dimensions as `full`. Raises: ShapeError, DtypeError."""
+    """Reshapes the mask to as many dimensions as `full`, the shape of the scores. Raises: ShapeError, DtypeError."""
     if mask.dtype not in (bool_, query.dtype) and not (modes.state.autocast and is_float(mask.dtype)):
         raise DtypeError(f"{_NAME}: attn_mask is bool or {query.dtype} like the query, not {mask.dtype}")
     padded = (1,) * (len(full) - mask.ndim) + tuple(mask.shape)

@@ -57,7 +57,7 @@ def embedding(
     index = indexing.check_index(weight.device.xp, index, 0, rows, RangeError, message)
     if max_norm is not None:
         _renormalize(weight, index, max_norm, norm_type)
-    if weight.device.type != "cuda":  # on a GPU the check has made a copy
+    if weight.device.type != "cuda":  # on a GPU, check_index has made a copy
         index = copy_if_needed(index, weight)
     out: Tensor = apply(
         indexing.embedding, (weight,), index=index, padding=padding_idx, by_frequency=scale_grad_by_freq

@@ -179,7 +179,7 @@ def _soft_cross_entropy(
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
-    """-input[target], of logarithms of probabilities. Shapes and arguments as in cross_entropy.
+    """-input[target]. input: logarithms of probabilities; target: class numbers. Otherwise as in cross_entropy.
 
     Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
     """
@@ -200,7 +200,7 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
 def _check_classes(
     name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Any, ...]:
-    """The targets as int64, which of them to keep (None for all), and the weight of each class."""
+    """Returns the targets as int64, a mask of the ones to keep (None for all), and the weight of each class."""
     x, array = input.array, target.array
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")
@@ -575,7 +575,7 @@ class CrossEntropyLoss(_Loss, function=cross_entropy):
 
 
 class NLLLoss(_Loss, function=nll_loss):
-    """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
+    """-input[target]. input: log-probabilities, (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
 
 
 class BCELoss(_Loss, function=binary_cross_entropy):

@@ -149,7 +149,7 @@ class Module(HasStateDict, HasHooks):
         self._register("register_parameter", Parameter, name, param, self._parameters)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Adds a tensor that is state but not trained; `persistent` ones are in the state dict.
+        """Adds a tensor that is state but not trained. persistent: whether the state dict holds it.
 
         Raises: ArgumentError, DtypeError.
         """
@@ -388,7 +388,7 @@ class Module(HasStateDict, HasHooks):
         return f"{name}(\n  " + "\n  ".join([*lines, *(text.replace("\n", "\n  ") for text in below)]) + "\n)"
 
 
-# Where a module keeps its parts, what they are called, and their class.
+# For each kind of part: the attribute of a module that holds it, its name in messages, and its class.
 _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor), ("_modules", "module", Module))
 
 

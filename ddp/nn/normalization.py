@@ -229,9 +229,11 @@ class _Norm(Layer):
 
 
 class LayerNorm(_Norm, shown="normalized_shape eps= elementwise_affine= bias="):
-    """Mean 0 and variance 1 over the last axes of every sample, then weight and bias. input: (..., *normalized_shape).
+    """Normalises the last axes of every sample to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
+    input: (..., *normalized_shape); weight, bias: of normalized_shape.
+
+    Raises: ShapeError, DtypeError when called; see functional.layer_norm.
     """
 
     def __init__(
@@ -255,9 +257,11 @@ class LayerNorm(_Norm, shown="normalized_shape eps= elementwise_affine= bias="):
 
 
 class RMSNorm(_Norm, shown="normalized_shape eps= elementwise_affine="):
-    """Root mean square 1 over the last axes of every sample, then weight. input: (..., *normalized_shape).
+    """Normalises the last axes of every sample to a root mean square of 1, then applies the weight.
 
-    weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
+    input: (..., *normalized_shape); weight: of normalized_shape.
+
+    Raises: ShapeError, DtypeError when called; see functional.rms_norm.
     """
 
     def __init__(
@@ -280,10 +284,10 @@ class RMSNorm(_Norm, shown="normalized_shape eps= elementwise_affine="):
 
 
 class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
-    """Mean 0 and variance 1 over groups of channels of every sample, then weight and bias. input: (N, C, ...).
+    """Normalises groups of channels of every sample to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels; ShapeError, DtypeError
-    when called; see functional.group_norm.
+    input: (N, C, ...); weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels;
+    ShapeError, DtypeError when called; see functional.group_norm.
     """
 
     def __init__(
@@ -384,27 +388,29 @@ class BatchNorm(_ChannelNorm):
 
 
 class BatchNorm1d(BatchNorm, ranks=(2, 3)):
-    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C) or (N, C, L).
+    """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: (C,). In training, running_mean and running_var move towards the batch's by `momentum` (None: they
-    are the averages over all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and
-    variance, as training does.
+    input: (N, C) or (N, C, L); weight, bias: (C,).
+
+    In training, running_mean and running_var move towards the batch's by `momentum` (None: they are the averages over
+    all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and variance, as training
+    does.
 
     Raises: ShapeError when called, also for one value a channel in training. Source: arXiv:1502.03167.
     """
 
 
 class BatchNorm2d(BatchNorm, ranks=(4,)):
-    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, H, W).
+    """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, H, W); weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
     """
 
 
 class BatchNorm3d(BatchNorm, ranks=(5,)):
-    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, D, H, W).
+    """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, D, H, W); weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
     """
 
 
@@ -440,16 +446,18 @@ class _InstanceNorm(_ChannelNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
-    """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, L) or (C, L).
+    """Normalises each channel of each sample to mean 0 and variance 1, then applies weight and bias.
 
-    weight, bias: (C,), only if `affine`. Running statistics are kept only with track_running_stats.
+    input: (N, C, L) or (C, L); weight, bias: (C,), only if `affine`.
+
+    Running statistics are kept only with track_running_stats.
 
     Raises: ShapeError when called, also for one position. Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
 
 
 class InstanceNorm2d(_InstanceNorm, ranks=(3, 4)):
-    """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, H, W) or (C, H, W).
+    """Normalises each channel of each sample to mean 0 and variance 1, then applies weight and bias.
 
-    Arguments and errors are those of InstanceNorm1d.
+    input: (N, C, H, W) or (C, H, W). Other arguments and errors are those of InstanceNorm1d.
     """

@@ -1,4 +1,4 @@
-"""`Parameter` and `Buffer`: tensors that a module takes in when they are assigned to it."""
+"""`Parameter` and `Buffer`: tensors that a module registers when they are assigned to it."""
 
 from __future__ import annotations
 
