@@ -147,7 +147,7 @@ class AdamW(Adam):
 class NAdam(_TwoMoments):
     """Adam's m and v;  p -= lr * (mu_next*m/(1 - P*mu_next) + (1 - mu)*d/(1 - P)) / (sqrt(v/c2) + eps).
 
-    d = grad + weight_decay*p;  c2 = 1 - beta2^step;  mu = beta1*(1 - 0.5*0.96^(step*momentum_decay)), mu_next that of
+    d = grad + weight_decay*p;  c2 = 1 - beta2^step;  mu = beta1*(1 - 0.5*0.96^(step*momentum_decay)), mu_next: mu of
     the next step;  P = the product of all mu so far, in float32 as PyTorch keeps it. decoupled_weight_decay, maximize,
     foreach and capturable: see `Adam`.
 

@@ -35,7 +35,7 @@ def settings(formula: Formula, group: Group) -> list[float]:
 class GroupUpdate:
     """The parameters of one group on one device, their state, and their update on the CPU.
 
-    optimizer: a `FormulaOptimizer`; names: of each parameter's states, without "step"
+    optimizer: a `FormulaOptimizer`; names: the names of each parameter's states, without "step"
     """
 
     def __init__(self, optimizer: Any, group: Group, device: device, names: tuple[str, ...]) -> None:
@@ -51,7 +51,7 @@ class GroupUpdate:
         # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over them. Kept
         # also for optimizers without a "step" in the state: SGD's dampening begins with the second update.
         self._steps: Array = np.zeros((0, 2), np.float32)
-        # Prepared updates of several parameters at once, by the numbers of these parameters.
+        # Prepared updates of several parameters at once, by the indices of these parameters.
         self._plans: dict[Any, Any] = {}
 
     def step(self, params: Sequence[Tensor]) -> None:
@@ -70,8 +70,8 @@ class GroupUpdate:
             params[index].version.count += 1
 
     def _update(self, formula: Formula, gradients: dict[int, Array]) -> None:
-        """Updates the parameters whose numbers are in `gradients`."""
-        # By count of updates and product: the indices of the parameters that have these.
+        """Updates the parameters whose indices are in `gradients`."""
+        # The indices of the parameters, by their count of updates and their product.
         batches: dict[tuple[float, float], list[int]] = {(0.0, 1.0): [*gradients]}
         if formula.counts:
             steps = self._steps.tolist()
@@ -162,7 +162,7 @@ class GroupUpdate:
         entry[name] = wrap(self._steps[index, column : column + 1].reshape(()), self._device)
 
     def _as_array(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        """A state as an array on this device. Raises: StateDictError for another shape than its parameter's."""
+        """A state as an array on this device. Raises: StateDictError if its shape is not `shape`."""
         if isinstance(value, TensorBase):
             value = value.array
         if np.shape(value) not in (shape, shape or (1,)):

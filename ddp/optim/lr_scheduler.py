@@ -185,7 +185,7 @@ class CosineAnnealingLR(LRScheduler):
             return rates
         if self._step_count == 1 and epoch > 0:  # the first step after a checkpoint
             return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
-        # At the bottom the rate may be 0, which no factor raises: the rise is added.
+        # At the bottom the rate may be 0, and a factor would keep it at 0. So the rise is added.
         if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]

@@ -92,7 +92,7 @@ class AveragedModel(Module):
 def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     """Resets the running statistics of batch norm, and computes them as means over all batches of `loader`.
 
-    loader: gives inputs of the model, or tuples or lists that begin with one. device: where inputs are moved
+    loader: gives inputs of the model, or tuples or lists that begin with one. device: inputs are moved to it
     """
     momenta = {module: module.momentum for module in model.modules() if isinstance(module, BatchNorm)}
     training = model.training
