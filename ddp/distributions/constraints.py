@@ -24,12 +24,12 @@ class Constraint(NamedTuple):
 
 
 def interval(lower_bound: float, upper_bound: float) -> Constraint:
-    """Numbers from one bound to another, both included."""
+    """Numbers from lower_bound to upper_bound, both included."""
     return Constraint(f"from {lower_bound} to {upper_bound}", lambda x: (x >= lower_bound) & (x <= upper_bound))
 
 
 def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
-    """Integers, of any dtype, from one bound to another, both included."""
+    """Integers, of any dtype, from lower_bound to upper_bound, both included."""
     bounds = interval(lower_bound, upper_bound)
     return Constraint(f"an integer {bounds.description}", lambda x: bounds.check(x) & (x % 1 == 0))
 

@@ -1,4 +1,4 @@
-"""What all distributions share: shapes, checks, draws, entropies and divergences.
+"""The base of all distributions: shapes, checks, draws, entropies and divergences.
 
 A family has one formula of the cross entropy H(p, q), the mean of -log q over draws of p: the entropy of p is H(p, p),
 and the divergence of q from p is H(p, q) - H(p, p).
@@ -93,7 +93,7 @@ class Distribution:
         return self.variance.sqrt()
 
     def sample(self, sample_shape: Sizes = ()) -> Tensor:
-        """Draws, of shape sample_shape + batch_shape + event_shape, outside the graph."""
+        """Returns draws of shape sample_shape + batch_shape + event_shape, outside the graph."""
         with no_grad():
             return self.rsample(sample_shape)
 

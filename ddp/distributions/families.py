@@ -45,7 +45,7 @@ def _normalized(x: Tensor) -> Tensor:
 
 
 def _clamped(probs: Tensor) -> Tensor:
-    """Probabilities, clamped so that their logarithms are finite."""
+    """Clamps probabilities so that their logarithms are finite."""
     eps = float(finfo(probs.dtype).eps)
     return probs.clamp(eps, 1 - eps)
 
@@ -83,7 +83,7 @@ class Normal(Distribution):
 
 
 class Uniform(Distribution):
-    """Uniform in [low, high). Raises: ArgumentError unless low < high."""
+    """The uniform distribution over [low, high). Raises: ArgumentError unless low < high."""
 
     arg_constraints = {"low": real, "high": real}
     has_rsample = True
