@@ -231,7 +231,7 @@ class _Norm(Layer):
 class LayerNorm(_Norm, shown="normalized_shape eps= elementwise_affine= bias="):
     """Normalises the last axes of every sample to mean 0 and variance 1, then applies weight and bias.
 
-    input: (..., *normalized_shape); weight, bias: of normalized_shape.
+    input: (..., *normalized_shape). weight, bias: of normalized_shape.
 
     Raises: ShapeError, DtypeError when called; see functional.layer_norm.
     """
@@ -259,7 +259,7 @@ class LayerNorm(_Norm, shown="normalized_shape eps= elementwise_affine= bias="):
 class RMSNorm(_Norm, shown="normalized_shape eps= elementwise_affine="):
     """Normalises the last axes of every sample to a root mean square of 1, then applies the weight.
 
-    input: (..., *normalized_shape); weight: of normalized_shape.
+    input: (..., *normalized_shape). weight: of normalized_shape.
 
     Raises: ShapeError, DtypeError when called; see functional.rms_norm.
     """
@@ -286,7 +286,7 @@ class RMSNorm(_Norm, shown="normalized_shape eps= elementwise_affine="):
 class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
     """Normalises groups of channels of every sample to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, ...); weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels;
+    input: (N, C, ...). weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels;
     ShapeError, DtypeError when called; see functional.group_norm.
     """
 
@@ -390,7 +390,7 @@ class BatchNorm(_ChannelNorm):
 class BatchNorm1d(BatchNorm, ranks=(2, 3)):
     """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C) or (N, C, L); weight, bias: (C,).
+    input: (N, C) or (N, C, L). weight, bias: (C,).
 
     In training, running_mean and running_var move towards the batch's by `momentum` (None: they are the averages over
     all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and variance, as training
@@ -403,14 +403,14 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
 class BatchNorm2d(BatchNorm, ranks=(4,)):
     """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, H, W); weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, H, W). weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
     """
 
 
 class BatchNorm3d(BatchNorm, ranks=(5,)):
     """Normalises each channel over the batch to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, D, H, W); weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    input: (N, C, D, H, W). weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
     """
 
 
@@ -448,7 +448,7 @@ class _InstanceNorm(_ChannelNorm):
 class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
     """Normalises each channel of each sample to mean 0 and variance 1, then applies weight and bias.
 
-    input: (N, C, L) or (C, L); weight, bias: (C,), only if `affine`.
+    input: (N, C, L) or (C, L). weight, bias: (C,), only if `affine`.
 
     Running statistics are kept only with track_running_stats.
 
