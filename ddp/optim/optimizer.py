@@ -99,7 +99,7 @@ class Optimizer:
                 clear_grad(p, set_to_none)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Updates the parameters that have a gradient. Subclasses define it.
+        """Updates the parameters that have a gradient. Subclasses define this method.
 
         closure: computes the loss and its gradients again, and returns the loss; step returns it, too
         """
@@ -129,7 +129,7 @@ class Optimizer:
         Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
         "module" that DataParallel adds; else by their order.
 
-        state_dict: also of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
+        state_dict: also one of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
