@@ -14,7 +14,7 @@ from collectives.world import World
 
 
 def join(expected: World | None, timeout: float, checks: int | None) -> tuple[SingleTransport, None]:
-    """Raises: BackendError in a world of several ranks."""
+    """Returns the transport of a world of one rank. Raises: BackendError in a world of several ranks."""
     if expected is not None and expected.size > 1:
         raise BackendError(f'backend "single" was asked for in a world of {expected.size} ranks')
     return SingleTransport(), None

@@ -28,7 +28,7 @@ from collectives.transport import (
     then,
 )
 
-#: Does a collective for all ranks. Takes what each rank sends, and where each one receives.
+#: Does a collective for all ranks. Takes all ranks' inputs and all ranks' outputs, both in rank order.
 Execute = Callable[[list[Any], list[Any]], None]
 
 
@@ -110,7 +110,7 @@ class ThreadGroup:
         return test
 
     def part(self, key: str, size: int) -> ThreadGroup:
-        """The shared state of the new communicator `key` of `size` of these ranks. The first caller makes it."""
+        """The shared state of the new communicator `key` with `size` of these ranks. The first caller makes it."""
         with self.lock:
             group, ranks = self._groups.pop(key, (ThreadGroup(size), 0))
             if ranks + 1 < size:  # Kept until every rank has got it.
@@ -121,7 +121,8 @@ class ThreadGroup:
 class ThreadTransport(Transport):
     """One thread's end of a `ThreadGroup`.
 
-    world_notices: by rank of the world, shared by all communicators; members: for each rank, its rank in the world
+    world_notices: exit notices by rank of the world; all communicators share them
+    members: for each rank, its rank in the world
     """
 
     name = "threads"

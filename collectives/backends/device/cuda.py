@@ -1,6 +1,6 @@
 """The only module of `collectives` that uses CuPy: streams, events, pinned memory, and the identity of devices.
 
-Everything above uses it through a `Cuda`, so that a test can replace CuPy by recording streams.
+The other modules use it through a `Cuda`, so that a test can replace CuPy by streams that only record their work.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def has_one_visible(visible: str | None) -> bool:
 def _has_several_gpus() -> bool:
     try:
         return len(os.listdir(_GPUS)) > 1
-    except OSError:  # No driver, or a driver with another folder: then say True, and let libcuda decide.
+    except OSError:  # No GPU. But if even /proc/driver is missing, nothing is known: let libcuda decide.
         return not _GPUS.parents[1].exists()
 
 
@@ -110,10 +110,10 @@ class Cuda:
             self.use()
 
     def use(self) -> None:
-        """Makes it the calling thread's current device.
+        """Makes this the calling thread's current device.
 
-        Each of our threads that uses a device must begin with this: a new thread's current device is the first one, and
-        returning to that one from a context of another makes CUDA allocate memory there.
+        Each of our threads that uses a device must begin with this. A new thread's current device is device 0: at its
+        end, a `with` block of another device makes device 0 current again, and CUDA then allocates memory there.
         """
         self.xp.cuda.Device(self.index).use()
 

@@ -1,4 +1,4 @@
-r"""A communicator's end for arrays on a GPU: the collectives with the arguments that `Communicator` documents.
+r"""The part of a communicator for arrays on a GPU: its collectives have the arguments that `Communicator` documents.
 
 Device calls and host calls go through one queue, in the communicator's order. What ranks must exchange first (lengths,
 the choice of a transport) goes over the host transport. `wait` orders streams; it does not make the host wait for the
@@ -65,7 +65,7 @@ class DeviceWork(Work[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result, which the current stream may use. May be called again, also on other streams.
 
-        Raises: as `Work.wait`; a failure on the device since then.
+        Raises: what `Work.wait` raises; a failure on the device since the launch.
         """
         result = super().wait(timeout)
         self._arrays.wait()
@@ -73,7 +73,7 @@ class DeviceWork(Work[T]):
 
 
 class DeviceReceiveWork(Work[Any]):
-    """A receive into an array on a GPU: the stream that first waits for it copies the data there.
+    """A receive into an array on a GPU. The first stream that waits for it copies the data to the GPU.
 
     deliver: copies what `recv` returned to the device
     """
@@ -86,7 +86,7 @@ class DeviceReceiveWork(Work[Any]):
         self._result: Any = None
 
     def wait(self, timeout: float | None = None) -> Any:
-        """`out`, which the current stream may use; with the sender's rank for a receive from any source."""
+        """`out`, which the current stream may use; (out, sender's rank) for a receive from any source."""
         received = super().wait(timeout)
         if self._result is None:
             self._result = self._deliver(received)
@@ -136,7 +136,7 @@ class DeviceCommunicator:
 
     def close(self) -> None:
         """Frees what the device transport holds. No call may be in progress on this rank."""
-        with contextlib.suppress(CollectivesError):  # The communicator is broken, which other calls raise.
+        with contextlib.suppress(CollectivesError):  # The communicator is broken; calls report that.
             self.watchdog.close()
         if self._device_transport is not None:
             with contextlib.suppress(CollectivesError):
@@ -164,7 +164,7 @@ class DeviceCommunicator:
         return array
 
     def _failed(self, error: Exception, calls: list[object]) -> None:
-        """Called in the watchdog's thread when the device has failed: calls on host arrays raise that error, too."""
+        """Called in the watchdog's thread when the device has failed. Makes calls on host arrays raise `error`, too."""
         for call in calls:
             if isinstance(call, CollectiveOp) and call.recorder is not None:
                 call.recorder.end(call.record, FAILED)
@@ -205,7 +205,7 @@ class DeviceCommunicator:
         """Copies what was received into `out`, for the later work of the current stream. Returns: `out`
 
         received: what `recv` returned. From any source, it is a pair with the sender's rank, and so is the result
-        Raises: ArgumentError if it does not fit.
+        Raises: ArgumentError if `out` has another shape or dtype.
         """
         if isinstance(received, tuple):
             return self.to_device(received[0], out), received[1]
@@ -246,7 +246,7 @@ class DeviceArrays:
         self._captured = cuda.capturing(self._caller_stream)
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array for the caller, in the arena of the caller's stream; made before or after `record_ready`."""
+        """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`."""
         if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
             raise ArgumentError(
                 "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
@@ -280,13 +280,13 @@ class DeviceArrays:
         self._ready = self._cuda.record_event(self._caller_stream)
 
     def begin(self, stream: Any) -> None:
-        """Makes the communication stream wait for `ready`. Called in whichever thread takes the steps."""
+        """Makes the communication stream wait for `ready`. Called in the thread that takes the steps."""
         assert self._ready is not None
         self._stream = stream
         stream.wait_event(self._ready)
 
     def end(self, call: object, transport: DeviceTransport) -> None:
-        """Called when everything is on the communication stream. Buffers are kept until that is complete."""
+        """Called when all work is on the communication stream. Keeps the buffers alive until that work is complete."""
         buffers = [*self._buffers, transport.staged]
         self._buffers = []
         transport.staged = None
@@ -312,7 +312,7 @@ class DeviceArrays:
         return array
 
     def check_writable(self, array: Any, name: str) -> None:
-        """An array on a GPU can always be written."""
+        """Does nothing: an array on a GPU can always be written."""
 
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Memory for a result: `target` if it fits and does not overlap `source`, otherwise a new array."""
@@ -322,7 +322,7 @@ class DeviceArrays:
         return self.new(shape, dtype)
 
     def complete(self, operation: Steps[None]) -> Steps[None]:
-        """Puts an operation of the transport on its stream."""
+        """Returns the steps that put an operation of the transport on its stream."""
         return operation
 
     def copy(self, target: Any, source: Any) -> None:
@@ -330,7 +330,7 @@ class DeviceArrays:
         self._cuda.copy(target, source, self._stream)
 
     def deliver(self, received: Any, target: Any, out: Any) -> Any:
-        """The result: `received`, or `out` as the caller passed it, whose array is `target`."""
+        """Returns a call's result: `received`, or the caller's `out`, after a copy into its array `target`."""
         if target is None:
             return received
         if target is not received:
@@ -338,11 +338,11 @@ class DeviceArrays:
         return out
 
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
-        """Memory for a result, allocated now, because other threads cannot use the order of the caller's stream."""
+        """Allocates memory for a result now: another thread cannot allocate it in the order of the caller's stream."""
         return self.result(shape, dtype, source, target)
 
     def reduction_target(self, plan: Plan, source: Any, out: Any, in_place: bool) -> Any:
-        """Memory for a reduction's result; None on ranks that get none. Raises: ArgumentError if it does not fit."""
+        """Memory for a reduction's result; None on ranks that get none. Raises: ArgumentError if `out` does not fit."""
         if plan.result is None:
             return None
         if out is None:
@@ -405,7 +405,7 @@ class DeviceArrays:
         factor = self._factor(call.scale, transport)
         total = None if result is None else self._total(call, sent, result)
         averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
-        averages = averages and not reduction.in_tree  # NCCL multiplies before it adds
+        averages = averages and not reduction.in_tree  # NCCL's mean multiplies before it adds
         received = None if total is None else flat(total)
         in_parts = reduction.in_tree and self._comm.size > 2  # the order of two values makes no difference
         if in_parts or not transport.reduces(sent.dtype, reduction.op):
@@ -440,7 +440,7 @@ class DeviceArrays:
         return self.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale. A function is called right before the sum is launched: its inputs are on the stream by then."""
+        """The scale. A function is called right before the sum is launched: then its inputs are on the stream."""
         if not callable(scale):
             return scale
         with self._cuda.on(transport.stream):
@@ -471,9 +471,9 @@ def _bounds(array: Any) -> tuple[int, int]:
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:
-    """One communicator's end for arrays on x's GPU.
+    """The part of a communicator for arrays on x's GPU.
 
-    Raises: BackendError if this process cannot use it.
+    Raises: BackendError if this process cannot use that GPU.
     """
     absent = cuda.why_absent()
     try:
@@ -486,9 +486,9 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
 
 
 def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunicator:
-    """Connects a communicator for which NCCL was requested by name. Collective. Returns: its end for arrays on GPUs
+    """Connects a communicator for which NCCL was requested by name. Collective. Returns: its part for arrays on GPUs
 
-    If ranks of one node all use its first GPU, each takes one of its own.
+    If the ranks of a node all use the node's first GPU, each makes one of its own current.
     Raises: BackendError on every rank if any of them cannot use NCCL.
     """
     reason = cuda.why_absent() or ""

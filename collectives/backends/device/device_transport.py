@@ -1,8 +1,8 @@
-"""The interface of what moves device arrays; the transport of a world of one; the transport through host memory.
+"""Device transports: their interface, the transport of a world of one, and the transport through host memory.
 
-A host `Transport` has host arrays and tests; a device transport has device arrays and one stream. It puts each
-collective on its `stream`, after what is there already, and returns when it is there. All arrays are one-dimensional
-and contiguous, and stay alive until an event after the collective is complete.
+A host `Transport` moves host arrays, and returns tests. A device transport moves device arrays, and puts each
+collective on its one `stream`, after what is there already; its steps end when the collective is on the stream. All
+arrays are one-dimensional and contiguous, and stay alive until an event after the collective is complete.
 
 Through the host transport, an array is copied into pinned memory, transferred, and copied back to the device.
 """
@@ -24,7 +24,7 @@ class DeviceTransport(ABC):
 
     name: its name in logs; capturable: its collectives can be part of a graph; stream: where they are enqueued
     averages: the transport computes MEAN of floats and complex numbers itself; otherwise its caller divides a SUM
-    timeout: s; within which the event after a collective must be complete, None if its stream never waits for ranks
+    timeout: seconds within which the event after a collective must be complete; None if the stream waits for no rank
     staged: host memory of the collective, which must live as long as its other buffers
     """
 
@@ -132,7 +132,7 @@ class HostStagedTransport(DeviceTransport):
         return self._move(self._host.all_to_all, x, out, table)
 
     def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *arguments: Any) -> Steps[None]:
-        """Copies `source` to the host, transfers it there, and copies the result to `target`. Either may be None."""
+        """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Either may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
         self.staged = (self.staged, sent, received)  # Keeps also what earlier transfers of this collective staged.

@@ -9,7 +9,7 @@ Collectives that NCCL lacks are composed of those it has:
 For dtypes and ops that NCCL does not reduce as NumPy does (`reduces`), the caller has each rank combine a part.
 
 If two communicators of a device start their operations in different order on two ranks, they can deadlock. So one
-thread of the device issues the operations of all, in an order that is the same on all ranks.
+thread per device issues the operations of all its communicators, in an order that is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class NcclTransport(DeviceTransport):
         try:
             issued.result()
         except CollectivesError as error:
-            # Part of it may have started, and other ranks wait for the rest: the abort ends their waits.
+            # Part of the collective may have started, and other ranks wait for the rest: the abort ends their waits.
             self._watchdog.fail(error)
             self._watchdog.received()
             raise

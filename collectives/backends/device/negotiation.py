@@ -1,8 +1,8 @@
 """Chooses NCCL or host memory for device arrays, on all ranks together: a rank without NCCL would block the others.
 
 Each rank describes what it can do: what prevents it from using NCCL, if anything, its GPU, its NCCL version. The
-decision is a pure function of all ranks' descriptions, so every rank makes the same. If they choose NCCL, they connect.
-That may still fail although the library is there; then no rank uses it.
+decision is a pure function of all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they
+connect. That may fail although every rank has the library; then no rank uses NCCL.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def negotiate(
 ) -> Steps[DeviceTransport]:
     """The transport of device arrays between the ranks of `transport`. Collective.
 
-    cuda: this rank's device; None if it cannot use one; why_not: the reason for that
+    cuda: this rank's device; None if it cannot use one; why_not: the reason why it cannot
     requested: "nccl" if NCCL was requested by name; config: options of NCCL's communicator
     Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it.
     """

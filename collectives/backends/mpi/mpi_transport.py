@@ -43,8 +43,8 @@ INT = 2**31 - 1
 # short step per test.
 _SCATTER_FROM = 8 << 20
 
-# The tag of the parts that ranks exchange, above those of `send` and `recv`. MPI guarantees only smaller tags, but
-# MPICH and Open MPI have far larger ones.
+# The tag of the parts that ranks exchange, above those of `send` and `recv`. MPI guarantees only tags below this one,
+# but MPICH and Open MPI allow far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"
@@ -76,8 +76,9 @@ class MPITransport(Transport):
         self.key = key
         self._limit = limit
         self._longest = max(limit, EAGER_LIMIT)  # Eager messages must not be split.
-        # While one waits for the other ranks, the next one's data are under way (benchmarks/torch_backend.py --rate
-        # 1gbit). Not where they are split, with a limit for tests: ranks would start their pieces in different orders.
+        # Several collectives at once: while one waits for other ranks, the next one's data are under way
+        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small limit that tests set: it splits
+        # collectives, and ranks would start the pieces in different orders.
         self.in_flight = 4 if limit >= INT else 1
         self.rank_info = membership.rank_info(members, members.index(membership.rank))
         self._status = MPI.Status()
@@ -158,7 +159,7 @@ class MPITransport(Transport):
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         sends = table[self.rank]
         receives = [row[self.rank] for row in table]
-        # In pairs at any length: MPICH's own algorithm makes one step per test, and tests have pauses between them.
+        # Sends and receives at any length: MPICH's algorithm makes one step per test, and tests have pauses in between.
         return self._exchange(enumerate(parts_of(x, sends)), enumerate(parts_of(out, receives)))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
@@ -192,8 +193,8 @@ class MPITransport(Transport):
         return self._comm.Ibarrier().Test
 
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[MPITransport]:
-        # MPI has no nonblocking call for it. All members are here, so it takes microseconds. But it runs in a thread of
-        # its own, so that the time limit still holds if one of them is stopped in the meantime.
+        # MPI's call that makes a group blocks. All members are here, so it takes microseconds. But it runs in a thread
+        # of its own, so that the time limit still holds if a member is stopped in the meantime.
         all_members = self._comm.Get_group()
         chosen = all_members.Incl(list(members))
         tag = number % (self._MPI.COMM_WORLD.Get_attr(self._MPI.TAG_UB) + 1)

@@ -2,8 +2,9 @@
 
 The only module that imports mpi4py.
 
-An MPI removes its files in /dev/shm when it is finalized, which a killed process never does. A file is needed only
-until the last rank has mapped it, so the ranks of a node unlink it then. Each rank finds these files in its memory map.
+An MPI removes its files in /dev/shm when it is finalized; a killed process would leave them behind. A file's name is
+needed only until the last rank has mapped the file, so the first rank of each node unlinks it then. Each rank finds
+these files in its memory map.
 
 ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing does, and each rank's BLAS
 would start a thread for every core of the machine, so its threads are limited to the rank's fraction of the cores.
@@ -35,18 +36,18 @@ from collectives.reduction import COMBINE, ReduceOp
 from collectives.transport import LOST, ExitNotice, RankInfo
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
-# Bytes; more than any C library's struct sigaction has.
+# Bytes of a buffer for a struct sigaction: more than any C library needs.
 _SIGACTION = 512
 # Time limit of MPI_Finalize (s), which takes milliseconds when all ranks are there.
 _FINALIZE = 30.0
 _EXIT_TAG = 0
 # Segment sizes of UCX, which MPICH's wheel uses over TCP. With its default of 8 KiB, copying takes CPU time that
-# backward needs (benchmarks/overlap.py). The sizes change no numbers, and values that the user has set are kept.
+# backward needs (benchmarks/overlap.py). The sizes do not affect results, and values that the user has set are kept.
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 # The signal on which UCX starts to print debug messages; 0: none.
 _SIGNALS = {"UCX_DEBUG_SIGNO": "0"}
-# Keeps MPI from listening on outside networks if all ranks are on one host. UCX, of MPICH's wheel, uses the loopback;
-# Open MPI does without TCP, since its TCP module listens on every network in any case.
+# Keeps MPI from listening on outside networks if all ranks are on one host. UCX, in MPICH's wheel, then uses the
+# loopback; Open MPI then uses no TCP, since its TCP module always listens on every network.
 _ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
 
 
@@ -76,7 +77,7 @@ class MPIWorld:
             )
         base = MPI.COMM_WORLD
         if expected is not None and (expected.size, expected.rank) != (base.size, base.rank):
-            if base.size == 1:  # No other rank needs them, and an MPI that is not finalized would leave them behind.
+            if base.size == 1:  # No other rank needs these files, and an MPI that is not finalized leaves them.
                 unlink_files(mapped_segment_files())
             raise WorldError(_mismatch(expected, base.size, MPI.Get_library_version()))
         # Duplicates, so that our calls never meet calls that the user makes on MPI.COMM_WORLD.
@@ -156,11 +157,11 @@ class MPIWorld:
         return self._pids[rank] if rank in self.node else None
 
     def notices_sent(self) -> bool:
-        """True once this rank's own exit notice has reached every rank."""
+        """True once MPI has sent this rank's own exit notice to every rank."""
         return all(request.Test() for request, _ in self._sent)
 
     def finalize(self) -> None:
-        """Ends MPI. Every rank must be there. An MPI that the user started is left to the user."""
+        """Ends MPI. Every rank must call this. An MPI that the user started is left to the user."""
         if self._ours:
             # MPI may hang here: a collective that timed out, and whose error the user caught, may still be in flight.
             with _ended_by_a_timer(_FINALIZE):
@@ -188,7 +189,7 @@ def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
 
 @contextlib.contextmanager
 def _signal_dispositions_kept() -> Iterator[None]:
-    """Restores signal handlers after an MPI was loaded and started: it would replace the user's.
+    """Restores signal handlers after an MPI was loaded and started, since MPIs replace the user's.
 
     Includes handlers of C code, which Python does not see. MPICH and UCX take SIGUSR1 and SIGHUP, Open MPI the signals
     of crashes.
@@ -224,8 +225,8 @@ def _meet(expected: world.World, timeout: float) -> Rendezvous:
 
 @_signal_dispositions_kept()
 def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rendezvous | None = None) -> Any:
-    # MPI_Init blocks until every rank calls it, with the GIL held. If the timer ends the process, it prints the stack,
-    # so this function's name tells the user what it waited for.
+    # MPI_Init holds the GIL and blocks until every rank calls it. If the timer ends the process, it prints the stack,
+    # so this function's name tells the user what the process waited for.
     with _limited(timeout):
         MPI = _load()
         if rendezvous is not None:
@@ -301,8 +302,8 @@ def rank_info_of(hosts: Sequence[str], rank: int) -> RankInfo:
     )
 
 
-# Segment files of MPICH (one per node) and Open MPI 5 (one per rank, mapped by all when MPI starts). Neither opens them
-# by name later, nor complains about missing ones in MPI_Finalize. Other MPIs may do so, and their files are kept.
+# Segment files of MPICH (one per node) and Open MPI 5 (one per rank, mapped by all when MPI starts). These MPIs do not
+# open the files by name later, and MPI_Finalize accepts that they are missing. Other MPIs may need theirs.
 _NAMES = re.compile(r"/dev/shm/(mpich_shm_|sm_segment\.)[^/]+")
 
 

@@ -5,7 +5,7 @@ connections. On "control" it learns which ranks are missing, when all have joine
 "pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over inherited sockets.
 
 Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
-left, or rank 0 has ended. It imports little, because the launcher loads it too.
+left, or rank 0 has ended. This module imports little, because the launcher loads it too.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Server:
         while not self._over.wait(_POLL):
             if os.getppid() != self._parent:
                 # A restarted job must not find this server; MPI in the other ranks may still use it while they exit.
-                self._listener.shutdown(socket.SHUT_RDWR)  # Otherwise `accept` in the other thread takes one more.
+                self._listener.shutdown(socket.SHUT_RDWR)  # Otherwise the other thread accepts one more connection.
                 self._listener.close()
                 time.sleep(_LINGER)
                 return
@@ -239,7 +239,7 @@ def read_line(sock: socket.socket, seconds: float) -> str:
 
 
 def _send(sock: socket.socket, line: str) -> None:
-    with contextlib.suppress(OSError):  # It is closed, which the next read finds out.
+    with contextlib.suppress(OSError):  # The connection is closed; the next read finds out.
         sock.sendall(line.encode() + b"\n")
 
 

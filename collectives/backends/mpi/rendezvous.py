@@ -39,7 +39,7 @@ _TAKEN = 3.0
 _WARN_AFTER = 10.0
 # How long rank 0 stays for the other ranks, which need the server until MPI is finalized (s).
 _LEAVE = 10.0
-# How variables begin by which an outer engine describes the launcher, and not this process.
+# Prefixes of the variables by which an outer engine describes the launcher, and not this process.
 _FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
 
 #: Host and port.
@@ -72,9 +72,9 @@ def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
 def secret(world: World, environ: Mapping[str, str]) -> bytes:
     """The key with which ranks of this start of the job authenticate, derived from variables that are equal on all.
 
-    Without the user's own secret, the others are easily guessed: torchrun's run id is "none" by default. Its restart
-    count makes sure that no rank joins a server of an earlier start. MASTER_ADDR is not included, since hosts may know
-    rank 0's by different names.
+    Without the user's own secret, the key is easily guessed: torchrun's run id, for example, is "none" by default.
+    torchrun's restart count makes sure that no rank joins a server of an earlier start. MASTER_ADDR is not included,
+    since hosts may know rank 0's host by different names.
 
     Raises: WorldError if ranks on several hosts have no secret, and the network is not trusted.
     """
@@ -105,7 +105,7 @@ def settings(variables: Mapping[str, str]) -> Iterator[None]:
 class Rendezvous:
     """This rank's part in a job whose ranks have all joined.
 
-    Raises: WorldError if they have not after `timeout` seconds, naming the missing ones.
+    Raises: WorldError, which names the missing ranks, if not all have joined after `timeout` seconds.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
@@ -131,11 +131,11 @@ class Rendezvous:
         except BaseException:
             self._end()
             raise
-        # A forked child must not keep the connection open: the others learn by its end that this rank has died.
+        # A forked child must not keep the connection open: its end tells the other ranks that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
     def environment(self) -> contextlib.AbstractContextManager[None]:
-        """The environment in which MPI_Init finds the server."""
+        """Removes an outer engine's variables. Returns: a context with the variables by which MPI finds the server."""
         for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
             del os.environ[name]
         return settings(
@@ -157,7 +157,7 @@ class Rendezvous:
         return self._died
 
     def _receive(self, timeout: float) -> bool:
-        """Reads what the server sends within `timeout`. Returns: whether it did. Raises: EOFError if it has ended."""
+        """Reads what the server sends in `timeout` s. Returns: whether anything came. Raises: EOFError if it ended."""
         assert self._control is not None
         try:
             self._control.settimeout(timeout)
@@ -227,7 +227,7 @@ class Rendezvous:
             except OSError as error:
                 raise WorldError(f"rank 0 cannot start its PMI server, {' '.join(options)}: {error}") from None
         assert self._server.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._server.stdin as stdin:  # If it has ended, _connect finds out.
+        with contextlib.suppress(BrokenPipeError), self._server.stdin as stdin:  # _connect reports a dead server.
             stdin.write(self._secret)
 
     def _connect(self, role: str) -> socket.socket:
@@ -265,7 +265,7 @@ class Rendezvous:
             pause = min(2 * pause, 0.5)
 
     def _greet(self, address: Address, role: str) -> tuple[socket.socket, str]:
-        """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not there."""
+        """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not at `address`."""
         sock = socket.create_connection(address, _HANDSHAKE)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

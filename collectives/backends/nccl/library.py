@@ -63,10 +63,10 @@ class Config(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class NcclConfig:
-    """Options of NCCL's communicators; None leaves one to NCCL and its environment. The same on every rank.
+    """Options of NCCL's communicators, the same on every rank. None: NCCL and its environment variables decide.
 
     min_ctas, max_ctas: the least and most thread blocks, which NCCL also calls channels, that a collective uses: fewer
-    leave more of the GPU to what is computed at the same time. cga_cluster_size: thread blocks of a cluster, 0 to 8, on
+    leave more of the GPU to computations at the same time. cga_cluster_size: thread blocks per cluster, 0 to 8, on
     Hopper and newer. net_name: the network plugin, e.g. "IB" or "Socket".
 
     Raises: ArgumentError for values that NCCL would refuse.
@@ -121,7 +121,7 @@ RESULTS = {
 
 
 class UniqueId(ctypes.Structure):
-    """What ranks of one communicator must share before they can connect; passed by value."""
+    """`ncclUniqueId`, which all ranks of a new communicator need to connect; passed by value."""
 
     # Read by ctypes.
     _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
@@ -245,7 +245,7 @@ def _text(text: bytes | None) -> str:
 # Where the library comes from ----------------------------------------------------------------------------------------
 
 _SONAME = "libnccl.so.2"
-# The variable by which pynccl finds the library; without it, it looks in sys.prefix/lib only.
+# The variable by which pynccl finds the library; if it is not set, pynccl looks in sys.prefix/lib only.
 _PYNCCL_PATH = "NUMBA_NCCLLIB"
 
 
@@ -281,7 +281,7 @@ def _from_pynccl() -> ctypes.CDLL:
     try:
         from pynccl import binding
 
-        # Its other classes need a numba context, and declare counts as 32-bit integers.
+        # pynccl's other classes need a numba context, and declare counts as 32-bit integers.
         return binding.libnccl().dll
     finally:
         if path is not None:

@@ -45,7 +45,7 @@ from collectives.time_limit import Deadline, StillRunning, run_within
 _SPIN = 50e-6
 # Then sleep for this long between polls (s). Only long calls get there, such as the first, which connects the ranks.
 _PAUSE = 100e-6
-# How long an abort lets another thread leave a call or a group, before it counts as stuck (s).
+# How long an abort waits for another thread to leave a call or a group, before that thread counts as stuck (s).
 _GRACE = 2.0
 
 Dtype = np.dtype[Any]
@@ -114,7 +114,7 @@ class NcclCommunicator:
         timeout: s; for the connection, and for every later call
         enter: called in the threads that call NCCL, to set their current device (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
-        Raises: CollectiveTimeout if not all ranks have connected by then.
+        Raises: CollectiveTimeout if not all ranks have connected within the timeout.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
@@ -148,46 +148,46 @@ class NcclCommunicator:
     # Collectives -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
-        """The reduction of all ranks' `send` into every rank's `recv`; in place if they are equal.
+        """Reduces all ranks' `send` into every rank's `recv`; in place if the two are equal.
 
         send, recv: (count,) dtype
         """
         self._run("ncclAllReduce", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
     def reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, root: int, stream: int) -> None:
-        """The reduction of all ranks' `send` into the root's `recv`.
+        """Reduces all ranks' `send` into the root's `recv`.
 
         send: (count,) dtype; recv: (count,) dtype on the root, 0 elsewhere
         """
         self._run("ncclReduce", send, recv, *self._typed(count, dtype), OPS[op], root, stream=stream)
 
     def broadcast(self, send: int, recv: int, count: int, dtype: Dtype, root: int, stream: int) -> None:
-        """The root's `send` into every rank's `recv`.
+        """Copies the root's `send` into every rank's `recv`.
 
         send: (count,) dtype on the root, 0 elsewhere; recv: (count,) dtype
         """
         self._run("ncclBroadcast", send, recv, *self._typed(count, dtype), root, stream=stream)
 
     def all_gather(self, send: int, recv: int, count: int, dtype: Dtype, stream: int) -> None:
-        """All ranks' `send`, joined in rank order.
+        """Joins all ranks' `send` in rank order, in every rank's `recv`.
 
         send: (count,) dtype; recv: (size * count,) dtype; in place if send is this rank's part of recv
         """
         self._run("ncclAllGather", send, recv, *self._typed(count, dtype), stream=stream)
 
     def reduce_scatter(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
-        """The reduction of all ranks' `send`; rank r receives part r.
+        """Reduces all ranks' `send`; rank r receives part r.
 
         send: (size * count,) dtype; recv: (count,) dtype; in place if recv is this rank's part of send
         """
         self._run("ncclReduceScatter", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
     def send(self, pointer: int, count: int, dtype: Dtype, peer: int, stream: int) -> None:
-        """(count,) dtype to `peer`, which receives as many. Several at once must be in a `group`."""
+        """Sends (count,) dtype to `peer`, which receives as many. Several at once must be in a `group`."""
         self._run("ncclSend", pointer, *self._typed(count, dtype), peer, stream=stream)
 
     def recv(self, pointer: int, count: int, dtype: Dtype, peer: int, stream: int) -> None:
-        """(count,) dtype from `peer`, which sends as many. Several at once must be in a `group`."""
+        """Receives (count,) dtype from `peer`, which sends as many. Several at once must be in a `group`."""
         self._run("ncclRecv", pointer, *self._typed(count, dtype), peer, stream=stream)
 
     @contextlib.contextmanager
@@ -237,7 +237,7 @@ class NcclCommunicator:
 
         The buffers of operations in progress are invalid afterwards, although their events are complete.
         reason: raised by calls that this ends, and by later ones
-        timeout: s; NCCL itself may hang in it
+        timeout: s; how long to wait for NCCL, which may hang in its abort
         Returns: whether NCCL has finished within the timeout.
         """
         if reason is not None and not self._stopped:

@@ -4,7 +4,7 @@ CuPy's memory pool reuses freed memory at once, in the order of one stream, and 
 the buffers of a collective are kept here until the event after it is complete.
 
 NCCL does not report that a rank is missing: the stream never completes the operation, and a host that waits for the
-stream hangs. So the same thread checks time limits, and polls NCCL for asynchronous errors. On failure it marks the
+stream hangs. So the watchdog also checks time limits, and polls NCCL for asynchronous errors. On failure it marks the
 communicator broken and aborts it. The abort completes the events, with invalid data in the buffers; so the program must
 receive the error, from the call that it is in, or from its next call. If the program makes no call in time, the process
 is ended: the program may compute with invalid numbers, or wait where no error can be raised.
@@ -24,7 +24,7 @@ from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError, copy_error
 from collectives.time_limit import Deadline
 
-# Interval at which events are queried (s): a finished collective keeps its buffers for so long.
+# Interval at which events are queried (s): a finished collective may keep its buffers that long.
 _POLL = 1e-3
 # Interval at which NCCL is polled for asynchronous errors (s).
 _ASYNC_POLL = 0.1
@@ -115,7 +115,7 @@ class Watchdog:
             raise copy_error(failure)
 
     def received(self) -> None:
-        """Says that the program has received the failure, or is about to: it need not be ended."""
+        """Says that the program has received the failure, or is about to: the process need not be ended."""
         self._received.set()
 
     def in_flight(self) -> list[object]:
@@ -162,7 +162,7 @@ class Watchdog:
                     error = self._communicator.async_error()
             except Exception as query_error:  # A broken device fails every query.
                 error = NcclError(f"rank {self._rank}: watching its operations failed: {_line(query_error)}")
-                if not guarded:  # The device may still write to their memory.
+                if not guarded:  # The device may still write to the buffers.
                     with self._changed:
                         self._kept_forever += self._in_flight
                         self._in_flight = []

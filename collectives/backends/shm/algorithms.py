@@ -1,8 +1,9 @@
 """How data moves between the ranks of a node: read in place if all can see it, otherwise in tiles over staging buffers.
 
 A rank's array is *visible* to the others if it fits into its inline buffer, or is in memory that they share. Otherwise
-it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two, publishes that,
-waits until all have, and reads what it needs from the others' while these are still in a cache.
+it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two buffers, publishes
+that it has done so, waits until all ranks have, and reads what it needs from the other ranks' buffers while these are
+still in a cache.
 
 Reductions combine the ranks' values in the order of `reduction.tree`, on every path and every rank: the same inputs
 give the same bits on every rank and in every run.
@@ -65,7 +66,7 @@ def part_to_reduce(length: int, itemsize: int, size: int, rank: int) -> tuple[in
 
 
 def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
-    """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of the sources."""
+    """Reduces the sources into `out`, tile by tile. All: (n,) of one dtype; `out` overlaps none of the sources."""
     for start, stop in chunks(len(out), STAGING_BYTES // out.itemsize):
         combine_all([source[start:stop] for source in sources], out[start:stop], ufunc, epilogue)
 
@@ -73,7 +74,7 @@ def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilog
 def reduce_into_all(
     sources: Sequence[Array], outs: Sequence[Array], me: int, ufunc: np.ufunc, epilogue: Epilogue | None
 ) -> None:
-    """This rank's part of the reduction, into every rank's out. `outs[rank]` may be `sources[rank]`."""
+    """Computes this rank's part of the reduction, and writes it into all `outs`. `outs[i]` may be `sources[i]`."""
     own_out = outs[me]
     itemsize = own_out.itemsize
     first, last = part_to_reduce(len(own_out), itemsize, len(sources), me)
@@ -202,7 +203,7 @@ def _exchange(
             part = source[start:stop]
             own_staging[offset : offset + len(part)] = part
         control.advance()
-        if own_copy is not None:  # It needs no other rank, so it is done while waiting for them.
+        if own_copy is not None:  # This needs no other rank, so it comes before the wait for them.
             own_copy[1][start:stop] = own_copy[0][start:stop]
         yield control.advanced
         for rank, offset, target in receives:

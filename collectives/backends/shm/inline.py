@@ -1,8 +1,9 @@
 """Small collectives in shared memory: each rank's array travels with its signature, and is combined from there.
 
-The ranks of a node wait for each other's signatures in any case. If every rank's array is in its inline buffer, they
-need nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and calls one NumPy
-function on their buffers. The views of buffers, and the positions of signatures, are computed once for a plan.
+The ranks of a node wait for each other's signatures in any case. If every rank's array is in its inline buffer, the
+ranks exchange nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and calls
+one NumPy function on their buffers. The views of buffers, and the positions of signatures, are computed once for a
+plan.
 
 Everything unusual (a call that differs, an array that is large or in shared memory, an `out` that does not fit)
 continues as on other transports, from the point where the ranks have shown each other their signatures.
@@ -51,7 +52,7 @@ class Piece(NamedTuple):
 
 
 def no_result(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> None:
-    """For ranks without a result."""
+    """Returns None, for ranks without a result."""
 
 
 def keep_input(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
@@ -93,7 +94,7 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         target = out if same else None
-        # Two ranks' small arrays take little longer than the calls in between.
+        # Two ranks skip `combine_in_tree`: to combine small arrays takes little longer than its Python calls.
         y = ufunc(parts[0], parts[1], out=target) if size == 2 else combine_in_tree(parts, ufunc, target)
         if out is None or not same:
             y = np.asarray(y)  # For 0-d arrays a ufunc returns a scalar, which cannot be an `out`.
@@ -165,9 +166,9 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
-        """Shows this call to the others. If all call within microseconds, completes it and returns True.
+        """Shows this call to the other ranks. If all of them call within microseconds, completes it and returns True.
 
-        Otherwise sets its steps.
+        Otherwise sets `call.steps` and returns False.
         """
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
             call.steps = self._all_steps(call)  # The others read the array in place.
@@ -223,7 +224,7 @@ class InlineCalls:
         return True
 
     def _lay_out(self, descriptions: list[list[int]]) -> bool:
-        """Makes the layout for the arrays that ranks show now. Returns: False if one is not in its inline buffer"""
+        """Makes the layout for the arrays that ranks show now. Returns: False if not all are in their inline buffers"""
         control = self._control
         signatures = control.signatures()
         if any(signature[NBYTES] + signature[PREFIX] > control.inline_bytes for signature in signatures):

@@ -208,7 +208,7 @@ def _address(array: Array) -> int:
     return address
 
 
-# Characters of a reason that ranks exchange.
+# The most characters of a reason that ranks exchange.
 _REASON = 200
 
 
@@ -269,8 +269,8 @@ _LINE = 8
 def inline_bytes(size: int) -> int:
     """Bytes of an inline buffer among `size` ranks. An array up to this size travels with its signature.
 
-    For few ranks 1 MiB and a prefix, which saves a phase in calls of 64 KiB to 1 MiB (benchmarks/collectives.py). Parts
-    that no call uses take no memory.
+    Few ranks have 1 MiB and room for a prefix, which saves a phase in calls of 64 KiB to 1 MiB
+    (benchmarks/collectives.py). Parts of the buffer that no call uses take no memory.
     """
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
 
@@ -339,7 +339,7 @@ class ControlBlock:
         self.words[index + SEQUENCE] = sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose signature of this call is missing; if none is, those that are behind in its phases."""
+        """The ranks whose signature of this call is missing; if none is, the ranks that are behind in its phases."""
         parity = self.sequence & 1
         absent = [rank for rank in self.others if self.words[self._signature_index(parity, rank)] < self.sequence]
         return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]
@@ -354,7 +354,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within about 3 us, which is as long as another test would take."""
+        """Whether all signatures of this call arrive within about 3 us. To test again later would take as long."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

@@ -50,8 +50,8 @@ _log = logging.getLogger("collectives")
 class StepTest:
     """A generator of waits as a test: each call advances it as far as possible.
 
-    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. So it spins first: a rank
-    that tested again only after a sleep would delay the others.
+    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. So the test spins first:
+    a rank that tested again only after a sleep would delay the others.
     """
 
     __slots__ = ("_wait", "_waits")
