@@ -1,6 +1,6 @@
 """Array headers: dtype and shape of an array, in a message of known size that precedes the array.
 
-A root sends one before it scatters, with each rank's length; a sender puts one at the head of its eager message.
+Before a scatter the root sends a header with each rank's length. An eager message has a header near its start.
 """
 
 from __future__ import annotations

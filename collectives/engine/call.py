@@ -1,7 +1,7 @@
 """A collective in progress: its name and arguments, its steps, its outcome, and the `Work` that the user holds.
 
-Its steps are a generator that yields each operation's test and returns the result, so that one description serves
-whichever thread takes the next step.
+Its steps are a generator that yields each operation's test and returns the result, so that any thread can take the next
+step.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ _FAILED_SCALE = signature_digest("", "a scale that failed", None, None)
 class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: its arguments, its steps, and its outcome.
 
-    arrays: reads and makes its arrays: see `HostArrays`; source: the caller's array
+    arrays: the object that reads and makes its arrays, see `HostArrays`; source: the caller's array
     target: `out` as an array, if the result should be written there; out: as the caller passed it
-    scale: the factor of a reduction's result; a function that returns it, until that has been called
+    scale: the factor of a reduction's result; or a function that returns it, as long as that has not been called
     preallocated: memory for the result, if it was made before the call
     """
 
-    # Without slots, or as a dataclass, it takes half a microsecond longer.
+    # Without slots, or as a dataclass, its creation takes half a microsecond longer.
     __slots__ = (
         "_callbacks",
         "arrays",
@@ -181,12 +181,12 @@ class CollectiveOp(Generic[T]):
         self.out = out
         self.scale = scale
         self.preallocated = preallocated
-        # A thread waits for it and does nothing else.
+        # Whether a thread waits for it and does nothing else.
         self.waited_for = False
         self.steps: Steps[T] | None = None
-        # Its operation has been started, and the next call may start beside it.
+        # Whether its operation has been started, and the next call may start beside it.
         self.posted = False
-        # Kept, since a backend's request owns the buffers that it still reads and writes.
+        # The operation's test. Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
         # The time limit of `test`, set once it has not been True for a while.
         self.limit: Deadline | None = None
@@ -200,7 +200,8 @@ class CollectiveOp(Generic[T]):
         # The queue that it was added to, and its number there.
         self.queue: CallQueue | None = None
         self.number = -1
-        # The flight recorder, its index there, and QUEUED until its turn: its operation may be under way before that.
+        # The flight recorder, and the call's index there. The state is QUEUED until the call's turn comes, although its
+        # operation may be under way before that.
         self.recorder: Recorder | None = None
         self.record = -1
         self.state = QUEUED
@@ -237,12 +238,12 @@ class CollectiveOp(Generic[T]):
 
     @property
     def site(self) -> str:
-        """`train.py:88`"""
+        """The place of the call in the user's code: `train.py:88`."""
         return f"{os.path.basename(self.code.co_filename)}:{self.line}"
 
     @property
     def array(self) -> str:
-        """`float32 (512, 10)`; "" without an array."""
+        """The array's dtype and shape: `float32 (512, 10)`; "" without an array."""
         return "" if self.plan.dtype is None else f"{self.plan.dtype} {self.plan.shape}"
 
     def __str__(self) -> str:
@@ -267,7 +268,7 @@ class CollectiveOp(Generic[T]):
         return digest if self.failure is None else digest ^ _FAILED_SCALE
 
     def set_outcome(self, result: T | None, error: BaseException | None) -> None:
-        """Releases its arrays and publishes the outcome, once, then runs the done callbacks."""
+        """Releases the call's arrays, publishes the outcome, and runs the done callbacks. Does so only once."""
         if self.done:
             return
         self.steps = self.source = self.target = self.preallocated = self.out = self.scale = None
@@ -333,11 +334,11 @@ class Work(Generic[T]):
         return call.done
 
     def wait(self, timeout: float | None = None) -> T:
-        """The collective's result; may be called again.
+        """Waits until the collective is complete, and returns its result. May be called again.
 
         timeout: seconds that this call waits at most; the collective's own time limit holds as well
-        Raises: CollectiveTimeout if it is not complete by then (a timeout given here leaves the communicator usable);
-        the error of the collective, if it failed.
+        Raises: CollectiveTimeout if it is not complete in time (after a timeout given here, the communicator is still
+        usable); the error of the collective, if it failed.
         """
         call = self._call
         if not call.done:
@@ -351,7 +352,7 @@ class Work(Generic[T]):
 
         fn: runs in the thread that completes the call: a helper thread, or one that waits for a call of the same
         communicator. Callbacks run in the order in which they were added. They may start calls with `async_op=True`,
-        but not wait for another call of the same communicator, since they delay it: that raises CollectivesError.
+        but not wait for a call of the same communicator, which they delay themselves: this raises CollectivesError.
         Exceptions of callbacks are logged and otherwise ignored.
         Raises: ArgumentError if fn is not callable.
         """
@@ -361,7 +362,7 @@ class Work(Generic[T]):
         self.done()
 
     def times(self) -> tuple[int, int, int] | None:
-        """When it was requested, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
+        """When the call was made, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
 
         None if the flight record no longer has it, after more than a thousand later calls. On a GPU, complete means
         handed to the device.

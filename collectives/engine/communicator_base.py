@@ -28,10 +28,10 @@ T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: Returns the steps of a call.
 MakeSteps = Callable[[CollectiveOp[T]], Steps[T]]
-# With more plans than this the oldest are forgotten: calls whose shape always changes do not repeat.
+# With more plans than this the oldest are forgotten: plans for shapes that change all the time are not used again.
 _MAX_PLANS = 4096
 
-#: Characters of each text of a call in the table.
+#: The most characters of each text of a call in the table.
 MAX_TEXT = 200
 
 
@@ -72,11 +72,11 @@ class CommunicatorBase:
         self.backend = self.registry.requested or transport.name
 
     def _device(self, x: Any) -> Any:
-        """This communicator's end for calls on arrays on x's GPU: see `Communicator`."""
+        """This communicator's part for arrays on x's GPU: see `Communicator`."""
         raise NotImplementedError
 
     def _arrays(self, x: Any) -> Any:
-        """What reads and makes the arrays of a call on x: `HostArrays`, or `DeviceArrays` if x is on a GPU."""
+        """What reads and makes the arrays of a call on x: a `HostArrays`, or a `DeviceArrays` if x is on a GPU."""
         if type(x) is np.ndarray or not is_device_array(x):
             return self._host
         return self._device(x).arrays()
@@ -124,7 +124,7 @@ class CommunicatorBase:
         sent, received = call.arrays.buffers(call)
         payload = as_bytes(sent) if plan.shown and sent is not None else None
         out = None
-        # In place, other ranks may write into the result's memory.
+        # In an all_reduce, other ranks may write into the result's memory.
         if received is not None and plan.reduction is not None and plan.reduction.in_place:
             out = payload if received is sent else as_bytes(received)
         yield self.transport.exchange_signatures(Signature(call.digest, plan.checksum), payload, out, plan.prefix)
@@ -146,7 +146,7 @@ class CommunicatorBase:
 
         Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if they differ. If only the ranks of a node compared theirs, it is raised on
-        these alone, and the communicator is broken. The exception of a function given as scale, if it raised.
+        these alone, and the communicator is broken. Also raises the exception of a function given as scale.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
@@ -157,7 +157,7 @@ class CommunicatorBase:
                     self.queue.abort(error, lambda: None)  # Other nodes do not know about it, and continue.
                 raise error from call.failure
         if isinstance(call.failure, ArgumentError):
-            # Where ranks are not compared the others have continued, so this must not be a recoverable ArgumentError.
+            # Ranks that were not compared have continued, so this must not be an ArgumentError, which is recoverable.
             raise CollectivesError(f"the function given as scale failed: {call.failure}") from call.failure
         if call.failure is not None:
             raise call.failure

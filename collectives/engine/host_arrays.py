@@ -51,7 +51,7 @@ class HostArrays:
         np.copyto(target, source)
 
     def deliver(self, received: Array, target: Array | None, out: Any) -> Any:
-        """The result: `received`, or `out` as the caller passed it, whose array is `target`."""
+        """Returns a call's result: `received`, or the caller's `out`, after a copy into its array `target`."""
         if target is None:
             return received
         if target is not received:

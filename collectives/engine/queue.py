@@ -1,7 +1,7 @@
 """The calls of a communicator in progress: collectives in their fixed order, sends and receives independently.
 
-Steps are taken by whichever thread waits for a call of the communicator, for all of its calls, as in MPI. So a call
-that a thread waits for never changes threads. A helper thread takes steps while no thread waits.
+A thread that waits for one call of the communicator takes the steps of all its calls, as in MPI. So a call that a
+thread waits for needs no other thread. A helper thread takes steps while no thread waits.
 
 Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C is pressed, or
 a rank turns out to have left.
@@ -47,7 +47,8 @@ _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
 # A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken. That takes as long as a small call.
+# After this many rounds without work the helper thread sleeps until it is woken. To wake it takes as long as a small
+# call.
 _IDLE_ROUNDS = 10
 # After `expect_wait` the helper thread leaves the calls to the waiting thread for this long (s). Then it takes over, as
 # that thread may have raised an exception, and never wait.
@@ -151,7 +152,7 @@ class CallQueue:
             if call.plan.small:
                 self._take(self._start, call)
             elif call.source is call.target and self._transport.in_flight > 1:
-                # Its data are under way while this thread computes on, and in place it takes no copy.
+                # Data are sent while this thread computes; and as the call is in place, its start needs no copy.
                 self._take(self._start_ahead)
         if awaited and not call.done:
             self.wake_helper()
@@ -170,8 +171,8 @@ class CallQueue:
     def expect_wait(self) -> Callable[[], None]:
         """Says that this thread computes, and then waits for all calls. Returns: the function by which it waits
 
-        Where ranks share cores, the helper thread leaves calls to it: two helper threads that have to meet for each
-        tile, while all cores compute, take several times as long.
+        Where ranks share cores, the helper thread leaves the calls to this thread: helper threads of two ranks have to
+        meet for each tile, which takes several times as long while all cores compute.
         """
         if self._shares_cores:
             self._left_until = time.monotonic() + _LEFT
@@ -229,7 +230,7 @@ class CallQueue:
         return True
 
     def close(self) -> None:
-        """Accepts no further calls. The helper thread finishes those in progress."""
+        """Makes the queue refuse further calls. The helper thread finishes those in progress."""
         with self.lock:
             if self._closed:
                 return
@@ -431,7 +432,7 @@ class CallQueue:
                     self._unordered.remove(call)
 
     def _has_work(self) -> bool:
-        """Whether the helper thread has steps to take. Not while a thread waits: it would only compete for its core."""
+        """Whether the helper thread has steps to take. It has none while a thread waits: the two would compete."""
         has_calls = self._ordered or self._unordered
         return bool(has_calls) and not self._waiting and time.monotonic() >= self._left_until
 
@@ -471,7 +472,7 @@ class CallQueue:
             self._closing = True
         try:
             self._wake.set()
-            if self._error is None:  # Otherwise a failed call may still write to it.
+            if self._error is None:  # Otherwise a failed call may still use the transport.
                 self._transport.close()
             self._on_closed()
         finally:
@@ -483,7 +484,7 @@ class CallQueue:
         return self._error is not None
 
     def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
-        """From any thread: the device work of a finished call has failed, so all later calls must raise `error`.
+        """Makes all later calls raise `error`: the device work of a finished call has failed. From any thread.
 
         notify: called when a call is about to raise the error
         """
@@ -526,7 +527,7 @@ def _passed(limit: Deadline | None) -> bool:
 
 
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
-    """Takes the steps of something that has no communicator yet. Raises: CollectiveTimeout, PeerLeft."""
+    """Takes all `steps`, of ranks that have no communicator yet. Raises: CollectiveTimeout, PeerLeft."""
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps
     return CallQueue(transport).run(call)

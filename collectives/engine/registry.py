@@ -29,7 +29,7 @@ class CommunicatorRegistry:
 
     def leave(self, key: str) -> None:
         """Removes a communicator that is closed and whose calls are finished; keeps its counts."""
-        # Counts are stored first: a rank that exits at this moment must find them in one of the two.
+        # Counts are stored first: a rank that exits at this moment must find them in one of the two dicts.
         self._closed.update(_calls_of(key, self._open[key]))
         del self._open[key]
         self._close_followers(key)
@@ -53,11 +53,11 @@ class CommunicatorRegistry:
             queue.drain(deadline)
 
     def broken(self) -> bool:
-        """True if a call on any of them failed before its end."""
+        """True if a call on any open communicator failed before its end."""
         return any(queue.broken for queue in self._open.copy().values())
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all open communicators."""
         for queue in self._open.copy().values():
             queue.close()
 

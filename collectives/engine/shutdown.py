@@ -1,10 +1,11 @@
 """The orderly exit: ranks leave together, or the job ends.
 
 MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
-status and call counts, and waits for theirs. If all are there, MPI is finalized. If a rank failed, or did not come in
-time, this says which, and ends the job with the status of the first rank that failed. Ranks that stopped on request
-(STOPPED) leave like those that are done: an engine that saw one exit before the others have finalized MPI would kill
-these, and print a page about it.
+status and call counts, and waits for theirs. If all are there, MPI is finalized, unless a failure makes that
+unsafe. Otherwise the job ends with the status of the first rank that failed. If none failed, but ranks did not come in
+time, the others say which, and end the job with status 1. Ranks that stopped on request (STOPPED) leave like those that
+are done: if an engine saw one rank exit before the others have finalized MPI, it would kill the others, and print a
+page about it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from collectives.world import STOPPED
 
 # How long a failing rank lets others notice and print their errors before it ends them (s).
 _GRACE = 1.0
-# Time for the engine to read this rank's output (s). On an abort it drops what it has not read, such as a traceback.
+# Time for the engine to read this rank's output (s). On an abort the engine drops what it has not read, such as a
+# traceback.
 _READ = 0.1
 # The pause between two checks for exit notices (s).
 _PAUSE = 0.2e-3
 
 
 class Membership(Protocol):
-    """What leaving needs from a world: see `MPIWorld`."""
+    """What `shut_down` needs from a world: see `MPIWorld`."""
 
     @property
     def rank(self) -> int: ...
