@@ -1,8 +1,8 @@
 """The reading side of a flight record, from any process of the same user, at any moment; and records as text.
 
 The process that is read does nothing for it: it may be stopped, compute with the GIL held, or write a million calls a
-second. A call counts only if two readings of the ring agree on it; its text is read between them, because the text of
-a call in the ring is never overwritten.
+second. A call counts only if two readings of the ring agree on it. Its text is read between the two: as long as a call
+is in the ring, its text is not overwritten.
 
 Each rank's agent holds a reader and asks for the newest call every second, so this module imports almost nothing.
 """
@@ -49,7 +49,7 @@ class RecordedCall(
 
     @property
     def site(self) -> str:
-        """`train.py:88`"""
+        """The place of the call in the user's code: `train.py:88`."""
         return _site(self.file, self.line)
 
     @property
@@ -92,8 +92,8 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
     def current(self) -> tuple[RecordedCall | None, int]:
         """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call.
 
-        Of collectives that are under way at once, one after the other on a communicator, the first: they complete in
-        their order.
+        If consecutive collectives of a communicator are in progress at once, returns the first of them: they complete
+        in their order.
         """
         if not self.calls:
             return None, 0
@@ -118,7 +118,7 @@ class FlightReader:
     def __init__(self, peek: Callable[[int, int], bytes], fd: int | None = None) -> None:
         self._peek = peek
         self._fd = fd
-        self._texts: dict[int, list[str] | None] = {}  # By number, whose text never changes.
+        self._texts: dict[int, list[str] | None] = {}  # By number; the text of a number never changes.
 
     @classmethod
     def of(cls, pid: int) -> Self:
@@ -322,7 +322,7 @@ def describe_process(pid: int) -> str:
 
 
 def on_communicator(label: str) -> str:
-    """`" on world.1 (DataParallel of Net)"`; "" for the world, where most programs make all their calls."""
+    """Names the communicator: `" on world.1 (DataParallel of Net)"`; "" for the world, which most calls use."""
     return "" if label == "world" else f" on {label}"
 
 

@@ -1,4 +1,4 @@
-"""The writing side of the flight recorder. A call takes well under a microsecond, so it is never switched off.
+"""The writing side of the flight recorder. To record a call takes well under a microsecond, so it is always on.
 
 The memory is a memfd of this process: it has no name that could be left behind, and others find it as /proc/PID/fd/N.
 Nothing here waits, and only a new call text takes a lock, since calls come from several threads.
@@ -206,7 +206,7 @@ def process_recorder() -> Recorder:
 def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> None:
     """Records this rank's progress, which hang reports, `ddp-top`, `ddp-launch --metrics-port` and others show.
 
-    n: the number of the step that it has just finished (0 or more); None: one more than before, starting at 1
+    n: the number of the step that this rank has just finished (0 or more); None: one more than before, starting at 1
     loss: of this rank, a number or an array of one element; for one on a GPU this waits for the GPU
     samples: processed since the last call, beside those that a `ddp.data.DataLoader` counts itself
 
