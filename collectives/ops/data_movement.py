@@ -66,7 +66,7 @@ class DataMovement(CommunicatorBase):
         return Plan(name, f"root {root}", dtype, shape, agreed=shape, shown=is_root, body=body, layout=layout)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
-        """All ranks' x joined along axis 0 in rank order, on the root alone.
+        """Joins all ranks' x along axis 0 in rank order, on the root alone.
 
         x: (n_r, ...); the n_r may differ, the rest and the dtype may not; 0-d arrays count as (1,)
         lengths: all n_r, if every rank knows them; "equal" if all are x's own length; None: they are exchanged first
@@ -77,7 +77,7 @@ class DataMovement(CommunicatorBase):
         return self._gather("gather", x, self._check_root(root), lengths, out, async_op)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
-        """All ranks' x joined along axis 0 in rank order, on every rank.
+        """Joins all ranks' x along axis 0 in rank order, on every rank.
 
         x, lengths: as in `gather`; out: (n_0 + n_1 + ..., ...)
         Returns: (n_0 + n_1 + ..., ...)
@@ -86,7 +86,7 @@ class DataMovement(CommunicatorBase):
         return self._gather("all_gather", x, None, lengths, out, async_op)
 
     def _gather(self, name: str, x: Any, root: int | None, lengths: Lengths, out: Any, async_op: bool) -> Any:
-        """root: None if every rank gets the result."""
+        """Runs `gather` or `all_gather`. root: None if every rank gets the result"""
         arrays = self._arrays(x)
         part = rows(arrays.read(x))
         if lengths is not None and not isinstance(lengths, str):
@@ -180,7 +180,7 @@ class DataMovement(CommunicatorBase):
         dtype: np.dtype[Any] | None,
         shape: tuple[int, ...] | None,
     ) -> Plan:
-        """parts, dtype, shape: on the root only."""
+        """Makes the plan of a scatter. parts, dtype, shape: None except on the root"""
         # Other ranks do not know dtype, shape and lengths: the root sends them first, in a header.
         prefix = None
         checksum = 0

@@ -3,7 +3,7 @@
 Unpickling runs code that the sender chose. The ranks of one job trust each other; nothing here reads from a disk or
 from outside the job.
 
-For an object that cannot be pickled the reason is sent, so that the ranks that wait for it raise instead of hanging.
+If an object cannot be pickled, the reason is sent in its place, so that waiting ranks raise instead of hanging.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Objects(CommunicatorBase):
     """The collectives of a communicator for Python objects."""
 
     def broadcast_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
-        """The root's object, on every rank.
+        """Sends the root's object to every rank.
 
         o: anything that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
         Returns: the object itself on the root, a copy elsewhere
@@ -50,7 +50,7 @@ class Objects(CommunicatorBase):
         return self._run(self._new_call(Plan("broadcast_object", f"root {root}"), steps), async_op)
 
     def gather_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
-        """All ranks' objects in rank order, on the root alone.
+        """Gathers all ranks' objects in rank order, on the root alone.
 
         o: anything that can be pickled; ranks trust each other (pickle runs code)
         Returns: a list of `size` objects on the root, None elsewhere
@@ -59,7 +59,7 @@ class Objects(CommunicatorBase):
         return self._gather_objects("gather_object", o, self._check_root(root), async_op)
 
     def all_gather_object(self, o: Any, *, async_op: bool = False) -> Any:
-        """All ranks' objects in rank order, on every rank.
+        """Gathers all ranks' objects in rank order, on every rank.
 
         o: anything that can be pickled; ranks trust each other (pickle runs code)
         Returns: a list of `size` objects, all of them copies
@@ -68,7 +68,7 @@ class Objects(CommunicatorBase):
         return self._gather_objects("all_gather_object", o, None, async_op)
 
     def _gather_objects(self, name: str, o: Any, root: int | None, async_op: bool) -> Any:
-        """root: None if every rank gets the result."""
+        """Runs `gather_object` or `all_gather_object`. root: None if every rank gets the result"""
         data, refused = _pickled(o)
         receives = root is None or self.rank == root
 
@@ -90,7 +90,7 @@ class Objects(CommunicatorBase):
         return self._run(self._new_call(Plan(name, "" if root is None else f"root {root}"), steps), async_op)
 
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
-        """Object r of the root's list, on rank r.
+        """Sends object r of the root's list to rank r.
 
         objects: `size` objects that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
         Returns: a copy of this rank's object

@@ -213,7 +213,7 @@ class PointToPoint(CommunicatorBase):
         call = self._new_call(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
         call.ended_by = partial(self._p2p.never_sent, src)
-        # An array that fits into an eager message is sent without waiting for the receiver.
+        # If the array fits into an eager message, its sender does not wait for this receive.
         awaited = target is None or target.nbytes > EAGER_LIMIT // 2
         result = self._run(call, async_op, ordered=False, awaited=awaited)
         if device is None:
@@ -221,7 +221,7 @@ class PointToPoint(CommunicatorBase):
         return device.receive_work(call, out) if async_op else device.to_device(result, out)
 
     def _send_eager(self, array: Array, dst: int, tag: int) -> Test:
-        """Sends a small array of this module's own use."""
+        """Sends a small array that the communicator itself needs."""
         return self._send_message(header.encode_eager(array, tag, 0)[0], dst)
 
     def _send_message(self, message: Array, dst: int) -> Test:

@@ -32,7 +32,7 @@ class Reductions(CommunicatorBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """The reduction of all ranks' x, on every rank.
+        """Reduces all ranks' x to one array, which every rank gets.
 
         x: (...), the same shape and dtype on every rank
         op: a `ReduceOp`, or its name; a mean of integers is rounded toward zero
@@ -40,8 +40,8 @@ class Reductions(CommunicatorBase):
         called when all earlier calls of this communicator are complete, so it may depend on their results. Ranks
         compare the numbers, except those that a function returns for x on a GPU
         order: "tree": values are combined in one binary tree over ranks, so that the bits of a sum depend on neither
-        transport, nodes nor length. A transport with an order of its own then does an all-to-all of parts, each of
-        which one rank combines, and an all-gather. None: the transport's order
+        transport, nodes nor length. On a transport with an order of its own, this takes an all-to-all of parts, of
+        which each rank combines one, and an all-gather. None: the transport's order
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
         Raises: DtypeError if op is not defined for the dtype; ArgumentError if out does not fit, or for another order.
@@ -58,7 +58,7 @@ class Reductions(CommunicatorBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """The reduction of all ranks' x, on the root alone.
+        """Reduces all ranks' x to one array, which only the root gets.
 
         x, op, scale, out: as in `all_reduce`; out is used on the root only
         Returns: (...) of x's dtype on the root, None elsewhere
@@ -78,7 +78,7 @@ class Reductions(CommunicatorBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """The reduction of all ranks' x, split along axis 0: each rank gets its own rows.
+        """Reduces all ranks' x to one array, and splits it along axis 0: each rank gets its own rows.
 
         x: (n, ...), the same shape and dtype on every rank; op, scale: as in `all_reduce`
         lengths: the rows of each rank, the same list on every rank; None: `np.array_split`'s rule, as even as possible,
@@ -154,7 +154,7 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # `reduce` may take two operations, and arrays on a GPU are copied before theirs.
+            # Not beside another: `reduce` may take two operations, and arrays on a GPU are copied before the operation.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )
