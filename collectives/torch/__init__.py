@@ -3,8 +3,8 @@
     import collectives.torch
     torch.distributed.init_process_group("ddp")
 
-Under ddp-launch, mpiexec, srun and torchrun; from PyTorch 2.14 on without the import. Tensors of the CPU move through
-shared memory and MPI; GPUs keep NCCL: `init_process_group("cpu:ddp,cuda:nccl")`.
+It works under ddp-launch, mpiexec, srun and torchrun. From PyTorch 2.14 on the import is not needed. Tensors of the CPU
+move through shared memory and MPI; GPUs keep NCCL: `init_process_group("cpu:ddp,cuda:nccl")`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOO_NEW = "2.15"  # not tested
 
 
 def check_version(version: str) -> None:
-    """Raises: BackendError if this PyTorch is too old. One that is newer than what is tested is a warning."""
+    """Warns if PyTorch is newer than the versions that are tested. Raises: BackendError if it is too old."""
     found = torch.torch_version.TorchVersion(version)
     if found < _OLDEST:
         raise BackendError(f'the backend "ddp" needs PyTorch {_OLDEST} or later, this one is {version}')
@@ -35,7 +35,7 @@ def check_version(version: str) -> None:
 
 
 def register() -> None:
-    """PyTorch calls this if a script asks for "ddp" without an import; to import this module is what registers it."""
+    """Does nothing: importing this module registers the backend. PyTorch calls this in scripts without the import."""
 
 
 check_version(torch.__version__)

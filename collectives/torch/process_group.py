@@ -1,10 +1,11 @@
-"""The process group: PyTorch's calls, in the words of a communicator.
+"""The process group: carries out PyTorch's calls by calls of a communicator.
 
-A backend in Python is a `ProcessGroup`, which Python code calls directly, and C++ code (DDP, functional collectives)
-through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one kind of device beneath PyTorch's own process
-group, beside others for GPUs. That costs some 16 us a call, and PyTorch's wrapper of it neither says from which source
-a receive of any source came, nor whether a call is complete. So it is used where others are asked for. Up to 2.13, the
-process group has PyTorch's own one for the backends of other devices, and hands calls on their tensors to it.
+A backend in Python is a `ProcessGroup`. Python code calls it directly, and C++ code (DDP, functional collectives) calls
+it through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one type of device, inside a process group of
+PyTorch's own that has other backends for GPUs. That costs some 16 us a call. And PyTorch's wrapper of a `Backend` does
+not say from which rank a receive from any source came, or whether a call is complete. So a `Backend` is made only if
+other backends are asked for, too. Up to 2.13, the process group instead holds a group of PyTorch's own, which has the
+backends of other devices, and passes calls on their tensors to that group.
 """
 
 from __future__ import annotations
@@ -44,28 +45,29 @@ from collectives.torch.tensors import (
 )
 from collectives.torch.work import ProfilerEvent, TorchWork, in_backward
 
-# A ReduceOp, and each of the numbers that one is made of, hashes as its number.
+# The hash of a ReduceOp is the number of the op, and so is the hash of a constant like ReduceOp.SUM.
 _OPS = {hash(ReduceOp.SUM): "sum", hash(ReduceOp.AVG): "mean", hash(ReduceOp.PRODUCT): "prod"}
 _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# What PyTorch's options hold if none are given.
+# PyTorch's options for calls that are made without any.
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0)
-_GRACE = 1.0  # s; for calls under way when a group is destroyed
+_GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
 
 _DONE = TorchWork((), ())
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
-    """The group that `init_process_group` and `new_group` ask for.
+    """Makes the group that `init_process_group` and `new_group` ask for.
 
-    Raises: WorldError as `join`; BackendError if tensors of the CPU are for another backend, and this one for a GPU's.
+    Raises: WorldError as `join`; BackendError if tensors of the CPU are given to another backend.
     """
-    # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
+    # From PyTorch 2.14 on: the group that gets this backend. If it has a backend for a GPU, it has that one's name.
     group = getattr(options, "process_group", None)
-    # Up to 2.13 it is a local variable of the caller. It has the backends of other devices, and will not be used.
+    # Up to 2.13 the group is a local variable of the caller. It has the backends of other devices. PyTorch will use
+    # the group that this function returns instead.
     others = None if group is not None else sys._getframe(1).f_locals.get("pg")
     other_types = {device.type for device in others._device_types} if others is not None else set()
     if "cpu" in other_types:
@@ -89,8 +91,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
 def keep_other_backends() -> None:
     """Lets PyTorch up to 2.13 make and use other backends beside this one.
 
-    It stops at a backend that is a process group, so that one has to be the last. And it makes one call of a batch of
-    sends and receives, without which those of NCCL deadlock, only in groups of its own.
+    PyTorch makes no more backends after one that is a process group, so this one has to be the last. And PyTorch makes
+    one call of a batch of sends and receives, without which those of NCCL deadlock, only in groups of its own. So each
+    send and receive gets the group of its tensor's device.
     """
     config: Any = importlib.import_module("torch.distributed.distributed_c10d").BackendConfig
     operation: Any = dist.P2POp
@@ -109,11 +112,11 @@ def keep_other_backends() -> None:
 
 
 class GroupCalls:
-    """The calls of a group of ranks, with the names and arguments by which PyTorch makes them."""
+    """The calls of a group of ranks, with the names and arguments that PyTorch uses."""
 
     supports_coalescing = False
     supports_splitting = True
-    # How many frames above a method that of its caller is.
+    # The number of stack frames from a method up to its caller.
     _caller = 1
 
     def __init__(self, comm: Communicator) -> None:
@@ -138,7 +141,7 @@ class GroupCalls:
         self._close(0.0)
 
     def _close(self, grace: float) -> None:
-        """Calls that are not complete within so many seconds raise in the threads that wait for them."""
+        """Closes the group. Calls not complete within `grace` seconds raise in the threads that wait for them."""
         self._comm.close()
         queue = self._comm.queue
         if not queue.drain(Deadline(grace)):
@@ -146,7 +149,7 @@ class GroupCalls:
             queue.abort(error, lambda: None)
 
     def _set_sequence_number_for_group(self) -> None:
-        """The queue counts."""
+        """Does nothing: the queue counts the calls."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._comm.queue.started
@@ -161,7 +164,7 @@ class GroupCalls:
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
     ) -> TorchWork:
-        """call: all of the collective but async_op; after: what has to be done with its value"""
+        """Runs a collective. call: the collective with all arguments except async_op; after: called with its result"""
         recorder = trace.recorder
         if recorder is not None and torch._C._current_graph_task_id() < 0:  # not in a backward
             recorder = None
@@ -189,7 +192,7 @@ class GroupCalls:
         return TorchWork(_calls_of(works), [], partial(_wait_for, works))
 
     def _run_together(self, name: str, inputs: Tensors, works: Iterable[TorchWork], result: Sequence[Any]) -> TorchWork:
-        """What PyTorch sees as one call. works: makes the calls as it is read"""
+        """Runs several calls that PyTorch sees as one. works: an iterator that starts a call for each item"""
         started: list[TorchWork] = []
 
         def start() -> list[Work[Any]]:
@@ -215,7 +218,7 @@ class GroupCalls:
         part: Any = ...,
         **more: Any,
     ) -> TorchWork:
-        """call: a reduction of a communicator; out: an array or None; part: of the total, what this rank's out gets"""
+        """Runs a reduction. call: the communicator's method; out: an array or None; part: of the total, for `out`"""
         number = hash(opts.reduceOp)
         name = _OPS.get(number, "sum")
         if x.dtype.kind == "b":
@@ -242,8 +245,9 @@ class GroupCalls:
             return self._allreduce_sparse(tensor, tensors, opts)
         x = as_numbers(tensor)
         if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(self._caller)):
-            # The thread that computes also completes the calls, before DistributedDataParallel waits for their futures.
-            # Over a network it waits for one bucket after the other, and copies each while others are under way.
+            # This thread, which computes, also completes the calls, before DistributedDataParallel waits for their
+            # futures. It does not do so over a network: there DistributedDataParallel waits for one bucket after the
+            # other, and copies each while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
         return self._reduce(self._comm.all_reduce, x, opts, x, tensors, tensors)
 
@@ -315,7 +319,7 @@ class GroupCalls:
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = _DEFAULTS) -> TorchWork:
         out = flat_output(output)
         part = flat_input(x)
-        if np.may_share_memory(part, out):  # FSDP2's does, and to gather into another array would copy all of it
+        if np.may_share_memory(part, out):  # as in FSDP2; to gather into another array would copy all of `out`
             part = part.copy()
         call = partial(self._comm.all_gather, part, lengths="equal", out=out)
         return self._run(call, opts, [x], [output])
@@ -330,7 +334,7 @@ class GroupCalls:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
-        """outputs: of each rank a list as long as inputs"""
+        """outputs: for each rank, a list of as many tensors as inputs has"""
         by_input = [[row[index] for row in outputs] for index in range(len(inputs))]
         pairs = zip(by_input, inputs, strict=True)
         works = (self.allgather([parts], [x], opts) for parts, x in pairs)
@@ -398,7 +402,7 @@ class GroupCalls:
         return self._recv("recvAnySource", tensors, None, tag)
 
     def _recv(self, name: str, tensors: Tensors, src: int | None, tag: int) -> TorchWork:
-        """name: of the event in PyTorch's profiler"""
+        """Receives a tensor. name: of the event in PyTorch's profiler"""
         out = flat_output(_one(tensors))
         recv = partial(self._comm.recv, src, tag=tag, out=out, async_op=True)
         return _start(name, tensors, lambda: [recv()], tensors, in_order=False)
@@ -410,7 +414,7 @@ class GroupCalls:
 
     @torch.profiler.record_function("ddp:monitored_barrier")  # type: ignore[untyped-decorator, unused-ignore]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Rank 0 hears of every other rank in turn, names those that have not come, and lets the others go.
+        """A barrier whose error names missing ranks: rank 0 waits for the other ranks in turn, and then lets them go.
 
         Raises: CollectiveTimeout on every rank if one has not come in time.
         """
@@ -444,7 +448,7 @@ class GroupCalls:
 
 
 class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # Any to mypy
-    """A process group. PyTorch's own ones keep their names in their backends."""
+    """A process group that has a name and a description. PyTorch's own groups keep them in their backends."""
 
     _name = _description = "undefined"
 
@@ -457,10 +461,10 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> CollectivesGroup | None:
-        """A group of these ranks, made by them alone; None on other ranks.
+        """Makes a group of these ranks. Only they take part; other ranks get None.
 
         ranks: of this group, in the order that they have in the new one; timeout: None: as here
-        Raises: ArgumentError if one of them comes twice or does not exist.
+        Raises: ArgumentError if a rank comes twice or does not exist.
         """
         if self._comm.rank not in ranks:
             return None
@@ -493,9 +497,9 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
 
 class GroupBesideOthers(CollectivesGroup):
-    """A process group of PyTorch up to 2.13 that has a backend for tensors of another device, NCCL's for one.
+    """A process group, for PyTorch up to 2.13, with further backends for tensors of other devices, such as NCCL's.
 
-    others: a group of PyTorch's own with the same ranks, which has those backends
+    others: a group of PyTorch's own with the same ranks, which has the further backends
     """
 
     _caller = 2
@@ -505,7 +509,7 @@ class GroupBesideOthers(CollectivesGroup):
         self._others = others
         self._other_types = {device.type for device in others._device_types}
         self.bound_device_id = others.bound_device_id
-        if others.name() == "undefined":  # PyTorch follows a null pointer where it splits such a group
+        if others.name() == "undefined":  # else PyTorch follows a null pointer when it splits this group
             name = others._get_backend(others._device_types[0]).name()
             others._set_default_backend(dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM))
 
@@ -567,7 +571,7 @@ class GroupBesideOthers(CollectivesGroup):
 
 
 def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of `GroupBesideOthers` in place of one that this backend has, too."""
+    """A method of `GroupBesideOthers` that calls `call`, or the other group's method, by the arguments' device."""
 
     def call_by_device(self: GroupBesideOthers, *args: Any, **more: Any) -> Any:
         group = self.group_of(*args, *more.values())
@@ -577,7 +581,7 @@ def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _device_type(args: Iterable[Any]) -> str:
-    """The kind of the first device, tensor, or options with a device, also in lists; "" without one."""
+    """The device type of the first argument that is or has a device, also inside lists; "" if there is none."""
     for each in args:
         if isinstance(each, list | tuple):
             kind = _device_type(each)
@@ -603,7 +607,7 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> CollectivesBackend:
         """The backend of these ranks for tensors of the CPU.
 
-        Raises: ArgumentError if this rank is not among them: PyTorch follows a null pointer where None is returned.
+        Raises: ArgumentError if this rank is not among them: if it got None, PyTorch would follow a null pointer.
         """
         timeout = getattr(options, "_timeout")  # noqa: B009  # a name of PyTorch's, not of ours
         return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))
@@ -616,7 +620,7 @@ def _one(each: Sequence[Any]) -> Any:
 
 
 class _Thread(threading.local):
-    in_event = False  # in the calls of a coalesced form, which are one event of PyTorch's profiler
+    in_event = False  # True while calls are started that are together one event of PyTorch's profiler
 
 
 _thread = _Thread()
@@ -630,7 +634,7 @@ def _start(
     after: Callable[..., object] | None = None,
     in_order: bool = True,
 ) -> TorchWork:
-    """Starts calls that are one event of PyTorch's profiler, if that runs and they are no part of another event."""
+    """Starts calls. If PyTorch's profiler runs, they are one event in it, unless they are part of another event."""
     event = None
     if torch.autograd._profiler_enabled() and not _thread.in_event:
         event = ProfilerEvent(f"ddp:{name}", inputs)

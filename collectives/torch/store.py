@@ -1,7 +1,7 @@
 """How PyTorch's ranks become those of a communicator, and how they meet where no MASTER_ADDR is set.
 
-MPI's engines, ddp-launch and torchrun have started a world, which PyTorch's must match. Processes that nothing but
-PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in the store.
+MPI's engines, ddp-launch and torchrun start a world, whose ranks PyTorch's must match. Processes that only PyTorch's
+store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in the store.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def set_variables() -> None:
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     if world.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
-    elif "SLURM_LOCALID" in os.environ:  # MPICH under srun speaks PMI, which has no word for it
+    elif "SLURM_LOCALID" in os.environ:  # MPICH under srun speaks PMI, which does not tell it
         os.environ.setdefault("LOCAL_RANK", os.environ["SLURM_LOCALID"])
 
 
 def add_rendezvous() -> None:
-    """Lets `init_method="env://"`, the default, do without MASTER_ADDR and MASTER_PORT where MPI connects the ranks.
+    """Makes `init_method="env://"`, the default, work without MASTER_ADDR and MASTER_PORT if MPI connects the ranks.
 
-    MASTER_ADDR's port serves the first process group only: at the next, a rank that is early would find the store that
-    rank 0 is about to close.
+    MASTER_PORT is used for the first process group only: for the next one, a rank that is early would find the store
+    that rank 0 is about to close.
     """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     from_variables = handlers["env"]
@@ -59,7 +59,7 @@ def add_rendezvous() -> None:
             store = dist.TCPStore(host, 0, comm.size, True, timeout, wait_for_workers=False)
         host, port = comm.broadcast_object(store and (store.host, store.port))
         store = store or dist.TCPStore(host, port, comm.size, False, timeout)
-        asked = dict(parse_qsl(urlsplit(url).query))  # of init_process_group
+        asked = dict(parse_qsl(urlsplit(url).query))  # the arguments of init_process_group
         yield store, int(asked.get("rank", comm.rank)), int(asked.get("world_size", comm.size))
 
     handlers["env"] = from_mpi
@@ -78,7 +78,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
 
 
 def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """Has ranks meet by variables, as those of torchrun do, at an address that rank 0 leaves in the store."""
+    """Makes the ranks meet as under torchrun, at an address that rank 0 writes into the store."""
     if rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))

@@ -1,7 +1,7 @@
 """The memory of CPU tensors as NumPy arrays.
 
-A ctypes view of the memory: it takes 2 us, where `np.from_dlpack` and the checks around it take 40, and the storage can
-be resized afterwards, as FSDP does, which `tensor.numpy()` would forbid for ever.
+They are made from ctypes views of the memory. That takes 2 us, while `np.from_dlpack` and the checks around it take
+40 us. And the storage can still be resized afterwards, as FSDP does; after `tensor.numpy()` it never can.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _memory(nbytes: int) -> Any:
 def as_numbers(tensor: torch.Tensor) -> Array:
     """An array of the tensor's shape that shares, and keeps alive, its memory.
 
-    Raises: DtypeError if it is on another device, or NumPy cannot compute with its dtype.
+    Raises: DtypeError if the tensor is not on the CPU, or NumPy cannot compute with its dtype.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None or not tensor.is_cpu:
@@ -53,19 +53,19 @@ def as_numbers(tensor: torch.Tensor) -> Array:
 
 
 def as_data(tensor: torch.Tensor) -> Array:
-    """The same for what is only moved: dtypes that NumPy does not have, those of 8-bit floats say, as bytes."""
+    """As `as_numbers`, for tensors that are only moved. Dtypes that NumPy lacks, such as 8-bit floats, become bytes."""
     if tensor.dtype in DTYPES or not tensor.is_cpu:
         return as_numbers(tensor)
     return as_numbers(tensor.view(torch.uint8))
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
-    """(n,) of the tensor's elements; a copy if it is not contiguous."""
+    """The tensor's elements, (n,); a copy if the tensor is not contiguous."""
     return as_data(tensor).reshape(-1)
 
 
 def flat_output(tensor: torch.Tensor) -> Array:
-    """(n,) of the tensor's memory. Raises: ArgumentError if it is not contiguous."""
+    """The tensor's memory, (n,). Raises: ArgumentError if the tensor is not contiguous."""
     if not tensor.is_contiguous():
         strides = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
         raise ArgumentError(f"what this call writes should be a contiguous tensor, is one of {strides}")
@@ -73,12 +73,12 @@ def flat_output(tensor: torch.Tensor) -> Array:
 
 
 def joined(tensors: Tensors) -> Array:
-    """(n,), the elements of all of them, one after the other."""
+    """A copy of the elements of all tensors, one tensor after the other, (n,)."""
     return np.concatenate([flat_input(tensor) for tensor in tensors])
 
 
 def split_into(tensors: Tensors, whole: Array) -> None:
-    """The reverse of `joined`. Raises: TypeError if dtypes differ."""
+    """Copies the parts of `whole` into the tensors: the reverse of `joined`. Raises: TypeError if dtypes differ."""
     start = 0
     for tensor in tensors:
         part = as_data(tensor)

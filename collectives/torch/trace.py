@@ -1,6 +1,6 @@
 """`ddp-launch --trace` for PyTorch's training: the calls that backwards make, in the form that `ddp.tracing` reads.
 
-A step is a backward in which calls were made: DistributedDataParallel makes one a bucket, `fully_shard` two a layer.
+A step is a backward that makes calls: DistributedDataParallel makes one per bucket, `fully_shard` two per layer.
 Nothing here runs unless the environment asks for a trace. Then forwards of modules and `torch.autograd.backward`,
 which `Tensor.backward` calls, are timed. The latest 1,000 steps are written at exit. All times are on rank 0's clock.
 """
@@ -27,20 +27,23 @@ from collectives.world import TRACE
 
 
 class StepRecorder:
-    """The steps of this rank, from now on. world: all ranks, which make one together; folder: for their parts"""
+    """Records the steps of this rank from now on.
+
+    world: a communicator of all ranks, which create their recorders together; folder: for the ranks' parts of the trace
+    """
 
     def __init__(self, world: Communicator, folder: str) -> None:
         self._steps: deque[dict[str, Any]] = deque(maxlen=1000)
         self._numbers = itertools.count()
         self._calls: list[tuple[Work[Any], int]] = []  # of the backward that runs, each with its bytes
-        self._entered = self._left = 0  # first and last moment of forward since the backward before
-        self._begun = self._computed = 0  # of the backward that runs; 0: none does
+        self._entered = self._left = 0  # first and last moment of forward since the last backward
+        self._begun = self._computed = 0  # of the backward that runs; 0: no backward runs
         self._ended = 0
         self._backward = torch.autograd.backward
         world.barrier()  # which all ranks leave at nearly the same moment
         now = monotonic_ns()
         node, job, first = world.broadcast_object((world.node, secrets.randbits(62), now))
-        # Processes of a host have one clock. Nanoseconds that this one is ahead of rank 0's.
+        # Nanoseconds by which this host's clock is ahead of that of rank 0's host.
         self._ahead = 0 if node == world.node else now - first
         self._path = os.path.join(folder, f"rank-{world.rank}.steps.json")
         self._part = {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "job": job}
@@ -50,7 +53,7 @@ class StepRecorder:
         atexit.register(self._write)
 
     def add(self, work: Work[Any], nbytes: int) -> None:
-        """Makes a call part of the backward that runs, which made it."""
+        """Adds a call to the backward that is running, and that made the call."""
         if not self._calls:
             Variable._execution_engine.queue_callback(self._end_computing)
         self._calls.append((work, nbytes))
@@ -59,13 +62,13 @@ class StepRecorder:
         return monotonic_ns() - self._ahead
 
     def _pass(self, *_: Any) -> None:
-        """Forward of some module begins, or has ended."""
+        """Called when the forward of any module begins, and when it has ended."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not self._begun:
             self._left = self._now()
             self._entered = self._entered or self._left
 
     def _run(self, *args: Any, **more: Any) -> None:
-        if self._begun:  # within another one, as a checkpoint's
+        if self._begun:  # inside another backward, as that of a checkpoint
             return self._backward(*args, **more)
         self._begun = self._now()
         self._calls = []
@@ -80,7 +83,7 @@ class StepRecorder:
         self._computed = self._now()
 
     def _step(self) -> dict[str, Any]:
-        """The backward that has ended."""
+        """The record of the backward that has just ended."""
         since = self._ended
         self._ended = self._now()
         times = [[each - self._ahead for each in work.times() or ()] for work, _ in self._calls]

@@ -1,7 +1,8 @@
 """Collectives under way as `torch.distributed.Work`, and their futures.
 
-To PyTorch's C++ code `Future.set_exception` is a result, in which it looks for tensors, and crashes. What a callback
-raises is an error there. So every future here is `started.then(...)` of another one, and errors are raised in there.
+PyTorch's C++ code treats an exception from `Future.set_exception` as a result, looks for tensors in it, and crashes. It
+treats an exception that a callback raises as an error. So every future here is `started.then(callback)`, and the
+callback raises the errors.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def in_backward(caller: FrameType) -> bool:
 class ProfilerEvent:
     """What PyTorch's profiler shows of a call: its name, the shapes of its inputs, and the time until it is complete.
 
-    It ends in a thread of its own: the profiler takes an event for one of an asynchronous call, as those of PyTorch's
-    own backends are, if it ends in another thread than that in which it began.
+    It ends in a thread of its own: if an event ends in another thread than it began in, the profiler takes it for an
+    asynchronous call, as calls of PyTorch's own backends are.
     """
 
     def __init__(self, name: str, inputs: Tensors) -> None:
@@ -43,15 +44,15 @@ class ProfilerEvent:
     def end(self, _: Work[Any] | None = None) -> None:
         try:
             threading.Thread(target=self._completed.set_result, args=(None,), daemon=True).start()
-        except RuntimeError:  # There can be no more threads.
+        except RuntimeError:  # No more threads can start.
             self._completed.set_result(None)
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     """Calls of collectives that PyTorch sees as one.
 
-    calls: in the order in which they were started; result: the tensors that hold what they bring
-    after: called once with their results, in the first thread that waits for them
+    calls: in the order in which they were started; result: the tensors that will hold the result
+    after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
     """
@@ -78,7 +79,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
             event.end()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Raises: CollectiveTimeout if they are not complete by then; what ended them."""
+        """Waits until all calls are complete. Raises: CollectiveTimeout after `timeout`; the error of a failed call."""
         seconds = None if timeout is None else timeout.total_seconds() or None
         results = [call.wait(seconds) for call in self.calls]
         if self._after is not None:
@@ -98,7 +99,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         return all(call.done() for call in self.calls)
 
     def _end(self) -> Exception | None:
-        """Waits. Returns: what ended them"""
+        """Waits until all calls are complete. Returns: the error of a failed call, or None"""
         try:
             self.wait()
         except Exception as error:
@@ -108,7 +109,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def is_completed(self) -> bool:
         if not self._is_done():
             return False
-        self._end()  # whoever sees True may read the result
+        self._end()  # a caller that sees True may read the result
         return True
 
     def is_success(self) -> bool:
@@ -121,7 +122,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         return self._result
 
     def _source_rank(self) -> int:
-        """The rank from which a receive of any source has got its message; -1 for other calls."""
+        """The sender's rank, for a receive from any source; -1 for other calls."""
         result = self.calls[0].wait() if self.calls else None
         return result[1] if isinstance(result, tuple) else -1
 
@@ -130,9 +131,9 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def get_future(self) -> Future[Any]:
         """A future of the tensors that hold the result.
 
-        C++ code that asks during backward, as DDP does, goes on computing. Python code may hang on a future what starts
-        further calls (PowerSGD does), and their place in the order of calls must not depend on when this one ends: so
-        it gets a future that is complete, whose callbacks run at once.
+        C++ code that asks during backward, as DDP does, gets a future that is not complete, and continues computing.
+        Python code may add callbacks that start further calls (PowerSGD does). The place of those in the order of calls
+        must not depend on when this call ends, so Python code gets a complete future, whose callbacks run at once.
         """
         if self._future is None:
             started: Future[None] = Future()
