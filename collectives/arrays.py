@@ -1,7 +1,7 @@
-"""Input conversion: what a caller passes becomes a NumPy array here, or an error that says why not.
+"""Input conversion: makes a NumPy array of what a caller passes, or raises an error that says why it cannot.
 
-Accepted without a copy: NumPy arrays; everything with the array interfaces, a buffer (bytearray, memoryview,
-array.array, mmap) or DLPack in memory that the CPU can read. That includes PyTorch's tensors, also in bfloat16, which
+Accepted without a copy: NumPy arrays, and objects in memory that the CPU can read, if they have an array interface, a
+buffer (bytearray, memoryview, array.array, mmap) or DLPack. That includes PyTorch's tensors, also in bfloat16, which
 NumPy itself does not accept. The result is always a NumPy array.
 
 Not accepted: Python numbers and lists, whose dtype each rank would have to guess; masked arrays, which would lose
@@ -26,13 +26,14 @@ NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFL
 # C has two names for 64-bit integers, and so does NumPy. Their dtypes are equal, but MPI tells them apart.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
-# What a library raises when it cannot share its memory.
+# The exceptions that a library may raise when it cannot share its memory.
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError)
 
 
 def as_array(x: Any, name: str = "x") -> Array:
-    """x as a NumPy array that shares its memory; read-only if x is, or if x can only be read through a copy.
+    """Returns x as a NumPy array that shares its memory, and is read-only if x is.
 
+    If x can only be read through a copy, the array is a read-only copy.
     name: of the argument, for errors
     Raises: DtypeError if x is not an array in host memory, or does not hold numbers; ArgumentError if it requires grad.
     """
@@ -96,8 +97,9 @@ def _shared(x: Any) -> Array | None:
     if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's DLPack reader does not support it.
         bits = _shared(x.view(sys.modules["torch"].int16))
         return None if bits is None else bits.view(BFLOAT16)
-    # DLPack is tried before __array__, because PyTorch never lets a storage be resized again after __array__, as FSDP
-    # does. But if the producer does not say that it is writable, NumPy makes a read-only array; then __array__ is used.
+    # DLPack is tried before __array__: once __array__ was called, PyTorch no longer lets the storage be resized, and
+    # FSDP resizes storages. If a DLPack producer does not say that its memory is writable, NumPy makes a read-only
+    # array; then __array__ is used.
     readers: list[Callable[[Any], Array]] = [np.from_dlpack] if hasattr(x, "__dlpack__") else []
     readers += [np.asarray] if hasattr(x, "__array__") else []
     array: Array | None = None
@@ -122,7 +124,7 @@ def _shared(x: Any) -> Array | None:
 
 def _read_by(read: Callable[[Any], Array], x: Any) -> Array:
     array = read(x)
-    # Neither protocol says whether it copied. If two reads give the same memory, they share it.
+    # Neither protocol says whether it copied. If two reads return the same memory, it is x's own.
     return array if not array.size or np.may_share_memory(array, read(x)) else _read_only(array)
 
 
@@ -145,13 +147,13 @@ def dtype_of(name: str) -> np.dtype[Any]:
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """`out` as an array into which a result of this shape and dtype can be written.
 
-    Raises: ArgumentError if shape or dtype differ, or it is read-only.
+    Raises: ArgumentError if the shape or the dtype of `out` differs, or `out` is read-only.
     """
     return writable(check_shape(as_array(out, "out"), shape, dtype), "out")
 
 
 def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Returns `array`, on the host or a GPU. Raises: ArgumentError if its shape or dtype is not the result's."""
+    """Returns `array`, on the host or a GPU. Raises: ArgumentError if it does not have this shape and dtype."""
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
     return array
@@ -217,9 +219,9 @@ Lengths = Sequence[int] | Literal["equal"] | None
 
 
 def check_lengths(lengths: Sequence[int], size: int, name: str = "lengths") -> list[int]:
-    """Checks that there is one length per rank, along axis 0. name: of the argument, for errors
+    """Returns lengths along axis 0, one per rank, as a list of int. name: of the argument, for errors
 
-    Raises: ArgumentError unless they are `size` integers of at least 0.
+    Raises: ArgumentError unless `lengths` are `size` integers of at least 0.
     """
     try:
         read = [operator.index(length) for length in lengths]  # int() would truncate 4.5 to 4.
@@ -247,9 +249,9 @@ def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]
 
 
 def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] | None:
-    """The rows of each rank when every rank contributes some, this one `rows`; None if they must be exchanged.
+    """The number of rows that each rank contributes; None if the ranks must exchange it. rows: of this rank
 
-    Raises: ArgumentError if `lengths` contradicts this rank's `rows`.
+    Raises: ArgumentError if `lengths` contradicts `rows`.
     """
     if lengths is None:
         return [rows] if size == 1 else None
@@ -264,7 +266,7 @@ def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] 
 
 
 def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[int], list[list[int]] | None]:
-    """The rows that this rank sends to each rank; and the table of all ranks' rows, or None if not known yet.
+    """The number of rows that this rank sends to each rank; and the table of all ranks' numbers, None if unknown yet.
 
     Raises: ArgumentError for invalid lengths, or if they do not add up to `rows`.
     """
@@ -296,7 +298,7 @@ def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
 
 
 def describe_lengths(lengths: object, known: object) -> str:
-    """Lengths as text that does not depend on the type of the sequence or of its numbers."""
+    """The lengths as text, the same for sequences and integers of any type. known: the lengths as lists of int"""
     if lengths is None:
         return ""
     return f" lengths {lengths if isinstance(lengths, str) else known}"

@@ -42,7 +42,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     rank, size: this rank and the number of ranks
     ranks: for each rank of this communicator, its rank in `init()`'s communicator
-    local_rank, local_size, node: this rank among those of its node, their number, and the node's number
+    local_rank, local_size, node: this rank's number among the ranks of its node, how many they are, the node's number
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds after which a collective raises CollectiveTimeout
 
@@ -54,9 +54,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     dtype or shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node compare every
     call, ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
-    Raises: ArgumentError on this rank only, for arguments that are invalid on any rank; MismatchError on every rank;
-    CollectiveTimeout, PeerLeft and CollectivesError if ranks do not take part, after which every call on this
-    communicator raises the same error; CommunicatorClosed after `close`.
+    Raises: ArgumentError on this rank only, for arguments that are invalid whatever the other ranks pass; MismatchError
+    on every rank; CollectiveTimeout, PeerLeft or CollectivesError if ranks do not take part, and the same error at
+    every later call on this communicator; CommunicatorClosed after `close`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """Watches the work on the current stream, e.g. a graph with captured collectives of this communicator.
 
         If it does not end within the communicator's time limit, it is treated like a collective that timed out.
-        keep: an object that is kept alive until then
+        keep: an object that is kept alive until the work ends
         Raises: an earlier failure on the device.
         """
         if self._device_communicator is not None:
@@ -116,7 +116,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def _plan_barrier(self, device_text: str, name: str) -> Plan:
         def body(call: CollectiveOp[None], transport: Any, sent: Any, received: Any) -> Steps[None]:
-            if call.signatures is None:  # Otherwise the ranks have just met, by exchanging them.
+            if call.signatures is None:  # Otherwise the exchange of signatures was a barrier.
                 yield self.transport.barrier()
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
@@ -163,7 +163,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def duplicate(self, purpose: str = "") -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective.
 
-        purpose: what this rank uses it for; errors and reports show it beside the key
+        purpose: what this rank uses the new communicator for; errors and reports show this text beside the key
         """
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
@@ -180,7 +180,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """A communicator of the ranks that pass the same color. Collective: every rank of this one calls it.
 
         color: any integer; None: this rank is in none of the new communicators
-        key: ranks are ordered by it, and equal keys by their rank here; None: this rank's rank here
+        key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
         timeout: seconds, of each call of the new communicator; None: as here
         Returns: this rank's new communicator, or None
         Raises: ArgumentError if color or key is not an integer, or timeout is not a number above 0.
@@ -203,7 +203,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.queue.run(self._new_call(Plan("split"), steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
-        """A communicator of these ranks. Only its members call this, each of them.
+        """A communicator of these ranks. Every member must call this, and no other rank.
 
         ranks: of this communicator, without repetition, in their order in the new one; the same on all members
         timeout: seconds, of each call of the new communicator; None: as here
@@ -253,12 +253,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return (yield from make_group(self.transport, members, f"{self.transport.key}.{number}{color}", 2 * number))
 
     def _meet(self, members: Sequence[int], key: str, missing: list[int]) -> Steps[int]:
-        """Waits until all other members of a group have called. Returns: the group's number for `Transport.group`.
+        """Waits until all members of a group have called `create_group`. Returns: the group's number for the transport.
 
         missing: the other members; those that have called are removed from it
         """
-        # MPI cannot abort the making of a group before all members are there, not even when the process exits. The
-        # second round detects a member that gave up after the first, whose message of the first still arrives.
+        # MPI cannot abort the making of a group before all members are there, not even when the process exits. There
+        # is a second round because a member may give up after it has sent its message of the first round.
         others = list(missing)
         own_number = np.array([next(self._group_numbers)])
         numbers = {self.rank: own_number}
@@ -276,7 +276,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return 2 * (int(numbers[leader][0]) * self.size + leader) + 1
 
     def close(self) -> None:
-        """Accepts no further calls; those in progress are finished. May be called at any time, and repeatedly."""
+        """Ends the communicator: later calls raise CommunicatorClosed, calls in progress are finished.
+
+        May be called at any time, and repeatedly.
+        """
         self.queue.close()
 
     @property

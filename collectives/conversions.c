@@ -1,7 +1,7 @@
 /* Conversions between float32 and 16-bit floats, with the same bits as NumPy (float16) and ml_dtypes (bfloat16).
  *
- * Rounding is to nearest even. They use only integer shifts and selections, which compilers vectorize on every CPU. The
- * CPU's float16 instructions would turn signalling NaNs into quiet ones, which NumPy does not do.
+ * Rounding is to nearest even. The conversions use only shifts, sums and selections, which compilers vectorize on every
+ * CPU. The CPU's float16 instructions would turn signalling NaNs into quiet ones, which NumPy does not do.
  */
 #include <stddef.h>
 #include <stdint.h>

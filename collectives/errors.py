@@ -3,7 +3,7 @@
     CollectivesError (RuntimeError)
     ├── WorldError                      the world is not the one that the launcher promised, or cannot be reached
     ├── BackendError                    a backend requested by name cannot be used
-    │   └── TooManyCommunicators        MPI has no room for another one; all ranks raise it and can continue
+    │   └── TooManyCommunicators        MPI has no room for another communicator; all ranks raise it and can continue
     ├── ArgumentError (ValueError)      a collective was called with invalid arguments
     │   └── DtypeError (TypeError)      or with a dtype that it does not support
     ├── MismatchError                   ranks made different calls at the same place in the order
@@ -40,7 +40,7 @@ def no_rank(rank: int, size: int) -> WorldError:
 
 
 class BackendError(CollectivesError):
-    """A backend requested by name cannot be used; it never falls back."""
+    """A backend requested by name cannot be used. No other backend is used instead."""
 
 
 class TooManyCommunicators(BackendError):
@@ -106,7 +106,7 @@ _MAX_PARTS = 8
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Behind 8 parts, ranks are only counted."""
+    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Ranks after 8 parts are only counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -130,5 +130,5 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def ranks_with_verb(ranks: Sequence[int], of_one: str, of_several: str) -> str:
-    """The ranks as a noun, and a verb in its number: `ranks_with_verb([3], "has", "have") == "rank 3 has"`."""
+    """The ranks as a noun, with the verb for one or several: `ranks_with_verb([3], "has", "have") == "rank 3 has"`."""
     return f"{name_ranks(ranks)} {of_one if len(ranks) == 1 else of_several}"

@@ -1,7 +1,7 @@
-"""Handshake between processes that know the same secret: each proves that it knows it, without sending it.
+"""Handshake between processes that share a secret: each proves that it knows the secret, without sending it.
 
-Each side sends a random challenge, and answers that of the other. Agents and the PMI server use this, so it imports
-nothing of the package.
+Each side sends a random challenge, and answers the challenge of the other side. Agents and the PMI server use this
+module, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def nonce() -> str:
 def proof(secret: bytes, *words: str) -> str:
     """The answer to a challenge, which only holders of the secret can compute.
 
-    words: the role of the side that answers, so that its answer cannot be used as that of the other side; then all that
-        the answer should confirm, the challenge among it
+    words: first the role of the side that answers, so that the other side cannot give the same answer; then everything
+        that the answer should confirm, including the challenge
     """
-    # surrogatepass: a stranger's JSON may contain surrogates, which UTF-8 cannot encode.
+    # surrogatepass: JSON from an unknown process may contain surrogates, which UTF-8 cannot encode.
     return hmac.digest(secret, " ".join(words).encode("utf-8", "surrogatepass"), "sha256").hex()
 
 

@@ -1,8 +1,9 @@
-"""Long work on all ranks: writing to a slow disk or downloading, for longer than any time limit.
+"""Long work on all ranks, such as a download or writing to a slow disk, which may take longer than any time limit.
 
 A rank that waited in one collective for an hour would exceed `comm.timeout`, and the launcher would report a hang. So
-while the ranks work, a thread of each makes a small collective every second, in which they exchange their states. It
-never waits long for ranks that are alive, and a rank that died or was stopped is noticed as in any other collective.
+while the ranks work, a thread of each rank calls a small collective every second, in which the ranks exchange their
+states. This collective never waits long for ranks that are alive, and detects a rank that died or was stopped, like any
+other collective.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class MonitoredSection:
 
     failed: after the block, the ranks that left it by an exception, in order, the same on every rank
 
-    Raises at the end of the block: CollectiveTimeout on every rank if one was stuck, after which `comm` must not be
-    used, since that rank may still be in its block; PeerLeft and others as any collective does. If this rank's own
-    block raised, its exception is raised instead.
+    Raises at the end of the block: CollectiveTimeout on every rank if a rank was stuck; then `comm` must not be used
+    any more, since that rank may still be in its block. PeerLeft and other errors, as any collective does. If this
+    rank's own block raised, its exception is raised instead.
     """
 
     def __init__(self, comm: Communicator, patience: float | None = None) -> None:
@@ -47,7 +48,7 @@ class MonitoredSection:
         self.progress()
 
     def progress(self) -> None:
-        """Says that this rank makes progress; from any thread, as often as desired."""
+        """Says that this rank makes progress. May be called from any thread, as often as desired."""
         self._deadline = None if self._patience is None else Deadline(self._patience)
 
     def __enter__(self) -> MonitoredSection:

@@ -1,4 +1,4 @@
-"""Native code for the CPU: the loader of such libraries, also used by `ddp`, and the conversions of 16-bit floats.
+"""Native code for the CPU: a loader of compiled libraries, which `ddp` uses too, and conversions of 16-bit floats.
 
 The libraries are built when the package is installed, if there is a compiler. Without `conversions.c`, NumPy and
 ml_dtypes convert to the same bits, so ranks with and without it agree.

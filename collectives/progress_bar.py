@@ -33,7 +33,7 @@ class _Stream:
         return getattr(self._file, name)
 
     def __eq__(self, other: object) -> bool:
-        return self._file == other  # `tqdm.write` looks for the bars on stderr.
+        return self._file == other  # `tqdm.write` finds the bars on stderr by `==`.
 
     __hash__ = object.__hash__
 
@@ -60,7 +60,10 @@ def _bar_class() -> Any:
 
 
 def columns() -> int:
-    r"""Width of the terminal where `\r` repaints a line of stderr: stderr's own or ddp-launch's; 0 without one."""
+    r"""Width of the terminal that shows stderr, and where `\r` repaints a line; 0 if there is none.
+
+    It is stderr itself, or the terminal of ddp-launch.
+    """
     if os.environ.get("TERM") == "dumb" or sys.stderr is None:
         return 0
     try:

@@ -11,8 +11,8 @@
 sum behind a mean of 64-bit integers wraps around like any other. A NaN on one rank makes max and min NaN. The result
 has x's dtype, including its byte order.
 
-Where this package combines values itself, it does so in one binary tree over ranks (`tree`). A transport whose library
-does it, MPI or NCCL, may choose another order for other ranks, nodes or lengths.
+Where this package combines values itself, it does so in one binary tree over ranks (`tree`). Where a library combines
+them, MPI or NCCL, the order may depend on the ranks, the nodes and the lengths.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReduceOp(Enum):
 
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
-        """The op of that name. Raises: ArgumentError that lists the valid names."""
+        """Returns the member that `op` is or names. Raises: ArgumentError that lists the valid names."""
         if isinstance(op, ReduceOp):
             return op
         try:
@@ -87,7 +87,7 @@ def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
 
 
 def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
-    """Combines the ranks' values in the order of `tree`. `add` takes two values and `out`, which may be a source."""
+    """Combines the ranks' values in the order of `tree`. add: function(a, b, out=None); out: may be one of `sources`"""
     totals = list(sources)
     steps = tree(len(totals))
     for left, right in steps[:-1]:
@@ -100,7 +100,7 @@ def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
 
 
 def wire_op(op: ReduceOp) -> ReduceOp:
-    """The op that ranks carry out between them; `divide_and_scale` does the rest."""
+    """The op that the transport computes; `divide_and_scale` does the rest of a mean."""
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
@@ -148,9 +148,7 @@ _ONE = 0x3FF0000000000000
 
 
 def scale_bits(scale: float | None) -> int:
-    """What a scale contributes to the digest that ranks compare: different for each number, 0 for None and 1.0, which
-    change nothing.
-    """
+    """A number for the digest that ranks compare. Different for each scale; 0 for None and 1.0: they change nothing."""
     if scale is None:
         return 0
     bits: int = _INT64.unpack(_DOUBLE.pack(scale))[0]
@@ -159,7 +157,7 @@ def scale_bits(scale: float | None) -> int:
 
 def _factor(scale: object) -> float:
     is_real = isinstance(scale, numbers.Real)
-    if isinstance(scale, (np.ndarray, np.generic)):  # NumPy's scalars, and bfloat16's, which is not a numbers.Real
+    if isinstance(scale, (np.ndarray, np.generic)):  # 0-d arrays and bfloat16 are not numbers.Real.
         is_real = scale.ndim == 0 and _kind(scale.dtype) in "iuf"
     if not is_real:
         raise ArgumentError(f"scale should be a real number, or a function that returns one, is {scale!r:.60}")
@@ -186,7 +184,7 @@ def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None)
 
 
 class Reduction(NamedTuple):
-    """A reduction whose arguments are checked.
+    """A reduction whose arguments have been checked.
 
     wire: the dtype in which it is computed; shape: of this rank's result, None if it gets none
     parts: rows of each rank, for reduce_scatter only; text: what ranks must agree on beside dtype, shape and scale
@@ -210,7 +208,8 @@ class Reduction(NamedTuple):
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:
         """Starts the reduction on a transport of host or device arrays.
 
-        op: as that transport takes it; sent, total: one-dimensional, of the wire dtype
+        op: what the transport computes, which may differ from `self.op`
+        sent, total: one-dimensional, of the wire dtype
         rest: for a host transport, the `Epilogue` that it applies to the total
         """
         if self.name == "all_reduce":
@@ -224,8 +223,8 @@ class Reduction(NamedTuple):
     ) -> Iterator[Any]:
         """The steps of a reduction in which each rank combines one part; it moves as many bytes as a ring.
 
-        arrays: what makes and copies arrays of the transport's memory; sent, total: as in `start`
-        combine: leaves in the first row of (size, n) the result of all rows
+        arrays: a HostArrays or DeviceArrays, which makes and copies arrays; sent, total: as in `start`
+        combine: takes (size, n), one row per rank, and writes the result of all rows into the first row
         """
         counts = self._counts() if self.parts else even_lengths(len(sent), comm.size)
         nbytes = [count * sent.itemsize for count in counts]

@@ -32,8 +32,8 @@ from collectives.world import WORKER_OF, World, started_by_torchrun, torchrun_jo
 
 T = TypeVar("T")
 
-# How much longer than their collectives ranks may take (s), so that a timeout of a collective is reported first: its
-# message names the collective.
+# How much longer than a collective the whole run may take (s), so that a timeout of a collective is reported first:
+# its message names the collective.
 _GRACE = 1.0
 
 _local = threading.local()
@@ -52,8 +52,8 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     timeout: seconds; the time limit of every collective, and of the whole run
     Returns: each rank's result, in rank order
 
-    Raises: the exception of the first rank that failed; CollectiveTimeout if a rank does not end in time, naming it;
-    ArgumentError if size or timeout is not a number above 0.
+    Raises: the exception of the first rank that failed; CollectiveTimeout, which names the ranks that do not end in
+    time; ArgumentError if size or timeout is not a number above 0.
     """
     if not isinstance(size, int) or size < 1:
         raise ArgumentError(f"size should be at least 1, is {size!r}")
@@ -111,21 +111,21 @@ def init(
 ) -> Communicator:
     """The communicator of all ranks. The first call is collective; later calls return the same communicator.
 
-    backend: "auto" takes "mpi" if an engine or torchrun started several ranks, else "single", which imports nothing; a
-    backend requested by name never falls back. Arrays on GPUs work with every backend: over NCCL if all ranks can use
-    it, which they find out together at the first such array. "nccl" checks that at once, and raises on every rank if
-    one of them cannot use it. `ddp-launch --backend` sets what "auto" takes
+    backend: "auto" takes "mpi" if an engine or torchrun started several ranks, else "single", which loads no MPI
+    library. `ddp-launch --backend` sets what "auto" takes. A backend requested by name is never replaced by another.
+    Arrays on GPUs work with every backend: over NCCL if all ranks can use it, which they find out together at the first
+    such array. "nccl" checks that at once, and raises on every rank if one of them cannot use it
     timeout: seconds; the time limit of every collective, of joining and of exit; math.inf: none
-    check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
-    all, for one small exchange per call; ranks of one node are always compared. The same on every rank
+    check: "first": ranks on different nodes compare the first 100 calls of each communicator; "always": all calls, at
+    the cost of one small exchange per call. Ranks of one node compare every call. The same on every rank
     nccl: options of NCCL's communicators (thread blocks, network, ...); the same on every rank
     Inside `run_threads` it returns the calling rank's communicator. In a process that a rank has forked or started (a
     worker of a DataLoader, a subprocess, a pool), it returns one that has the rank's numbers, and whose calls raise
     WorldError.
 
-    With several ranks it also divides the node among its ranks, unless a launcher has: BLAS gets as many threads as
-    the rank has cores, unless OMP_NUM_THREADS or the like is set; and if all ranks use the first of several GPUs, each
-    makes one of its own current.
+    With several ranks it also divides the node among its ranks, unless a launcher has done so: BLAS gets as many
+    threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and if all ranks use the first of several
+    GPUs, each makes one of its own current.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
     cannot be loaded, or differs from the one in use; ArgumentError if check or timeout is invalid.
@@ -165,7 +165,7 @@ def requested_backend(backend: str, environ: Mapping[str, str]) -> str:
 
 
 def _backend(name: str) -> ModuleType | None:
-    """The module of that backend; None if there is none."""
+    """The module of that backend; None if no backend has this name."""
     try:
         module = importlib.import_module(f"{backends.__name__}.{name}")
     except ModuleNotFoundError as error:
@@ -220,7 +220,8 @@ def joined() -> Communicator | None:
 def child_environment(comm: Communicator | None, expected: World | None, pid: int | None = None) -> dict[str, str]:
     """The environment variables that tell a process which rank it works for.
 
-    comm: of all ranks, None if the rank has not joined them yet; expected: what its engine promised, None without one
+    comm: the communicator of all ranks; None if this rank has not joined them yet
+    expected: the world that the engine promised; None without an engine
     pid: of this process, if the variables are meant only for its descendants
     """
     if comm is not None:

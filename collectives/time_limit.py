@@ -1,8 +1,8 @@
 """Time limits that are paused while a rank is debugged, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with it, in which it records when the job is suspended, and when another
-rank has failed. Only a wait that is about to time out reads the page, so it costs nothing until then. Without an agent
-nothing is ever suspended.
+The agent of a rank shares a page of memory with the rank. In it the agent records when the job is suspended, and when
+another rank has failed. A wait looks for suspensions only when it is about to time out, so they cost nothing before.
+Without an agent nothing is ever suspended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def suspended_seconds() -> float:
 
 
 def peer_failed() -> bool:
-    """True once the launcher ends this rank because another one has failed: no wait for that one will succeed."""
+    """True once the launcher ends this rank because another one has failed: to wait for that one is useless."""
     return bool(_words[_PEER_FAILED] & 0xFF)
 
 
@@ -57,7 +57,7 @@ def resize_requested() -> bool:
 
 
 class Deadline:
-    """The time `seconds` from now. While the job is suspended, it comes no nearer."""
+    """A time limit that ends `seconds` from now. It is paused while the job is suspended."""
 
     __slots__ = ("_before", "_deadline")
 
@@ -66,17 +66,17 @@ class Deadline:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds left, 0 if it has passed. Ask again after that time: a suspension may have extended it."""
+        """Seconds left, 0 once the time is up. Ask again when they are over: a suspension may have extended it."""
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             if _words[_NOW] & 0xFF:
                 return _POLL
-            # The agent adds a suspension to the total before it clears the word that says it is suspended.
+            # The agent adds a suspension to the total before it clears the word _NOW.
             seconds += suspended_seconds() - self._before
         return max(0.0, seconds)
 
     def passed(self) -> bool:
-        """True once it has passed."""
+        """True once the time is up."""
         return self.remaining() <= 0.0
 
 
@@ -101,7 +101,7 @@ def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
-    """Returns or raises what `call` does, if it ends in time; it runs in a daemon thread called `name`.
+    """Runs `call` in a daemon thread called `name`. If it ends in time, returns its result or raises its exception.
 
     Raises: StillRunning after `seconds`.
     """

@@ -5,8 +5,8 @@ those once for all backends. Each method starts one collective and returns its `
 and unchanged until that test returns True. All ranks call the same methods in the same order, except `send` and `recv`.
 
 A rank that leaves sends every other rank its exit status and its number of calls on each communicator (`ExitNotice`).
-With that count the others can tell whether to go on waiting for call #5. If the rank took part in it before it left,
-they go on, since they may only be waiting for a slow rank. If it left before call #5, they give up.
+With that count the others can tell whether to keep waiting, say in call #5. If the rank made call #5 before it left,
+they keep waiting, since they may only be waiting for a slow rank. If it left before call #5, they give up.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ _NUMBER = re.compile(r"(.*\.)(0|[1-9]\d*)(.*)")
 
 
 def _numbered(key: str) -> tuple[str, str, int]:
-    """`_numbered("world.3:1") == ("world.", ":1", 3)`, `_numbered("world") == ("world", "", -1)`"""
+    """Splits a key around its last number, -1 if it has none.
+
+    `_numbered("world.3:1") == ("world.", ":1", 3)`, `_numbered("world") == ("world", "", -1)`
+    """
     parts = _NUMBER.fullmatch(key)
     return (key, "", -1) if parts is None else (parts[1], parts[3], int(parts[2]))
 
@@ -156,7 +159,7 @@ class Signature(NamedTuple):
 
 
 class RankInfo(NamedTuple):
-    """A rank's numbers: in its communicator, among the ranks of its node, and its node's."""
+    """A rank's number and the number of ranks, in its communicator and on its node; and the node's number."""
 
     rank: int
     size: int
@@ -333,7 +336,7 @@ class Transport(ABC):
         return None
 
     def close(self) -> None:
-        """Frees what the backend holds for it. Nothing may be in flight; other ranks may still use their ends."""
+        """Frees the backend's resources. Nothing may be in flight here; other ranks may still use their transports."""
         return
 
 
@@ -369,7 +372,7 @@ class LayeredTransport(Transport):
 
 
 def gather_records(transport: Transport, record: Any, nbytes: int = 4096) -> Steps[list[Any]]:
-    """Every rank's record, in rank order; as JSON it must fit into `nbytes`. Collective."""
+    """Every rank's record, in rank order. record: this rank's; as JSON it must fit into `nbytes`. Collective."""
     text = json.dumps(record, ensure_ascii=False).encode()
     assert len(text) <= nbytes, f"{len(text)} bytes"
     texts = np.empty((transport.size, nbytes), np.uint8)
@@ -415,7 +418,7 @@ def differ(signatures: Signatures) -> bool:
 
 
 def chunks(length: int, step: int) -> list[tuple[int, int]]:
-    """`chunks(5, 2) == [(0, 2), (2, 4), (4, 5)]`"""
+    """Start and end of each chunk of at most `step` items: `chunks(5, 2) == [(0, 2), (2, 4), (4, 5)]`"""
     return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 

@@ -30,15 +30,15 @@ PAUSED_AT = 8
 PEER_FAILED_AT = 16
 #: Byte RESIZE_AT of that page is nonzero once the job is to go on with another number of ranks after a step.
 RESIZE_AT = 24
-#: Set by `ddp-launch` if it may start the job again: a token of the job, and the file descriptors below /proc
-#: ("4711/fd/5") of the slots that keep the ranks' state for the next start; "" if there are none. First come two for
-#: each rank, held by the launcher, or by the rank's agent if that is on another host. Then come slots that agents of an
-#: earlier start hold there. Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
+#: Set by `ddp-launch` if it may start the job again: a token of the job, then the slots that keep the ranks' state for
+#: the next start, each as a file descriptor below /proc ("4711/fd/5"); "" if there are no slots. First come two slots
+#: for each rank. The launcher holds them, or the rank's agent if that is on another host. Then come the slots that
+#: agents of an earlier start hold on that host. Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
 #: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to that memory; "-1": none.
 STATE_HELD = "DDP_STATE_HELD"
-#: Set by `ddp-launch`: the rank that gets its standard input, and a debugger at `breakpoint()`.
+#: Set by `ddp-launch`: the rank that gets the launcher's standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
 
 #: Set in a process that works for a rank without being one: that rank's position. See `collectives.start`.
@@ -129,7 +129,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     stopped: the step after which the rank has stopped on request, its state saved; it exits with STOPPED next
     joining: seconds that the rank waits at most for all ranks to join the world; None: it no longer waits
     joined, left: the rank became part of a world in which others may wait for it, or has left that world
-    resizable: the rank is in a loop in which the job can be resized; the most ranks that this allows, 0: any number
+    resizable: the rank is in a loop in which the job can be resized, to at most this number of ranks; 0: to any number
     resizing: the step after which the rank leaves that loop; next it saves its state, and exits with STOPPED
     held: the first step of which all ranks have copied their state to memory
     debugging: whether a debugger's prompt is open
@@ -140,7 +140,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:
-                # The newline before it ends whatever another program of this rank may have written there by mistake.
+                # The first newline ends a line that another program of this rank may have begun there by mistake.
                 pipe.write(b"\n" + json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # The agent has exited, and this rank is about to be killed for it.
