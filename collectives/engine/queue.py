@@ -484,9 +484,9 @@ class CallQueue:
         return self._error is not None
 
     def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
-        """Makes all later calls raise `error`: the device work of a finished call has failed. From any thread.
+        """Makes calls in progress and all later ones raise `error`, for example after a failure on the device.
 
-        notify: called when a call is about to raise the error
+        May be called from any thread. notify: called when a call is about to raise the error
         """
         with self.lock:
             if self._error is None:
