@@ -1,7 +1,7 @@
-"""From samples to a batch: arrays are stacked, and whatever holds them is kept.
+"""Makes a batch from samples: stacks their arrays, and keeps the containers that hold them.
 
-Each leaf of the samples becomes one array with the samples along a new first dimension. Where these arrays lie is the
-caller's choice (`out`), so that a worker process writes a batch straight into memory that it shares with its consumer.
+Each leaf of the samples becomes one array with the samples along a new first dimension. The caller can allocate these
+arrays (`out`): a worker process writes a batch straight into memory that it shares with its consumer.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ _FIX = "Give the DataLoader a collate_fn that makes a batch of such samples"
 
 
 def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
-    """One batch of these samples, all of one structure, in which every leaf has the samples along its first dimension.
+    """Makes one batch of samples that have the same structure.
 
-    batch: samples, at least one. A leaf is a tensor, a NumPy array or scalar, a number, a str or bytes; around them may
-    be mappings, named tuples and sequences
-    out: called with (shape, dtype) for each array of the batch, gives the memory that it is written to; None: new
+    batch: samples, at least one. A leaf is a tensor, a NumPy array or scalar, a number, a str or bytes; leaves may be
+    in mappings, named tuples and sequences
+    out: called with (shape, dtype) for each array of the batch, returns the array to write to; None: `np.empty`
 
-    A tensor or array of shape (...) becomes a tensor of shape (N, ...), a number one of shape (N): float64, int64 or
-    bool; str and bytes become a list of N. A mapping and a named tuple stay what they are, as does a list; a tuple
-    becomes a list, as in PyTorch. The batch of tensors that require grad is part of their graph, unless `out` is given.
+    N tensors or arrays of shape (...) become a tensor of shape (N, ...). N numbers become a tensor of shape (N): of
+    float64, int64 or bool, or the dtype of NumPy's scalars. N str or bytes become a list. Mappings, named tuples and
+    lists keep their class; a tuple becomes a list, as in PyTorch. The batch of tensors that require grad is part of
+    their graph, unless `out` is given.
 
     Raises: ShapeError for leaves of different shapes, or sequences of different lengths; ArgumentError for no samples,
-    or other keys; DtypeError for what is not listed above, dataclasses among it; DeviceError for tensors of a GPU where
-    `out` is given. Each names the sample and the leaf: `batch[3]['image']`.
+    or mappings with different keys; DtypeError for leaves that are not listed above, or of different kinds; DeviceError
+    for tensors on a GPU if `out` is given. Each error names the sample and the leaf: `batch[3]['image']`.
     """
     if not len(batch):
         raise ArgumentError("default_collate: expected at least one sample")
@@ -46,9 +47,9 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
 
 
 def default_convert(data: Any) -> Any:
-    """`data` with its NumPy arrays as tensors, which share their memory; what is not an array stays as it is.
+    """Converts the NumPy arrays in `data` to tensors that share their memory; leaves everything else as it is.
 
-    Goes into mappings, named tuples and sequences as `default_collate` does.
+    Looks into mappings, named tuples and sequences as `default_collate` does.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
         return _as(data, [default_convert(value) for value in data])
@@ -70,7 +71,7 @@ def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
-    """Collates values at the same place of all samples. path: of that place within a sample, as `['image'][0]`."""
+    """Collates the values at one place of all samples. path: of that place in a sample, such as `['image'][0]`."""
     first = samples[0]
     if isinstance(first, np.ndarray):
         return _arrays(samples, path, out)
@@ -101,7 +102,7 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _check_kind(samples: Sequence[Any], cls: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) > 1:  # else the first is of this class, and so are all
+    if len(set(map(type, samples))) > 1:  # else all are of the first one's class, which is `cls`
         for index, sample in enumerate(samples):
             if not isinstance(sample, cls):
                 first = type(samples[0]).__name__
@@ -127,7 +128,7 @@ def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
     for other in {array.dtype for array in arrays}:
         dtype = promote_types(dtype, _supported(other, path))
     into = (out or np.empty)((len(arrays), *shape), dtype)
-    if shape:  # one call costs a fifth of one for each array
+    if shape:  # takes a fifth of the time of one call per array
         np.concatenate(arrays, out=into.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")
     else:
         into[...] = arrays
@@ -162,7 +163,7 @@ def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _as(like: Any, content: Any) -> Any:
-    """`content` in a mapping or sequence of the class of `like`, if that can be made; a tuple becomes a list."""
+    """Makes a mapping or sequence of `content`, of the class of `like` if possible; a tuple becomes a list."""
     if isinstance(like, tuple):
         return content
     try:

@@ -1,7 +1,7 @@
 """Datasets of files: NumPy's .npy files, flat files of tokens, and MNIST and CIFAR as their authors publish them.
 
 .npy and token files are memory-mapped, and such a dataset is pickled by path, so that a worker process maps its files
-again and no sample goes through a pipe. MNIST and CIFAR lie in memory, of which all workers map one copy.
+again and no sample goes through a pipe. MNIST and CIFAR are read into memory, and all workers share one copy.
 
 An IDX file, as MNIST has them, is big-endian: two zero bytes, the type (a key of `_IDX_TYPES`), the number of
 dimensions, the size of each as 4 bytes, and the elements. A file of CIFAR has records of one or two label bytes and
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 Path = str | os.PathLike[str]
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-# By number of classes: the number of classes that each label byte of a record tells apart.
+# By number of classes: for each label byte of a record, how many values it can have.
 _CIFAR_LABELS = {10: (10,), 100: (20, 100)}
 
 
@@ -40,7 +40,7 @@ def _map(path: Path) -> Array:
     """
     try:
         with open(open_regular(path), "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:  # cannot be mapped
+            if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
                 return np.empty(0, np.uint8)
             return np.memmap(file, mode="r").view(np.ndarray)
     except OSError as error:
@@ -53,10 +53,10 @@ def _map(path: Path) -> Array:
 
 
 def read_idx(path: Path) -> Array:
-    """The array of an IDX file, new and in native byte order, of the type and shape that the file declares.
+    """Reads an IDX file into a new array of the type and shape that the file declares, in native byte order.
 
-    path: a file, also one that gzip has packed, whatever its name
-    Raises: DataFileError, which names the file, for anything else.
+    path: the file, which may be compressed by gzip, whatever its name
+    Raises: DataFileError, which names the file, if it is no IDX file.
     """
     data = _map(path)
     if bytes(data[:2]) == b"\x1f\x8b":
@@ -77,12 +77,12 @@ def read_idx(path: Path) -> Array:
 
 
 def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
-    """The pictures and labels of one file of CIFAR-10 or CIFAR-100, as new arrays of uint8.
+    """Reads the pictures and labels of one file of CIFAR-10 or CIFAR-100, as new arrays of uint8.
 
     classes: 10: pictures (N, 3, 32, 32), red first, and labels (N);
     100: the same pictures, and labels (N, 2): the coarse one of 20, and the fine one of 100
-    Raises: DataFileError, which names the file, for one that does not consist of whole records, or has a label that is
-    out of range; ArgumentError for another number of classes.
+    Raises: DataFileError, which names the file, if it does not consist of whole records, or has a label that is out of
+    range; ArgumentError for another number of classes.
     """
     if classes not in _CIFAR_LABELS:
         raise ArgumentError(f"read_cifar: expected 10 or 100 classes, got {classes}")
@@ -103,7 +103,7 @@ def _npy(path: Path) -> Array:
     size = len(data := _map(path))
     begin = bytes(data[:12])
     header = int.from_bytes(begin[8 : 10 if begin[6:7] == b"\1" else 12], "little")
-    # NumPy allocates as much as a header says that it takes.
+    # NumPy would allocate as many bytes as the file says that its header has.
     if begin[:6] == np.lib.format.MAGIC_PREFIX and header > size:
         raise DataFileError(f"{path}: no .npy file: its header of {header:,} bytes is longer than the file")
     try:
@@ -121,7 +121,7 @@ def _npy(path: Path) -> Array:
 class _MappedDataset(Dataset[Any]):
     """A dataset that is pickled as the paths of its files. A subclass has `_map_files`.
 
-    A file must not be shortened while it is mapped: the system kills a process that reads behind its end (SIGBUS).
+    A file must not be shortened while it is mapped: the system kills a process that reads past its end (SIGBUS).
     """
 
     _mapped: Any
@@ -141,11 +141,11 @@ class _MappedDataset(Dataset[Any]):
 class NpyDataset(_MappedDataset):
     """Sample i is a tuple of element i of each file, as with `TensorDataset`.
 
-    paths: .npy files, (N, ...) each, of one N; they are mapped, and the arrays of a sample are read-only views of them
+    paths: .npy files, (N, ...) each, with the same N; they are mapped, and the arrays of a sample are read-only views
     An array in Fortran order has its samples' elements far apart, and is slow to read.
 
-    Raises: DataFileError for a file that is truncated, too long or anything else, also for Python objects, since no
-    pickle is ever loaded; ArgumentError without a path.
+    Raises: DataFileError if a file is truncated, too long or no .npy file, if the lengths differ, and for arrays of
+    Python objects, since no pickle is ever loaded; ArgumentError without a path.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -169,22 +169,22 @@ class NpyDataset(_MappedDataset):
 
 
 def _native(value: Any) -> Any:
-    """An element in native byte order, a view where it can be one."""
+    """Converts an element to native byte order. Returns the element itself if it is native and aligned."""
     if isinstance(value, np.ndarray) and not (value.dtype.isnative and value.flags.aligned):
         return value.astype(value.dtype.newbyteorder("="))
     return value  # NumPy's scalars are native already
 
 
 class TokenFile(_MappedDataset):
-    """A file of tokens, mapped: sample i is (input, target), (block_size) int64 each, the target one token further on.
+    """A mapped file of tokens: sample i is (input, target), (block_size) int64 each. The target begins one token later.
 
-    path: the tokens, and nothing else
+    path: a file of tokens, and nothing else
     dtype: of the tokens in the file: any integers, such as "uint16", or ">u2" for big-endian ones
     block_size: tokens of an input
     stride: tokens from the beginning of a block to that of the next; None: block_size, so that each token is a target
-    once. What is left at the end of the file, less than a block, is no sample.
+    once. The rest at the end of the file that is shorter than a block is left out.
 
-    Raises: DataFileError for a file that does not hold whole tokens, or none for a single block.
+    Raises: DataFileError for a file that does not hold whole tokens, or too few for one block.
     """
 
     def __init__(self, path: Path, dtype: Any, block_size: int, stride: int | None = None) -> None:
@@ -242,7 +242,10 @@ class _Pictures(Dataset[Any]):
         return picture if self.transform is None else self.transform(picture), target
 
     def _path(self, name: str, below: str, endings: Sequence[str] = ("",)) -> str:
-        """The path of a file in the folder, or in `below` in it, where archives and PyTorch's downloads put it."""
+        """Finds a file in the folder, or in its subfolder `below`, where archives and PyTorch's downloads put it.
+
+        endings: tried after `name`
+        """
         for path in (os.path.join(self.folder, place, name + ending) for place in ("", below) for ending in endings):
             if os.path.exists(path):
                 return path
@@ -250,14 +253,15 @@ class _Pictures(Dataset[Any]):
 
 
 class MNIST(_Pictures):
-    """MNIST, or one of its kin (Fashion-MNIST, KMNIST, ...), in its four files: sample i is (picture, label).
+    """MNIST, or a dataset of the same format (Fashion-MNIST, KMNIST, ...): sample i is (picture, label).
 
-    folder: has train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, or
-    those two that are asked for, as they are or packed (.gz); or has them in MNIST/raw. Nothing is downloaded.
-    train: the first two files, or the last two
-    transform, target_transform: called with the picture, (H, W) uint8, and with the label, an int; None: as they are
+    folder: has the two files that `train` selects, plain or compressed (.gz), itself or in MNIST/raw. Nothing is
+    downloaded.
+    train: True: train-images-idx3-ubyte and train-labels-idx1-ubyte; False: t10k-images-idx3-ubyte and
+    t10k-labels-idx1-ubyte
+    transform, target_transform: called with the picture, (H, W) uint8, and with the label, an int; None: unchanged
 
-    Raises: DataFileError for files that are not there, not IDX, or do not fit each other.
+    Raises: DataFileError for files that are missing, are not IDX, or do not fit each other.
     """
 
     def _read(self) -> tuple[Array, Array]:
@@ -275,11 +279,10 @@ class MNIST(_Pictures):
 class CIFAR10(_Pictures):
     """CIFAR-10, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
 
-    folder: has data_batch_1.bin to data_batch_5.bin and test_batch.bin, or those that are asked for, itself or in
-    cifar-10-batches-bin. Nothing is downloaded.
-    train: the first five files, or the last
-    transform, target_transform: called with the picture, and with the label; None: as they are
-    Raises: DataFileError for files that are not there, or do not hold what they should.
+    folder: has the files that `train` selects, itself or in cifar-10-batches-bin. Nothing is downloaded.
+    train: True: data_batch_1.bin to data_batch_5.bin; False: test_batch.bin
+    transform, target_transform: called with the picture, and with the label; None: unchanged
+    Raises: DataFileError for files that are missing or are not in this format.
     """
 
     def _read(self) -> tuple[Array, Array]:
@@ -291,10 +294,10 @@ class CIFAR10(_Pictures):
 class CIFAR100(_Pictures):
     """CIFAR-100, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
 
-    folder: has train.bin and test.bin, or the one that is asked for, itself or in cifar-100-binary
-    train: the first file, or the last
-    transform, target_transform: called with the picture, and with the label, the fine one of 100; None: as they are
-    Raises: DataFileError for files that are not there, or do not hold what they should.
+    folder: has the file that `train` selects, itself or in cifar-100-binary
+    train: True: train.bin; False: test.bin
+    transform, target_transform: called with the picture, and with the label, the fine one of 100; None: unchanged
+    Raises: DataFileError for a file that is missing or is not in this format.
     """
 
     def _read(self) -> tuple[Array, Array]:

@@ -41,21 +41,21 @@ class DataLoader:
 
     dataset: a Dataset, or anything with `__getitem__` and `__len__`; or an IterableDataset
     batch_size: samples a batch; None: samples as they are, one by one
-    shuffle: in random order, anew in each pass
+    shuffle: read the samples in random order, another one in each pass
     sampler: indices in the order in which they are read, e.g. a DistributedSampler
     batch_sampler: lists of indices, instead of batch_size, shuffle, sampler and drop_last
     num_workers: processes that fetch; 0: this one does. The batches, and their order, are the same for any number
     collate_fn: makes a batch of a list of samples; None: `default_collate`, or `default_convert` without batches
-    pin_memory: batches are copied to the GPU while the step before runs, through pinned memory, and handed out there
+    pin_memory: copy batches to the GPU through pinned memory, while the previous step runs, and hand them out there
     drop_last: leave out the last batch if it is shorter
-    timeout: seconds that a batch of a worker may take; 0: as long as it takes
+    timeout: seconds that a batch of a worker may take; 0: no limit
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
-    multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` of these names: workers are forked
-    from a small server, which all loaders of this process share
-    generator: where the loader's seed, and that of `shuffle`, is drawn; None: this thread's stream
+    multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` of these names. With any of them,
+    workers are forked from a small server, which all loaders of this process share
+    generator: draws the loader's seed, and that of `shuffle`; None: this thread's generator
     prefetch_factor: batches that each worker has ahead; None: 2
     persistent_workers: workers stay for the next pass, with their copy of the dataset. Before each pass the dataset of
-    this process is compared with what they were given; once it has changed (`dataset.set_epoch`), new workers start
+    this process is compared with that copy; if it has changed (by `dataset.set_epoch`, say), new workers start
     pin_memory_device: which GPU; "": the current one
     in_order: accepted; batches always come in order
 
@@ -139,7 +139,7 @@ class DataLoader:
         self.collate_fn = collate_fn or (default_convert if self._size is None else default_collate)
         self._pool: WorkerPool | None = None  # of persistent workers
         self._payload: Payload | None = None
-        self.epoch = 0  # passes completed, those before a state that was loaded among them
+        self.epoch = 0  # passes completed, including those before a loaded state
         self._batches = 0  # the number handed out in this pass
         self._seed: int | None = None  # the seed of the batches' random numbers
         self._streams: State | None = None  # of a stream: the position after the last batch handed out
@@ -147,7 +147,7 @@ class DataLoader:
         self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:
-            # A loader without workers need not wait for these imports.
+            # Imported here, since a loader without workers need not wait for it.
             from ddp.data import fork_server
 
             self._modules = fork_server.modules_of(worker_init_fn, self.collate_fn, type(dataset))
@@ -172,15 +172,15 @@ class DataLoader:
         try:
             return _Pass(self)
         except BaseException:
-            self._pool = None  # a worker that stayed has died meanwhile: the next pass has new ones
+            self._pool = None  # a persistent worker may have died meanwhile: the next pass starts new ones
             raise
 
     def state_dict(self) -> State:
         """The position after the batches that were handed out, whatever workers have fetched ahead, as JSON values.
 
         epoch: passes completed; batches: handed out in the pass under way (with micro_batches in whole steps, to all
-        ranks together); seed: what random numbers of batches come from; sampler: the state of sampler or batch_sampler,
-        None if it has none; streams: of an IterableDataset
+        ranks together); seed: of the random numbers of batches; sampler: the state of sampler or batch_sampler, None if
+        it has none; streams: the positions of the processes that read an IterableDataset
         """
         batches = self._batches
         if (steps := self._steps()) is not None:
@@ -198,7 +198,7 @@ class DataLoader:
         return {**state, "sampler": inner}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter` goes on with the batch after that position.
+        """Makes the next `iter` continue with the batch after that position.
 
         Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset.
         """
@@ -260,12 +260,12 @@ class DataLoader:
             self._current = None
 
     def _start_pass(self) -> Batches:
-        """The batches of a pass that begins where a loaded state says."""
+        """Starts a pass, at the position of a loaded state if there is one, and returns its batches."""
         steps = self._steps()
         if self._seed is None:
             # With micro_batches all ranks have one seed, while the state of a thread's generator depends on its rank.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
-        # Ranks that were seeded alike draw for different batches: their position in the world tells these apart.
+        # Ranks with the same seed need different random numbers: their rank is mixed in.
         holder = self._sampler_of_rank()
         position = 0 if steps else int(getattr(holder, "rank", 0))
         mixed = functools.partial(mix_seed, self._seed, self.epoch, position)
@@ -292,7 +292,7 @@ class DataLoader:
         return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
-        """The workers of a pass: persistent ones, unless what they work with has changed here since they started."""
+        """The workers of a pass: the persistent ones if their configuration is unchanged, otherwise new ones."""
         from ddp.data.shared_memory import Payload
         from ddp.data.worker_pool import WorkerPool
 
@@ -334,7 +334,7 @@ class _Pass(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._source: Batches | None = None
-        self._first = True  # nothing was handed out
+        self._first = True  # nothing was handed out yet
         self._source = source = loader._start_pass()
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
 

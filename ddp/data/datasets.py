@@ -1,4 +1,4 @@
-"""Datasets: those with an index, those that are iterated, and combinations of others."""
+"""Datasets: those with an index, those that are iterated, and combinations of datasets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dataset(Generic[T_co]):
     """Samples by index: a subclass has `__getitem__(index)` and `__len__()`.
 
     A subclass may also have `__getitems__(indices) -> list of samples`, which the loader then calls once a batch.
-    `a + b` is the one after the other.
+    `a + b` has the samples of `a`, then those of `b`.
     """
 
     def __getitem__(self, index: Any) -> T_co:
@@ -36,8 +36,9 @@ class Dataset(Generic[T_co]):
 class IterableDataset(Dataset[T_co]):
     """Samples in the order in which they come, as from a stream: a subclass has `__iter__()`.
 
-    Every rank and every worker process iterates its own copy, so `__iter__` must give each of them its part. One with
-    `state_dict()` and `load_state_dict(state)` is resumed by these. `a + b` is the one after the other.
+    Every rank and every worker process iterates its own copy, so `__iter__` must give each of them its part. A
+    dataset with `state_dict()` and `load_state_dict(state)` is resumed with these. `a + b` has the samples of `a`, then
+    those of `b`.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -50,8 +51,8 @@ class IterableDataset(Dataset[T_co]):
 class TensorDataset(Dataset[tuple[Any, ...]]):
     """Sample i is `(t[i] for t in tensors)`, as a tuple.
 
-    tensors: (N, ...) each, of one N; tensors, NumPy arrays, or anything with `shape` that can be indexed
-    Raises: ArgumentError if there are none, or others; ShapeError if their first dimensions differ.
+    tensors: (N, ...) each, with the same N; tensors, NumPy arrays, or other objects with `shape` that can be indexed
+    Raises: ArgumentError if there are none, or one has no `shape`; ShapeError if their first dimensions differ.
     """
 
     def __init__(self, *tensors: Any) -> None:
@@ -86,10 +87,10 @@ def fetch_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
 
 
 class StackDataset(Dataset[Any]):
-    """Sample i is sample i of every dataset: a tuple of them, or by name a dict.
+    """Sample i is sample i of every dataset: in a tuple, or in a dict if the datasets have names.
 
     `StackDataset(images, texts)`, or `StackDataset(image=images, text=texts)`.
-    Raises: ArgumentError for both at once or neither, or for datasets of different lengths.
+    Raises: ArgumentError if there are datasets with and without a name, or none at all, or their lengths differ.
     """
 
     datasets: tuple[Any, ...] | dict[str, Any]
@@ -125,7 +126,7 @@ class StackDataset(Dataset[Any]):
 class ConcatDataset(Dataset[T_co]):
     """The samples of one dataset after those of another.
 
-    Raises: ArgumentError if there are none, or if one is an IterableDataset.
+    Raises: ArgumentError if there are no datasets, or if one is an IterableDataset.
     """
 
     def __init__(self, datasets: Iterable[Dataset[T_co]]) -> None:
@@ -193,8 +194,9 @@ class Subset(Dataset[T_co]):
 
 
 def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
-    """Lengths from lengths, or from fractions: rounded down, and what is left goes to the first ones, one each.
+    """Computes the lengths of parts of `length` samples. parts: lengths, or fractions that add up to 1
 
+    Lengths from fractions are rounded down, and the samples left over go to the first parts, one each:
     `split_lengths(10, [0.5, 0.25, 0.25]) == [6, 2, 2]`
 
     Raises: ArgumentError if lengths do not add up to `length`, or fractions are not within [0, 1].
@@ -219,11 +221,12 @@ def random_split(
 ) -> list[Subset[T]]:
     """Subsets without a common sample, drawn at random, that together are the dataset.
 
-    lengths: of the subsets; or fractions that add up to 1: rounded down, what is left goes to the first, one each
-    generator: where the order is drawn; None: this thread's stream. Ranks must draw the same, so give them one of the
-    same seed: `generator=ddp.Generator().manual_seed(0)`
+    lengths: of the subsets; or fractions that add up to 1: the lengths are rounded down, and the samples left over go
+    to the first subsets, one each
+    generator: draws the order; None: this thread's generator. All ranks must draw the same order, so give them
+    generators of the same seed: `generator=ddp.Generator().manual_seed(0)`
 
-    Raises: ArgumentError if lengths do not add up.
+    Raises: ArgumentError if lengths do not add up to the number of samples.
     """
     sizes = split_lengths(len(dataset), lengths)  # type: ignore[arg-type]  # Dataset leaves __len__ to subclasses
     order = _device.generator(CPU, generator).permutation(sum(sizes)).tolist()

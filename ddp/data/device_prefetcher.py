@@ -1,10 +1,10 @@
-"""Batches on their way to the GPU while the step before runs there: through pinned memory, on a stream of their own.
+"""Copies batches to the GPU while the previous step runs there: through pinned memory, on a stream of their own.
 
-A copy from ordinary memory makes the processor wait; one from pinned memory runs during the computation. What is pinned
-already is copied from where it is, all else through CuPy's pool of pinned memory.
+A copy from ordinary memory makes the CPU wait; a copy from pinned memory runs during the computation. Arrays that are
+pinned already are copied from where they are, all others through CuPy's pool of pinned memory.
 
 The GPU's memory for a batch belongs to the stream that computes: the allocator gives it to later work of that stream
-when the batch is dropped. So the copy waits for what that stream was issued before, and that stream for the copy.
+when the batch is dropped. So the copy waits for the earlier work of that stream, and the stream waits for the copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp.errors import warn_once
 
 
 def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:
-    """The same batches, their tensors on the named GPU ("": the current one) if that is wanted, and there is one."""
+    """Moves the tensors of the batches to the named GPU ("": the current one), if `wanted` and there is a GPU."""
     if not wanted:
         return batches
     if found_cupy() is None:
@@ -32,7 +32,7 @@ def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator
 class DevicePrefetcher(Iterator[Any]):
     """Iterates over (batch, position) of another iterator, with the batches copied to the GPU `device`.
 
-    `batches.ready()` says whether the next one can be had at once.
+    `batches.ready()` says whether the next batch can be had without waiting.
     """
 
     def __init__(self, batches: Any, device: device) -> None:
@@ -45,8 +45,8 @@ class DevicePrefetcher(Iterator[Any]):
         with on(device):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
-        self._sent: tuple[Any, Any] | None = None  # what is being copied, and the event after the copy
-        self._failed: BaseException | None = None  # why there is no batch after that
+        self._sent: tuple[Any, Any] | None = None  # (batch, position), and the event after its copy
+        self._failed: BaseException | None = None  # the error that comes instead of the next batch
 
     def __next__(self) -> Any:
         if self._sent is None:
@@ -79,11 +79,11 @@ class DevicePrefetcher(Iterator[Any]):
             self._stream.wait_for(self._streams.current(self._xp))
             moved = each_tensor(batch, copied)
         arrived = self._stream.record()
-        self._streams.keep_alive(self._stream, under_way, event=arrived)  # also if this batch is never taken
+        self._streams.keep_alive(self._stream, under_way, event=arrived)  # in case the batch is never taken
         return (moved, position), arrived
 
     def _pinned(self, array: Any) -> Any:
-        """The same numbers in pinned memory."""
+        """The array in pinned memory: itself if it is C-contiguous and pinned, or empty; otherwise a copy."""
         if not array.nbytes or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, by_cupy=True)):
             return array
         pinned = self._copies.empty_pinned(self._xp, array.shape, array.dtype)
@@ -92,7 +92,7 @@ class DevicePrefetcher(Iterator[Any]):
 
 
 def each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The batch with `change(tensor)` in the place of each tensor on the CPU, within mappings and sequences."""
+    """Replaces each tensor on the CPU by `change(tensor)`, also within mappings and sequences."""
     if isinstance(batch, TensorBase):
         return change(batch) if batch.device.type == "cpu" else batch
     return map_batch(batch, functools.partial(each_tensor, change=change))

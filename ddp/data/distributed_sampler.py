@@ -1,11 +1,11 @@
-"""Which rank reads which samples: one order for all ranks, and one count of how far they have come in it together.
+"""Decides which rank reads which samples: all ranks share one order, and one count of the samples that they have read.
 
-The order, also one that a sampler draws, follows from (seed, epoch) alone, and the ranks take turns in it: rank r of W
-takes every W-th sample from `cursor + r` on. So what all ranks read in one step is a contiguous stretch of the order
-whatever W is, and another number of ranks goes on with exactly the next sample.
+The order follows from (seed, epoch) alone, even if a sampler draws it. The ranks take turns in it: rank r of W takes
+every W-th sample from `cursor + r` on. So the samples that all ranks read in one step are a contiguous stretch of the
+order, whatever W is, and another number of ranks can continue with exactly the next sample.
 
-With `micro_batches=V` the V micro-batches of a step take turns in the order instead, and each rank reads a contiguous
-part of them: what a micro-batch holds does not depend on the number of ranks.
+With `micro_batches=V` the V micro-batches of a step take turns in the order instead, and each rank reads consecutive
+micro-batches. So the samples of a micro-batch do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TAILS = ("pad", "drop", "exact")
 
 
 def count(left: int, rank: int, size: int, tail: str) -> int:
-    """How many of the `left` samples up to the end of the order a rank takes.
+    """The number of samples that a rank takes, if `left` samples are left in the order.
 
     `[count(7, rank, 3, "exact") for rank in range(3)] == [3, 2, 2]`, "pad" gives 3 to each, "drop" 2
     """
@@ -37,38 +37,39 @@ def count(left: int, rank: int, size: int, tail: str) -> int:
 
 
 class DistributedSampler(IndexSampler):
-    """The samples of this rank, of an order that all ranks share.
+    """The indices of this rank, out of an order that all ranks share.
 
-    dataset: anything with a length, the same on every rank; or a sampler with a length, e.g. a WeightedRandomSampler,
-    of which the ranks share one draw, in its order. What a sampler of this package draws follows from (seed, epoch):
-    its `generator`, and `shuffle`, are not used. One of another class is iterated once an epoch on every rank, and must
-    give the same there: it may draw from `ddp`, `numpy.random` or `random`, which (seed, epoch) seeds meanwhile, or
-    follow from `set_epoch(epoch)`, which is called if it exists
-    num_replicas, rank: how many ranks there are and which this is; None: those of `comm`
+    dataset: anything with a length, the same on every rank; or a sampler with a length, e.g. a WeightedRandomSampler:
+    the ranks share its indices, in its order. The indices of a sampler of this package follow from (seed, epoch); its
+    `generator`, and `shuffle`, are not used. A sampler of another class is iterated once an epoch on every rank, and
+    must give the same indices on all: it may draw from `ddp`, `numpy.random` or `random`, which are seeded from (seed,
+    epoch) meanwhile, or depend on the epoch alone: its `set_epoch(epoch)` is called if it exists
+    num_replicas, rank: the number of ranks, and this rank; None: those of `comm`
     shuffle: draw the order of each epoch anew, from (seed, epoch) alone; False: 0, 1, 2 and so on
     seed: the same on every rank
     drop_last: short for tail="drop"
     comm: the ranks; None: `collectives.init()`
-    tail: what becomes of the last samples where the ranks do not divide them. "pad" (as in PyTorch) gives every rank
-    the same number by repeating samples from the beginning of the order; "drop" leaves the last ones out; "exact" does
-    neither, so that ranks' counts differ by one at most. The DataLoader then hands a rank that has run out an empty
-    batch, and `model.backward(loss_sum, weight=len(batch))` is the exact mean. None: "drop" if drop_last, else "pad"
-    micro_batches: how many a step has, on all ranks together; see `DataParallel`. A DataLoader's batch is one of them,
-    and tail speaks of them, not of ranks. None: one a rank
+    tail: what happens to the last samples if there are not as many for every rank. "pad" (as in PyTorch) gives every
+    rank the same number by repeating samples from the beginning of the order; "drop" leaves the last samples out;
+    "exact" does neither, so that ranks' counts differ by one at most. With "exact" the DataLoader hands an empty batch
+    to a rank that has run out, and `model.backward(loss_sum, weight=len(batch))` gives the gradient of the exact mean.
+    None: "drop" if drop_last, else "pad"
+    micro_batches: how many a step has, on all ranks together; see `DataParallel`. A DataLoader's batch is one
+    micro-batch, and `tail` is about micro-batches instead of ranks. None: one per rank
 
     Every `iter` is one epoch, and the next one has an order of its own: `set_epoch` is not needed. An epoch that is
     left early is begun again by the next `iter`, unless a state is loaded first. In a DataLoader the epoch is over when
     its last batch was handed out, whatever was read ahead.
 
     The position is `epoch` and a cursor: how many samples of the epoch's order all ranks together have read. A state
-    that was saved at one number of ranks may be loaded at any other. With micro_batches it is that of whole steps: one
-    of which this rank has read a part is read again.
+    that was saved at one number of ranks may be loaded at any other. With micro_batches it counts whole steps: a step
+    of which this rank has read only a part is read again.
 
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks.
 
-    Raises: ArgumentError if num_replicas is not a count of at least 1 or rank not one below it, if there are fewer
-    micro_batches than ranks, for a seed below 0, a tail that is none of these, a dataset or sampler that has no length,
-    or a sampler that draws another number.
+    Raises: ArgumentError if num_replicas is not an integer of at least 1, if rank is not from 0 to num_replicas - 1, if
+    there are fewer micro_batches than ranks, for a seed below 0, an unknown tail, a dataset or sampler that has no
+    length, or a sampler that draws more or fewer indices than its length.
     """
 
     def __init__(
@@ -114,15 +115,15 @@ class DistributedSampler(IndexSampler):
         self.micro_batches_of_rank = (
             None if micro_batches is None else micro_batches_of(micro_batches, self.rank, self.num_replicas)
         )
-        self._stride = micro_batches or self.num_replicas  # which take turns in the order
+        self._stride = micro_batches or self.num_replicas  # how many take turns in the order
         self.epoch = 0
-        self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
+        self._counted = False  # whether the end of a pass has set `epoch`, and not `set_epoch`
 
     @property
     def num_samples(self) -> int:
-        """The most samples that a rank reads in a whole epoch; all ranks as many, unless tail is "exact".
+        """The most samples that a rank reads in a whole epoch. All ranks read as many, unless tail is "exact".
 
-        With micro_batches: that a rank reads for each of its micro-batches.
+        With micro_batches: the number of samples in the first micro-batches of all steps together.
         """
         return self.most_after({"cursor": 0})
 
@@ -136,9 +137,9 @@ class DistributedSampler(IndexSampler):
         return sum(count(len(self.dataset), turn, self._stride, self.tail) for turn in turns)
 
     def most_after(self, state: State) -> int:
-        """The most samples that a rank has left after `state` in its epoch: with tail="exact" others may have fewer.
+        """The most samples that a rank has left after `state` in its epoch. With tail="exact" others may have fewer.
 
-        With micro_batches: for each of its micro-batches.
+        With micro_batches: the number of samples in the first micro-batches of all steps that are left.
         """
         return count(len(self.dataset) - state["cursor"], 0, self._stride, self.tail)
 
@@ -152,7 +153,7 @@ class DistributedSampler(IndexSampler):
     def lists(self, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
         """The indices of this rank's micro-batches of `batch_size` samples, step after step.
 
-        drop_last: leave out a step without a full micro-batch; in other steps shorter micro-batches become empty
+        drop_last: leave out a step in which no micro-batch is full; in other steps shorter micro-batches become empty
         """
         assert self.micro_batches_of_rank is not None
         return self._lists(self._begin(), self.micro_batches_of_rank, batch_size, drop_last)
@@ -173,9 +174,9 @@ class DistributedSampler(IndexSampler):
             self._end(began)
 
     def batches_of(self, batches: int, all_ranks: bool) -> int:
-        """Converts a number of this rank's batches to that of all ranks together, in whole steps; or back.
+        """Converts a number of batches of this rank to that of all ranks together, or back. Only whole steps count.
 
-        all_ranks: converts the number of this rank to that of all ranks
+        all_ranks: True: converts this rank's number to that of all ranks; False: converts back
         """
         if self.micro_batches_of_rank is None:
             return batches
@@ -190,36 +191,37 @@ class DistributedSampler(IndexSampler):
         )
 
     def number_of(self, batch: int) -> int:
-        """The number, among all ranks' micro-batches of the epoch, of this rank's batch of that number."""
+        """Converts the number of a batch of this rank to its number among all ranks' micro-batches of the epoch."""
         assert self.micro_batches_of_rank is not None
         step, turn = divmod(batch, len(self.micro_batches_of_rank))
         return step * self._stride + self.micro_batches_of_rank[turn]
 
     def set_epoch(self, epoch: int) -> None:
-        """The next `iter` is this epoch; where a state of the same epoch was loaded, it goes on in the middle of it.
+        """Sets the epoch of the next `iter`. If a state of the same epoch was loaded, `iter` still continues from it.
 
-        Not needed, as epochs are counted here; a loop that calls it as PyTorch's must works as it does there.
+        Not needed, since epochs are counted here. A loop that calls it, as PyTorch requires, works as with PyTorch.
 
-        Raises: ArgumentError for one below 0.
+        Raises: ArgumentError for an epoch below 0.
         """
         if epoch < 0:
             raise ArgumentError(f"epoch should be a number of at least 0, is {epoch}")
         if self._loaded is not None and self._loaded["epoch"] != epoch:
             self._loaded = None
-        self.epoch, self._counted = int(epoch), False  # NumPy's numbers are no JSON
+        self.epoch, self._counted = int(epoch), False  # int: json cannot write NumPy's integers
 
     def begin_again(self) -> None:
-        """The next `iter` is the epoch of the pass last begun, even if a reader ahead has come to its end.
+        """Makes the next `iter` repeat the epoch of the last pass, even if a reader ahead has come to the end of it.
 
-        Unless it was said by `set_epoch`, or by a state, which it is. A DataLoader calls this for a pass left early.
+        Changes nothing if `set_epoch` or a loaded state has set the epoch since. A DataLoader calls this for a pass
+        that was left early.
         """
         if self._counted and self._loaded is None:
             self.epoch = self._began["epoch"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter` goes on at this position, whatever the number of ranks was that saved it.
+        """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
-        Raises: StateDictError if the state is of a dataset of another length, of another order, or none at all.
+        Raises: StateDictError if the state is of a dataset of another length or of another order, or is no such state.
         """
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)
@@ -238,7 +240,7 @@ class DistributedSampler(IndexSampler):
         order = self._order(began)
         count_here = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(count_here)
-        return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
+        return (order[places % length] if length else order,)  # past the end it begins again, to pad
 
     def _order(self, began: State) -> Order:
         """The order of all ranks in the epoch of a pass."""
@@ -257,14 +259,14 @@ class DistributedSampler(IndexSampler):
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> Order:
-    """The order of an epoch: (length) int64, the same wherever it is drawn."""
+    """The order of an epoch: (length) int64, the same on every rank."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 def draw(sampler: Any, seed: int, epoch: int) -> Order:
     """The indices that a sampler draws in an epoch: (len(sampler)). The caller's random numbers are not affected.
 
-    Raises: ArgumentError if it draws another number.
+    Raises: ArgumentError if it draws more or fewer indices.
     """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)

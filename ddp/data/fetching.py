@@ -1,7 +1,7 @@
-"""From indices to a batch, the same in a worker process and in the user's own, with random numbers of the batch's own.
+"""Makes a batch from indices, in a worker process or in the training process, with random numbers of its own.
 
-Each batch has a seed. While it is fetched, this package's generators draw from streams that begin there, so the numbers
-are the same whichever process fetches the batch, and when; the user's own generators stay where they are.
+Each batch has a seed. While it is fetched, this package's generators start from that seed, so the random numbers are
+the same whichever process fetches the batch, and when. The training process's own generators are not affected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def mix_seed(*numbers: int) -> int:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """A context after which this package's generators are where they were before."""
+    """A context that restores the states of this package's generators at its end."""
     own = _device.exchange_generators((0, {}))
     try:
         yield
@@ -68,7 +68,7 @@ def seed_everything(seed: int) -> None:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker process. id: 0 to num_workers - 1; seed: of this worker, of this pass; dataset: its copy."""
+    """Describes a worker process. id: 0 to num_workers - 1; seed: of the worker in this pass; dataset: its copy."""
 
     id: int
     num_workers: int
@@ -85,15 +85,16 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def set_worker_info(info: WorkerInfo) -> None:
-    """This process is that worker from now on."""
+    """Sets what `get_worker_info` returns."""
     global _worker_info
     _worker_info = info
 
 
 class FetchConfig(NamedTuple):
-    """What batches are made of, and how.
+    """The dataset, and how batches are made of it.
 
-    stream: the dataset has no index; size: samples a batch, None for none
+    initialize: the user's worker_init_fn; stream: whether the dataset has no index; size: samples per batch; None: the
+    samples are not batched
     """
 
     dataset: Any
@@ -105,9 +106,10 @@ class FetchConfig(NamedTuple):
 
 
 class StartPass(NamedTuple):
-    """A pass begins. seed: of the worker
+    """The message that begins a pass. seed: of the worker
 
-    state: of a stream's dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
+    state: of a stream's dataset, to continue from; None: from the beginning
+    skipped: seeds of the batches to read and discard first, if the dataset of a stream has no state
     """
 
     seed: int
@@ -116,11 +118,11 @@ class StartPass(NamedTuple):
 
 
 class WorkerFailure(NamedTuple):
-    """An exception in a worker process, without the exception, whose class may need what the consumer does not have.
+    """Describes an exception in a worker process. The consumer may be unable to unpickle the exception itself.
 
     message: where it was raised, with the worker's traceback
-    pickled_class: its class; empty if that cannot be pickled
-    attributes: those that can be pickled, each by itself
+    pickled_class: the pickle of its class; empty if it cannot be pickled
+    attributes: the pickle of each attribute that can be pickled
     """
 
     message: str
@@ -129,9 +131,9 @@ class WorkerFailure(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """The result of a task. end: the stream had no more batches; last: this is known to be the last one
+    """The result of a task. end: the stream had no more batches; last: this batch is known to be the last one
 
-    state: the dataset's own, after this batch; failure: why a worker process has no batch
+    state: of a stream's dataset after this batch, if it has `state_dict`; failure: why a worker process has no batch
     """
 
     batch: Any
@@ -144,8 +146,10 @@ class FetchResult(NamedTuple):
 class BatchMaker:
     """Makes the batches of passes over a dataset.
 
-    seeding: called with the seed of what is fetched next
-    out: where `default_collate` puts a batch's arrays; at: what is being read, which an error names: an index, or all
+    seeding: called with the seed of a pass or batch before it is begun
+    out: allocates a batch's arrays for `default_collate`
+
+    `position` is what is being read, for the message of an error: an index, or all indices of the batch.
     """
 
     def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
@@ -159,7 +163,7 @@ class BatchMaker:
         self._stream: Iterator[Any] = iter(())
 
     def start_pass(self, start: StartPass) -> None:
-        """Prepares a pass: that over a stream begins, or goes on, here."""
+        """Prepares a pass: a stream begins, or continues from its state."""
         dataset = self._config.dataset
         size = self._config.size
         self.position = None
@@ -175,7 +179,7 @@ class BatchMaker:
                 pass
 
     def make(self, seed: int, indices: Any) -> FetchResult:
-        """The batch of a list of indices, or of one index; None: the next one of a stream."""
+        """Makes the batch of a list of indices, or of one index; of a stream, the next batch."""
         self._seeding(seed)
         dataset, _, _, stream, size, drop_last = self._config
         self.position = "the next of the stream" if stream else indices
@@ -205,9 +209,10 @@ class BatchMaker:
 
 
 def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
-    """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one; else None.
+    """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
 
-    It gives what `default_collate` makes of the samples. Raises: IndexError.
+    The function returns what `default_collate` would make of the samples, and raises IndexError for an index out of
+    range. The result is None for other datasets.
     """
     subsets: list[Any] = []
     while type(dataset) is Subset:
@@ -235,7 +240,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
         batch = []
         for array in arrays:
             into = out((len(picked), *array.shape[1:]), array.dtype)
-            np.take(array, picked, 0, into, "wrap")  # all are within: the mode "raise" would go through a buffer
+            np.take(array, picked, 0, into, "wrap")  # checked above: the mode "raise" would go through a buffer
             batch.append(wrap(into, CPU))
         return batch
 

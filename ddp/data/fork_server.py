@@ -1,14 +1,14 @@
-"""Fork servers of worker processes: as the standard library's, with what a rank's workers need besides.
+"""A fork server of worker processes, like the standard library's, but fit for the workers of a rank.
 
-`multiprocessing.get_context("forkserver")` would do but for five things. Its one server is shared with whatever else
-the process starts so. It inherits the variables that make a process a rank of the job, and begins MPI as soon as a
+`multiprocessing.get_context("forkserver")` has five faults here. Its one server is shared with everything else that the
+process starts in that way. It inherits the variables that make a process a rank of the job, and starts MPI as soon as a
 module that it preloads does. It never preloads the user's script (Python 3.11), and each process that it forks imports
-that again, needed or not. What it forks outlives a server that was killed. And it listens at a path in TMPDIR: a killed
-job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
+the script again, needed or not. The processes that it forks outlive a server that was killed. And it listens at a path
+in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
 
-One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
-imported what they need by the time that they are wanted. It is replaced if it has ended, a loader needs other
-modules, or one of them was loaded again; worker pools keep the server that forked them.
+One server serves all loaders of the process. It is started when the first loader with workers is made, so that it has
+imported their modules by the time that workers are wanted. It is replaced if it has ended, if a loader needs other
+modules, or if a module was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddp.data import worker
 from ddp.errors import ArgumentError, WorkerError
 from ddp.multiprocessing.connections import make_pipe
 
-_GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
+_GRACE = 2.0  # s that workers have to finish their task after their pool is closed
 
 # Variables that would make a worker join the job as a rank, or start MPI when a script that it imports uses it.
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
@@ -40,7 +40,7 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; wor
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of this process as its workers should have it."""
+    """The environment of workers: that of this process, but without the variables of a rank, and with one thread."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PMIX_")}
     for name in _OF_A_RANK:
         environ.pop(name, None)
@@ -52,7 +52,7 @@ def worker_environment() -> dict[str, str]:
 def preparation_data(script: bool) -> dict[str, Any]:
     """The data from which the standard library prepares a child process, with the user's script or without.
 
-    Raises: ArgumentError if a script is wanted, and there is none.
+    Raises: ArgumentError if `script` is set, and there is no file of a script.
     """
     data = spawn.get_preparation_data("worker")
     data["sys_path"] = [path for path in sys.path if isinstance(path, str)]
@@ -66,11 +66,13 @@ def preparation_data(script: bool) -> dict[str, Any]:
 
 
 class ForkServer:
-    """A fork server that has imported `modules`, "__main__" for the user's script. It ends when this is forgotten.
+    """A fork server that has imported `modules`. It ends when this object is freed.
 
-    Requests go through a pair of sockets that it inherits one end of, so it needs no file and no folder.
+    Requests go through a socket pair, of which the server inherits one end: it needs no file and no folder.
 
-    Raises: ArgumentError if there is no script; WorkerError if the server cannot be started.
+    modules: names; "__main__" stands for the user's script
+
+    Raises: ArgumentError if the script is needed, and there is none; WorkerError if the server cannot be started.
     """
 
     def __init__(self, modules: set[str]) -> None:
@@ -90,13 +92,13 @@ class ForkServer:
                     pass_fds=[child_end.fileno()],
                 )
             self.pid = process.pid
-            process.returncode = 0  # it is waited for by its pid: Popen would warn that it still runs
+            process.returncode = 0  # `fits` and `__del__` wait for its pid; without this, Popen would warn
             self._requests.send((preparation, sorted(modules - {"__main__"})))
         except OSError as error:
             raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
 
     def fits(self, modules: set[str]) -> bool:
-        """Whether workers that need these can be forked of it: it runs, and no module has been loaded again since."""
+        """Whether it can fork workers that need `modules`: it runs, has these, and no module was loaded again since."""
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
         if not (same and modules <= self.modules and self.owner == os.getpid()):
             return False
@@ -110,7 +112,7 @@ class ForkServer:
         Returns a socket from which the process reads what it is to run, and to which the server writes its pid, then
         its exit code. Raises: WorkerError if the server has ended.
         """
-        tracker: Any = resource_tracker.getfd()  # None is for other systems
+        tracker: Any = resource_tracker.getfd()  # never None on Linux
         ours, child_end = make_pipe()
         with ours, child_end:
             try:
@@ -123,17 +125,20 @@ class ForkServer:
         # Skipped while the interpreter exits, which ends the server anyway, and in a forked child, because the server
         # belongs to the parent.
         if not sys.is_finalizing() and os.getpid() == self.owner and hasattr(self, "pid"):
-            self._requests.close()  # which ends it
+            self._requests.close()  # ends the server
             _in_background(os.waitpid, self.pid, 0)
 
 
 def _loaded_modules() -> dict[str, Any]:
-    """The spec of each module of this process: another one once the module is loaded again."""
+    """The spec of each module of this process. A module that is loaded again has a new spec."""
     return {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
 
 
 def _in_background(work: Callable[..., Any], *args: Any) -> None:
-    """Runs something that waits for processes. Does nothing where the interpreter ends: the server ends with it."""
+    """Runs `work`, which waits for processes, in a thread.
+
+    Does nothing while the interpreter exits: the server ends with it.
+    """
 
     def run() -> None:
         with contextlib.suppress(OSError):  # it has been waited for already
@@ -148,9 +153,10 @@ _lock = threading.Lock()
 
 
 def fork_server(names: Iterable[str]) -> ForkServer:
-    """The fork server of this process, which has imported these modules; started anew if there is none that fits.
+    """Returns the fork server of this process, which has imported the modules `names`; starts one if none fits.
 
-    Raises: WorkerError; ArgumentError where there is no script, or this is the import of one that workers need.
+    Raises: WorkerError if it cannot be started; ArgumentError if the script is needed and there is none, or if this is
+    called in a fork server that imports the script.
     """
     global _server
     if worker.importing_script:
@@ -163,7 +169,7 @@ def fork_server(names: Iterable[str]) -> ForkServer:
 
 
 def modules_of(*objects: Any) -> set[str]:
-    """The modules that define these functions and classes, but for those that the server has in any case."""
+    """The modules that define these functions and classes, without those that every server has."""
     names = {name for item in objects if isinstance(name := getattr(item, "__module__", None), str)}
     return {name for name in names if name.partition(".")[0] not in ("builtins", "ddp")}
 
@@ -171,7 +177,7 @@ def modules_of(*objects: Any) -> set[str]:
 class WorkerProcess(popen_forkserver.Popen):
     """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
 
-    `pid` is known after `wait_for_start`, so that several are forked at once.
+    `wait_for_start` sets `pid`, not the constructor: so several processes are forked at the same time.
     """
 
     pid: int
@@ -181,7 +187,7 @@ class WorkerProcess(popen_forkserver.Popen):
         super().__init__(context.ForkServerProcess(target=worker.run, args=args))
 
     def _launch(self, process_obj: Any) -> None:
-        """As the standard library's, but without the script, and from a server of our own."""
+        """Launches as the standard library does, but without the script, and from our own server."""
         file = io.BytesIO()
         context.set_spawning_popen(self)
         try:
@@ -190,13 +196,13 @@ class WorkerProcess(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
         self.sentinel = self._server.fork(self._fds)  # type: ignore[attr-defined]  # as above
-        # While this is open the worker's `parent_process` lives.
+        # While this is open, the worker's `parent_process()` counts as alive.
         self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]  # as above
         with open(self.sentinel, "wb", closefd=False) as start:
             start.write(file.getbuffer())
 
     def wait_for_start(self) -> None:
-        """Returns when the server has forked it. Raises: WorkerError if the server has ended."""
+        """Waits until the server has forked it, and sets `pid`. Raises: WorkerError if the server has ended."""
         try:
             self.pid = forkserver.read_signed(self.sentinel)
         except EOFError:
@@ -204,7 +210,7 @@ class WorkerProcess(popen_forkserver.Popen):
 
 
 def end_workers(processes: list[WorkerProcess]) -> None:
-    """Kills those of the workers, whose sockets have been closed, that have not ended in time. Does not wait."""
+    """Kills workers that have not ended after `_GRACE` seconds. Does not wait. Their connections are closed already."""
 
     def reap() -> None:
         deadline = time.monotonic() + _GRACE

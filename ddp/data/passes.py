@@ -1,8 +1,8 @@
 """One pass over a dataset: its batches in order, made by this process or by workers, and the position after each.
 
-A batch counts when the consumer has it, not when it was read. So each batch comes with the position after it, which the
-loader notes as it hands the batch out: for a stream what each worker's copy has given, else the number of batches says
-it all.
+A batch counts as consumed when the consumer has it, not when it was read. So each batch comes with the position after
+it, which the loader records as it hands the batch out. For a stream the position has the state of each worker's copy
+of the dataset; otherwise it is None, because the number of batches says enough.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OF_BATCH, OF_WORKER = 0, 1
 
 
 class Batches(Iterator[tuple[Any, Any]]):
-    """(batch, position after it) of one pass, from the workers in turn: the wait for the next one is for one of them.
+    """Iterates over (batch, position after it) of one pass. Workers take turns, so it waits for one worker at a time.
 
     pool: a WorkerPool, or a LocalPool
-    ahead: tasks that each worker has while the consumer has a batch
+    ahead: number of tasks that each worker has while the consumer has a batch
     """
 
     turns: Sequence[int] = ()  # the workers, in the order in which they give batches
@@ -70,18 +70,18 @@ class Batches(Iterator[tuple[Any, Any]]):
                 return result.batch, self.position
 
     def ready(self) -> bool:
-        """Whether the next batch can be had without waiting for others."""
+        """Whether the next batch can be had without waiting for a worker."""
         return not self._requested or self._pool.ready(self._requested[0])
 
     def leave(self, handed: int, failed: bool) -> bool:
-        """Ends the pass after `handed` batches. True if these were all of it. failed: there was an error"""
+        """Ends the pass after `handed` batches. Returns whether these were all. failed: whether there was an error"""
         return False
 
 
 class IndexBatches(Batches):
     """The batches of a dataset with an index.
 
-    order: an iterator of each batch's indices, or of indices without batches, made by `sampler`
+    order: an iterator made by `sampler`, of each batch's list of indices, or of single indices
     first: the number of the first batch
     """
 
@@ -101,12 +101,12 @@ class IndexBatches(Batches):
     def leave(self, handed: int, failed: bool) -> bool:
         """See the base class. If not all batches were handed out, the sampler begins this epoch again.
 
-        If all that was read was handed out, the sampler is asked for one more batch, because it counts an epoch only at
-        its end, which ranks and workers that read ahead would reach at different times.
+        If all batches that were read were handed out, the sampler is asked for one more. It counts an epoch only when
+        it is exhausted, and without this request that would depend on how far this rank has read ahead.
         """
         if not failed and handed == self._number and self._at_end():
             return True
-        # A batch sampler of the user's own holds the sampler of this rank as ours does.
+        # A user's batch sampler, like ours, may hold the sampler of this rank as `sampler`.
         for sampler in (self._sampler, getattr(self._sampler, "sampler", None)):
             getattr(sampler, "begin_again", lambda: None)()
         return False
@@ -122,10 +122,11 @@ class IndexBatches(Batches):
 
 
 class StreamBatches(Batches):
-    """The batches of a dataset without an index, of which each worker reads its copy; a batch of each in turn.
+    """The batches of a dataset without an index. Each worker reads its own copy; the workers give batches in turn.
 
-    position: where to go on, and then after what was received: {"states": the dataset's own, None where it has none;
-    "handed": batches so far, both of each worker; "turns": whose batch comes next, and then}
+    position: where the pass begins, and later the position after the batches received: {"states": for each worker the
+    state of its dataset, or None; "handed": for each worker its number of batches so far; "turns": the workers
+    whose streams have not ended, in the order of their next batches}
     """
 
     def __init__(self, pool: Any, seed: Seed, ahead: int, position: State | None) -> None:
@@ -139,7 +140,8 @@ class StreamBatches(Batches):
 
     def _start(self, worker: int) -> tuple[Any, Sequence[int]]:
         assert self.position is not None
-        if worker not in self.turns:  # it is at its end: its next pass would begin where this one has ended
+        # The worker's stream has ended. If its state were loaded, its next pass would begin at that end, too.
+        if worker not in self.turns:
             return None, ()
         state = self.position["states"][worker]
         count = len(self._tasks)
@@ -165,7 +167,7 @@ class StreamBatches(Batches):
 
 
 def check_streams(position: Any, workers: int) -> None:
-    """Raises: StateDictError unless `position` is one in the streams of this number of workers."""
+    """Raises: StateDictError unless `position` is a position in the streams of `workers` workers."""
     try:
         count = len(position["states"])
     except (KeyError, TypeError):
@@ -178,7 +180,7 @@ def check_streams(position: Any, workers: int) -> None:
 
 
 class LocalPool:
-    """This process in the place of a WorkerPool: it makes a batch when it is received."""
+    """Makes batches in this process, in the place of a WorkerPool. A batch is made when it is received."""
 
     def __init__(self, config: FetchConfig) -> None:
         self._maker = BatchMaker(config, seed_package)
@@ -209,4 +211,4 @@ class LocalPool:
         return True
 
     def close(self) -> None:
-        """Nothing: there are no workers to end."""
+        """Does nothing: there are no workers to end."""

@@ -1,7 +1,7 @@
 """One rank before the others: for downloads and preprocessing, where one rank does the work that all need.
 
-The others do not wait in one long collective: in a `MonitoredSection` a thread of each rank makes small ones. So no
-collective times out however long it takes, and the launcher sees that the job lives.
+The others do not wait in one long collective: in a `MonitoredSection` a thread of each rank makes short ones. So no
+collective times out, however long the work takes, and the launcher sees that the job is alive.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
     """Rank 0 runs the body while the others wait, however long that takes; then the others run it.
 
     comm: the ranks; None: `collectives.init()`
-    per_node: the first rank of every node goes first, and the others of its node wait for it: for disks of the nodes
+    per_node: the first rank of every node goes first, and the others of its node wait for it. For work on disks that
+    only the ranks of a node share
 
         with ddp.data.rank0_first():
             folder = download()  # later ranks find it there
 
-    Every rank must come to it, as to a collective. The body makes none, since the ranks run it at different times. What
-    it does is up to you: the later ranks run it too, so it looks first whether there is anything left to do.
+    Every rank must call this, like a collective. The body must make no collectives: the ranks run it at different
+    times. The later ranks run the body, too, so let it look first whether there is anything left to do.
 
-    Raises: PeerError on the ranks that wait, which do not run the body, if it failed on the rank that they wait for.
+    Raises: PeerError on the ranks that wait, if the body failed on the rank that they wait for; they do not run it.
     """
     comm = collectives.init() if comm is None else comm
     apart = comm.split(comm.node) if per_node else comm.duplicate()
-    assert apart is not None  # it has a color
+    assert apart is not None  # None only without a color
     beat = MonitoredSection(apart)
     try:
         if apart.rank == 0:

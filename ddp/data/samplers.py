@@ -1,7 +1,7 @@
 """Samplers: which indices a pass reads, and in what order. Each can be resumed at any index.
 
-A pass is one walk through an order of indices. Its position is what the order follows from (a seed, an epoch) and a
-cursor in it: a few JSON values, from which another process goes on without anything that was drawn before. A random
+A pass is one walk through an order of indices. Its position is a few JSON values: what determines the order (a seed, an
+epoch), and a cursor in it. From these another process can continue without the indices that were drawn before. A random
 pass draws one seed when it begins, and its whole order follows from that seed.
 """
 
@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 State = dict[str, Any]  # of JSON values
 Order = np.ndarray[Any, Any]  # of int64
 
-# Indices made Python integers together: those of a whole epoch would take four times the order's memory.
+# Indices converted to Python integers at once: those of a whole epoch would take four times the order's memory.
 _AT_ONCE = 4096
 _PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
 
@@ -29,8 +29,8 @@ _PART = 1 << 16  # indices drawn together: a pass may have more than fit into me
 class Sampler(Generic[T_co]):
     """Indices of a dataset in the order in which they are to be read: a subclass has `__iter__()`.
 
-    It is resumed at its position if it also has `state_dict()`, `load_state_dict(state)`, and `state_after(state, n)`:
-    the state n indices after another of the same pass. Otherwise it is read again, and what was consumed is skipped.
+    It is resumed at its position if it also has `state_dict()`, `load_state_dict(state)`, and `state_after(state, n)`,
+    the state n indices after `state` in the same pass. Otherwise it is read again, and what was consumed is skipped.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -38,19 +38,19 @@ class Sampler(Generic[T_co]):
 
 
 def has_position(sampler: Any) -> bool:
-    """Whether a sampler, and for a BatchSampler the one that it reads, can be resumed at a position."""
+    """Whether a sampler can be resumed at a position. A BatchSampler can if the sampler that it reads can."""
     if isinstance(sampler, BatchSampler):
         return has_position(sampler.sampler)
     return all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether it is an integer, and no bool, of at least `least`."""
+    """Whether `value` is an integer of at least `least`, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
 def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
-    """A count from 0 to `most` out of a state. Raises: StateDictError if it is none."""
+    """Returns `name` of a state. Raises: StateDictError if it is not an int from 0 to `most`."""
     value = state.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise StateDictError(f"{type(sampler).__name__}: the state has {name} {value!r}, expected 0 to {most}")
@@ -60,8 +60,8 @@ def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) ->
 class IndexSampler(Sampler[int]):
     """A sampler of indices that knows where it is: its position is a cursor in an order.
 
-    Every `iter` begins one pass; after `load_state_dict`, where that state was. A pass that is left early is not gone
-    on with: the next `iter` begins anew, unless a state is loaded first.
+    Every `iter` begins one pass, after `load_state_dict` at the position of that state. A pass that is left early is
+    not continued: the next `iter` begins anew, unless a state is loaded first.
     """
 
     _stride = 1  # how far the cursor goes for each index
@@ -74,7 +74,7 @@ class IndexSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         self._begin()
-        # A generator around each index would double what a pass over them costs.
+        # A generator that yields single indices would double the time of a pass.
         return itertools.chain.from_iterable(self._chunks(self._began))
 
     def _begin(self) -> State:
@@ -104,9 +104,9 @@ class IndexSampler(Sampler[int]):
             self._end(began)
 
     def state_dict(self) -> State:
-        """The position, as JSON values: after what the pass under way has yielded, or before the next one.
+        """The position, as JSON values: after what the pass under way has yielded, or before the next pass.
 
-        A reader ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
+        A reader that reads ahead calls this right after `iter(sampler)`, and computes later positions by `state_after`.
         """
         if self._loaded is not None:
             return dict(self._loaded)
@@ -115,11 +115,11 @@ class IndexSampler(Sampler[int]):
         return self.state_after({**self._began, "cursor": self._cursor}, -operator.length_hint(self._chunk))
 
     def state_after(self, state: State, count: int) -> State:
-        """The position `count` indices after `state` in the same pass; more than it has left is its end."""
+        """The position `count` indices after `state` in the same pass, at most the end of the pass."""
         return {**state, "cursor": min(state["cursor"] + count * self._stride, self._span())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter` goes on at this position. Raises: StateDictError for one of another dataset or sampler."""
+        """Makes the next `iter` continue from this state. Raises: StateDictError for another dataset or sampler."""
         for name, own in self._fixed().items():
             if state_dict.get(name) != own:
                 raise StateDictError(
@@ -131,7 +131,7 @@ class IndexSampler(Sampler[int]):
         self._cursor = None
 
     def _next(self, draw: bool) -> State:
-        """The position at which a new pass begins. draw: draws its seed, because it begins now"""
+        """The position at which a new pass begins. draw: whether to draw its seed, because it begins now"""
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
@@ -139,7 +139,7 @@ class IndexSampler(Sampler[int]):
         return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:
-        """The indices from this position to the end of the pass, in parts: int64, 1-d."""
+        """The indices from position `began` to the end of the pass, in parts: int64, 1-d."""
         raise NotImplementedError
 
     def _span(self) -> int:
@@ -147,7 +147,7 @@ class IndexSampler(Sampler[int]):
         return len(self)  # type: ignore[arg-type]  # which every subclass has
 
     def _end(self, began: State) -> None:
-        """Called when the pass that began here is over."""
+        """Called at the end of the pass that began at `began`."""
 
 
 class SequentialSampler(IndexSampler):
@@ -193,12 +193,12 @@ class _Drawn(IndexSampler):
             before = max(0, before - len(part))
 
     def state_dict(self) -> State:
-        """The position: the seed of the pass, how much of it was yielded, and the state of a `generator` of its own."""
+        """The position: the seed of the pass, how much of it was yielded, and the state of `generator`, if given."""
         state = super().state_dict()
         return state if self.generator is None else {**state, "generator": self.generator.snapshot().hex()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter` goes on at this position. Raises: StateDictError for one of another dataset or sampler."""
+        """Makes the next `iter` continue from this state. Raises: StateDictError for another dataset or sampler."""
         seed, snapshot = state_dict.get("seed"), state_dict.get("generator")
         if seed is not None:
             check_count(self, state_dict, "seed", 2**63 - 1)
@@ -207,13 +207,13 @@ class _Drawn(IndexSampler):
             raise StateDictError(f"{type(self).__name__}: the state has {which}")
         super().load_state_dict({"seed": None, **state_dict})
         if seed is None:
-            self._loaded = None  # saved between two passes: the next one draws its own
+            self._loaded = None  # saved between two passes: the next pass draws a seed
         if self.generator is not None:
             self.generator.restore(bytes.fromhex(state_dict["generator"]))
 
 
 def _sizes(wanted: int) -> Iterator[int]:
-    """The sizes of the draws that together give `wanted` indices: the same ones as a single draw of that size."""
+    """The sizes of draws that together give `wanted` indices: the same indices as a single draw would give."""
     return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 
@@ -251,7 +251,7 @@ class RandomSampler(_Drawn):
 
     @property
     def num_samples(self) -> int:
-        """Of a pass."""
+        """The number of indices of a pass."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __len__(self) -> int:
@@ -273,7 +273,7 @@ class SubsetRandomSampler(_Drawn):
     """The given indices in random order.
 
     indices: (N) integers
-    generator: where the seed of a pass is drawn; None: this thread's stream
+    generator: draws the seed of a pass; None: this thread's generator
     """
 
     def __init__(self, indices: Sequence[int], generator: BaseGenerator | None = None) -> None:
@@ -293,7 +293,7 @@ class WeightedRandomSampler(_Drawn):
     weights: (N) numbers of at least 0, not all of them 0
     num_samples: the length of a pass
     replacement: an index may be drawn again; False: each at most once
-    generator: where the seed of a pass is drawn; None: this thread's stream
+    generator: draws the seed of a pass; None: this thread's generator
 
     Raises: ArgumentError for an invalid num_samples or invalid weights, and without replacement if fewer weights than
     num_samples are above 0.
@@ -334,12 +334,12 @@ class BatchSampler(Sampler[list[int]]):
     sampler: a Sampler, or any iterable of indices
     drop_last: leave out the last list if it is shorter
 
-    Its position is the sampler's, if that has one. A last list that is shorter ends the sampler's pass: the state after
-    it is that before the next.
+    Its position is the sampler's, if the sampler has one. If the last list is shorter, it ends the sampler's pass: the
+    state after it is the beginning of the next pass.
 
-    All ranks make as many lists: one that has run out of samples, where a DistributedSampler's tail is "exact", makes
-    empty ones. `len()` counts them. Where the DistributedSampler has micro_batches, each list is one, and this rank's
-    lists of a step follow each other.
+    All ranks make the same number of lists. If the sampler is a DistributedSampler with tail="exact", a rank that has
+    run out of samples makes empty lists, and `len()` counts them. If it has micro_batches, each list is a micro-batch,
+    and this rank's lists of a step follow each other.
 
     Raises: ArgumentError if batch_size is not a number above 0.
     """
@@ -350,7 +350,7 @@ class BatchSampler(Sampler[list[int]]):
         self.sampler: Any = sampler
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
-        self._is_distributed = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
+        self._is_distributed = hasattr(sampler, "most_after")  # as a DistributedSampler has
         self._lists_per_step = len(getattr(sampler, "micro_batches_of_rank", None) or ()) or 1  # of this rank
 
     def __len__(self) -> int:
@@ -365,7 +365,7 @@ class BatchSampler(Sampler[list[int]]):
         if getattr(self.sampler, "micro_batches_of_rank", None) is not None:
             lists: Iterator[list[int]] = self.sampler.lists(self.batch_size, self.drop_last)
             return lists
-        indices = iter(self.sampler)  # which draws what its pass needs
+        indices = iter(self.sampler)  # begins the pass, before its position is read
         return self._batches(
             indices, self._lists(self.sampler.most_after(self.sampler.state_dict())) if self._is_distributed else 0
         )
@@ -380,7 +380,7 @@ class BatchSampler(Sampler[list[int]]):
             yield batch
 
     def state_dict(self) -> State:
-        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next.
+        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next pass.
 
         Raises: StateDictError if the sampler has no position.
         """
@@ -394,7 +394,7 @@ class BatchSampler(Sampler[list[int]]):
         return {"sampler": self.sampler.state_after(state["sampler"], indices)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next `iter` goes on at this position. Raises: StateDictError for one of another sampler."""
+        """Makes the next `iter` continue at this position. Raises: StateDictError if it is of another sampler."""
         inner = state_dict.get("sampler") if isinstance(state_dict, Mapping) else None
         if not isinstance(inner, Mapping):
             raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict!r}")

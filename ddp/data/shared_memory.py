@@ -1,4 +1,4 @@
-"""Memory that a loader shares with its workers: their batches, and the dataset that they start with.
+"""Memory that a loader shares with its workers: for their batches, and for the dataset that they start with.
 
 A worker takes one of its blocks, collates arrays into it, and sends the block's descriptor once; the
 consumer maps the block and makes arrays over the same memory. What holds the arrays (tuples, dicts, a class of the
@@ -6,7 +6,7 @@ user's) is pickled with a number in the place of each array. When the last array
 ends, and the worker may use the block again. So neither side allocates or faults pages in for each batch.
 
 The dataset and functions are pickled into one block, with large arrays behind the pickle. Every worker maps it for
-itself: workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
+itself: workers share its pages as long as they only read. A page that a worker writes becomes its own, as after a fork.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from ddp.errors import ArgumentError
 
 _GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of about one size share blocks
 _ALIGNMENT = 64  # bytes: a line of the cache
-_HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps beyond that it gets copies
+_HELD = 32  # blocks of one worker that the consumer may keep; further batches are copied out of their blocks
 
-_LARGE = 4096  # bytes from which on an array of a dataset is laid behind the pickle
-_SCRIPT = b"\x8c\x08__main__"  # how a pickle names the module
+_LARGE = 4096  # bytes: arrays of a dataset of at least this size are stored after the pickle
+_SCRIPT = b"\x8c\x08__main__"  # how a pickle refers to the user's script
 
-# NumPy would write a byte for each byte that it compares.
+# NumPy's `==` would write one byte for each byte that it compares.
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Lease:
-    """An object that all arrays over a block keep alive: `weakref.finalize` on it says when the last one is gone.
+    """An object that all arrays over a block keep alive: `weakref.finalize` calls back when the last one is gone.
 
-    That may be in any thread, wherever the garbage collector finds them: let it do next to nothing.
+    That may happen in any thread, whenever the garbage collector runs: the callback must do very little.
     """
 
     __slots__ = ("__weakref__",)
 
 
 class PackedBatch(NamedTuple):
-    """A batch as it is sent. slot: of its block in the worker, None if it needs none
+    """A batch as it is sent. slot: of its block in the worker; None: it has no arrays
 
-    new: bytes of the block, if its descriptor goes along, else 0; leaves: of each array its offset in the block, dtype
-    and shape, and whether a tensor is around it; content: the pickle of the batch without them
+    new: size of the block (bytes) if its descriptor is sent along, otherwise 0
+    leaves: for each array its offset in the block, its dtype and shape, and whether it is that of a tensor
+    content: the pickle of the batch without the arrays
     """
 
     slot: int | None
@@ -68,18 +69,19 @@ class PackedBatch(NamedTuple):
 class BatchWriter:
     """The worker's side: memory for its batches, which it packs for sending.
 
-    Blocks have numbers, their slots. One that has become too small is replaced in its slot, there and here.
+    Blocks have numbers, their slots. If a block has become too small, a larger one takes its slot, here and in the
+    consumer.
     """
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._free: list[int] = []
         self._slot: int | None = None  # of the batch that is being made
-        self._used = 0  # bytes of it
+        self._used = 0  # bytes of its block
         self._usual = 0  # bytes of the largest batch so far
 
     def begin(self, returned: Iterable[int] = ()) -> None:
-        """A batch is about to be made. returned: slots of batches that the consumer has done with"""
+        """Prepares for the next batch. returned: slots of batches that the consumer no longer uses"""
         if self._slot is not None:
             self._free.append(self._slot)
         self._slot = None
@@ -87,14 +89,14 @@ class BatchWriter:
         self._free += returned
 
     def _take(self, nbytes: int) -> int:
-        """The slot of a free block of at least `nbytes` bytes, whose contents vary."""
+        """Takes a free block of at least `nbytes` bytes, or creates one, and returns its slot."""
         slot = self._free.pop() if self._free else len(self._blocks)
         if slot == len(self._blocks) or self._blocks[slot].nbytes < nbytes:
             self._blocks[slot : slot + 1] = [Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)]
         return slot
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array for the batch, in the block if it fits there; what it holds is arbitrary."""
+        """Returns an uninitialized array for the batch, in the block if it fits there."""
         if self._slot is None and self._usual:
             self._slot = self._take(self._usual)
         start = _aligned(self._used)
@@ -105,9 +107,9 @@ class BatchWriter:
         return self._blocks[self._slot].array(dtype, shape, start)
 
     def pack(self, batch: Any) -> tuple[PackedBatch, list[int]]:
-        """The packed batch, and the descriptors to send with it and to close.
+        """Packs a batch. Returns it, and the descriptors to send with it, which the caller closes afterwards.
 
-        Raises: what pickling raises for something that cannot be.
+        Raises: what pickling raises for an object that cannot be pickled.
         """
         file = io.BytesIO()
         pickler = _Pickler(file)
@@ -131,7 +133,7 @@ class BatchWriter:
         return PackedBatch(slot, block.nbytes, leaves, file.getvalue()), [fd]
 
     def _placed(self, arrays: list[Array]) -> list[int]:
-        """Where the arrays begin in the block. If one lies elsewhere, all are copied into one that is large enough."""
+        """The offsets of the arrays in the block. If one lies elsewhere, all are copied into a large enough block."""
         blocks = [block_of(array) for array in arrays if self._slot is not None and array.flags.c_contiguous]
         starts = [start for block, start in filter(None, blocks) if block is self._blocks[self._slot or 0]]
         if len(starts) == len(arrays):
@@ -144,7 +146,7 @@ class BatchWriter:
         slot = self._take(end)
         for array, start in zip(arrays, starts, strict=True):
             self._blocks[slot].array(array.dtype, array.shape, start)[...] = array
-        self.begin()  # only now: some may have been in the block before
+        self.begin()  # only now: some of the arrays may lie in the block that this frees
         self._slot = slot
         self._used = end
         return starts
@@ -162,7 +164,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         is_tensor = type(obj) is Tensor
         if is_tensor and (obj.edge is not None or obj.device is not CPU):
-            return None  # it pickles itself, or says why it cannot be
+            return None  # its own method pickles it, or raises an error
         array = obj.array if is_tensor else obj
         if type(array) is not np.ndarray or array.dtype.hasobject:
             return None
@@ -187,7 +189,7 @@ class BatchReader:
         return slots
 
     def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
-        """The batch, its arrays over the worker's memory. fd: the block's, which is closed, if that is new here."""
+        """Returns the batch, its arrays over the worker's memory. fd: of a block that is new here; it is closed."""
         slot, new, leaves, content = batch
         lease = Lease()
         if slot is not None:
@@ -214,14 +216,14 @@ class _Unpickler(pickle.Unpickler):
         return self.load_array(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        # In a worker the user's script has this name.
+        # In a worker the user's script is the module __mp_main__.
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
 # -- the configuration that workers start with
 
 
-#: Of a payload: the bytes of the pickle, which comes first, and each array as (offset, bytes, read-only).
+#: Of a payload: the size of the pickle, which comes first, and for each array (offset, size, whether read-only).
 Layout = tuple[int, list[tuple[int, int, bool]]]
 
 
@@ -280,15 +282,15 @@ class Payload:
         return True
 
     def allocate(self) -> Block:
-        """The shared memory that `write` will put it into."""
+        """Returns the block of shared memory that `write` writes to; creates it if there is none."""
         self._block = self._block or Block.create(self._nbytes)
         return self._block
 
     def write(self) -> None:
-        """Writes it, if it does not lie there."""
+        """Writes the payload to its block, unless it is there already."""
         assert self._block is not None
         for offset, piece in self._pieces:
-            while piece:  # by the system: through the mapping, each page would be a fault
+            while piece:  # with pwrite: through the mapping, each page would cause a page fault
                 written = os.pwrite(self._block.fileno(), piece, offset)
                 piece = piece[written:]
                 offset = offset + written
@@ -300,7 +302,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def load_payload(fd: int, layout: Layout) -> Any:
-    """The content of the payload behind a descriptor, which is closed."""
+    """Loads the content of the payload whose block is `fd`, and closes `fd`."""
     whole = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     os.close(fd)
     pieces = [(whole[start : start + size], read_only) for start, size, read_only in layout[1]]
@@ -310,7 +312,7 @@ def load_payload(fd: int, layout: Layout) -> Any:
 
 class _PayloadPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """A mapped array goes by its file, which another process maps again; where that is not known, by content."""
+        """Pickles a mapped array as the path of its file, to be mapped again; if that is not known, as its content."""
         if type(obj) is not np.memmap or not obj.flags.c_contiguous or not obj.size:
             return NotImplemented
         whole: Any = obj

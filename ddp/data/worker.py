@@ -1,11 +1,11 @@
-"""What runs in worker processes, and in the fork server before it forks them.
+"""The code of worker processes, and of the fork server that forks them.
 
 The server has one thread and nothing of the training process, so that forking it is safe and takes a millisecond or
-two. What is imported here, workers have at once. Each request comes with descriptors, and a worker starts as a process
-of the standard library's `multiprocessing.forkserver` does.
+two. Workers inherit the modules that are imported here. Each request comes with descriptors, and a worker starts as a
+process of the standard library's `multiprocessing.forkserver` does.
 
 A worker takes tasks in order, and sends one result for each. It ends when its connection is closed, because its
-consumer has died or needs it no more, or with the server that forked it.
+consumer has died or no longer needs it, or when the server that forked it ends.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from ddp.errors import ArgumentError
 from ddp.multiprocessing.connections import SharingConnection
 from ddp.multiprocessing.processes import format_error
 
-_GRACE = 0.2  # s that workers have to end in their own way when the training process has ended
-_LONG = 1024  # bytes of a result; a longer one goes as a file in memory
+_GRACE = 0.2  # s that workers have to end by themselves after the training process has ended
+_LONG = 1024  # bytes; a longer result is sent as a file in memory
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # looked up once, in the server
 
 
 class FetchTask(NamedTuple):
-    """One batch. indices: None for the next of a stream; returned: slots of memory that may be used again."""
+    """A request for batch `number`.
+
+    indices: of its samples; None: the next batch of a stream; returned: slots of blocks that the worker may use again
+    """
 
     number: int
     seed: int
@@ -58,7 +61,7 @@ class FetchTask(NamedTuple):
 
 
 importing_script = False  # whether the server is importing the user's script
-_script_failure: ArgumentError | None = None  # why it could not
+_script_failure: ArgumentError | None = None  # why that import failed
 _server_pid = 0
 
 
@@ -66,18 +69,19 @@ _server_pid = 0
 
 
 def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
-    """Imports what workers need. Raises nothing: a worker that needs what is missing meets the error itself.
+    """Imports what workers need. Raises nothing: a worker that needs a missing module meets the error itself.
 
-    preparation: what `spawn.prepare` takes, with the user's script if it is needed; modules: names
+    preparation: the argument of `spawn.prepare`, with the user's script if workers need it
+    modules: names of other modules
     """
     global importing_script, _script_failure, _server_pid
     _server_pid = os.getpid()
-    # A scheduler signals all processes of a job. It means the rank, which then ends its workers. A handler, since
-    # programs that a worker starts would inherit SIG_IGN.
+    # A scheduler signals all processes of a job, but only the rank should react: it ends its workers. These handlers do
+    # nothing. SIG_IGN would do, too, but programs that a worker starts would inherit it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # it may be closed
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed
             stream.reconfigure(line_buffering=True, write_through=False)  # so that workers' lines are not mixed up
     importing_script = True
     try:
@@ -98,7 +102,7 @@ def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
 def serve(requests_fd: int) -> None:
     """The main function of the server: forks a worker for each request until the training process closes its end.
 
-    requests_fd: the server's end of a connection; the arguments of `_prepare_server` come first
+    requests_fd: the server's end of a connection; the first message is the arguments of `_prepare_server`
     """
     requests = SharingConnection(requests_fd)
     _prepare_server(*requests.recv())
@@ -114,7 +118,7 @@ def serve(requests_fd: int) -> None:
             _become_worker(status, fds, [requests_fd, *statuses.values()])
         _write_number(status, pid)
         statuses[pid] = status
-        _report_exits(statuses)  # it may have ended before this line, and its signal come too early
+        _report_exits(statuses)  # if the worker ended before the line above, its signal came too early
         for fd in fds:
             os.close(fd)
     deadline = time.monotonic() + _GRACE
@@ -124,7 +128,10 @@ def serve(requests_fd: int) -> None:
 
 
 def _report_exits(statuses: dict[int, int]) -> None:
-    """Writes the exit codes of ended workers to their sockets. A signal may interrupt a call with another one."""
+    """Writes the exit codes of ended workers to their sockets.
+
+    Signals call it, so a call may be interrupted by another one.
+    """
     for pid in list(statuses):
         with contextlib.suppress(ChildProcessError):  # the other call has waited for it
             ended, code = os.waitpid(pid, os.WNOHANG)
@@ -140,10 +147,10 @@ def _write_number(status: int, number: int) -> None:
 
 
 def _become_worker(start: int, fds: list[int], unused: list[int]) -> NoReturn:
-    """Runs the process object that `start` gives, and ends. fds: the resource tracker's, then the process object's"""
+    """Runs the process object that is read from `start`, and exits. fds: the resource tracker's, then the object's"""
     code = 1
     try:
-        serve_one: Any = vars(forkserver)["_serve_one"]  # which has -1 for the standard library's server
+        serve_one: Any = vars(forkserver)["_serve_one"]  # -1: we have no server of the standard library
         code = serve_one(start, [-1, *fds], unused, {signal.SIGCHLD: signal.SIG_DFL})
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -160,7 +167,7 @@ def run(
     """The main function of a worker: serves tasks until the connection is closed, and ends the process.
 
     id: 0 to workers - 1; payload: descriptor and layout of the pickled FetchConfig
-    needs_script: it has objects that the user's script defines; environ: of the training process
+    needs_script: whether the payload has objects that the user's script defines; environ: the variables to set
     """
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != _server_pid:
@@ -176,7 +183,8 @@ def run(
                 continue
             data, fds = worker.fetch(message)
             if len(data) > _LONG:
-                # The consumer reads nothing while it sends a long task: each would wait for the other for ever.
+                # Not through the socket: the consumer does not read while it sends a long task, so both sides would
+                # block for ever.
                 with open(memory := os.memfd_create("ddp-result"), "wb", closefd=False) as file:
                     file.write(data)
                 data = b""
@@ -185,11 +193,11 @@ def run(
             for fd in fds:
                 os.close(fd)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it has been closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
             stream.flush()
-    # Semaphores that the dataset made are unlinked: else the resource tracker warns of them. `tqdm` makes one.
+    # Unlinks semaphores that the dataset made, such as that of `tqdm`: the resource tracker would warn of them.
     util._run_finalizers(0)  # type: ignore[attr-defined]  # private
-    os._exit(0)  # exit handlers are the server's, and threads of the dataset need not be waited for
+    os._exit(0)  # without the exit handlers, which are the server's, and without waiting for threads of the dataset
 
 
 class _Worker:
@@ -202,7 +210,7 @@ class _Worker:
         self._maker: BatchMaker | None = None
 
     def start_pass(self, start: StartPass) -> None:
-        """Prepares a pass. What fails is the result of its first task."""
+        """Prepares a pass. If that fails, the error is the result of every later task."""
         try:
             if self._failure is not None:
                 return
@@ -219,7 +227,7 @@ class _Worker:
             self._failure = error
 
     def fetch(self, task: FetchTask) -> tuple[bytes, list[int]]:
-        """The pickled FetchResult of a task, and the descriptors that it is sent with."""
+        """Makes a batch. Returns the pickled FetchResult, and the descriptors to send with it."""
         self._writer.begin(task.returned)
         try:
             if self._failure is not None:
@@ -232,10 +240,10 @@ class _Worker:
             return pickle.dumps(FetchResult(None, failure=self._described(error, task.number)), 5), []
 
     def _described(self, error: BaseException, number: int) -> WorkerFailure:
-        """The report to the consumer of an exception in batch `number`."""
+        """Describes an exception in batch `number` for the consumer."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
-            trace = trace.tb_next  # begins in the user's code
+            trace = trace.tb_next  # the part in the user's code
         shown = format_error(error, trace or error.__traceback__)
         try:
             text = str(error)
@@ -251,7 +259,7 @@ class _Worker:
             origin += f", index {position!r}"
         message = f"{type(error).__name__} in {origin}: {text}\n\nIn the worker:\n{shown}"
         pickled_class = b""
-        with contextlib.suppress(Exception):  # a class that was made in a function
+        with contextlib.suppress(Exception):  # for example a class that is defined in a function
             pickled_class = pickle.dumps(type(error))
         return WorkerFailure(message, pickled_class, _pickled_attributes(error))
 

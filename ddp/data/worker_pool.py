@@ -1,7 +1,7 @@
-"""The workers of one loader, as the process sees them that consumes their batches.
+"""The workers of one loader, from the side of the process that consumes their batches.
 
-Each has a connection of its own, on which it sends the results of its tasks in their order. So no lock, no queue and no
-thread stands between a batch and its consumer, and a connection that closes says that its worker has died.
+Each worker has a connection of its own, on which it sends the results of its tasks in their order. So no lock, queue or
+thread stands between a batch and its consumer, and a connection that is closed means that its worker has died.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ddp.multiprocessing.pickling import SentFd
 
 
 class WorkerPool:
-    """`count` workers, each with a copy of what is in the payload. They end when this is closed, or forgotten.
+    """`count` workers, each with a copy of the payload's content. They end when this object is closed or freed.
 
-    modules: names of those that the server imports for them
+    modules: names of the modules that the fork server imports for them
     timeout: seconds that a batch may take; 0: no limit
 
     Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started.
@@ -69,7 +69,7 @@ class WorkerPool:
         self._send(worker, FetchTask(number, seed, indices, self._readers[worker].returned()))
 
     def _send(self, worker: int, message: StartPass | FetchTask) -> None:
-        with contextlib.suppress(OSError):  # it has died, or is about to: `receive` will say so
+        with contextlib.suppress(OSError):  # it has died, or is dying: `receive` will raise
             self._connections[worker].post(pickle.dumps(message, 5), [])
 
     def receive(self, worker: int) -> FetchResult:
@@ -104,14 +104,14 @@ class WorkerPool:
         return result
 
     def ready(self, worker: int) -> bool:
-        """Whether `receive` need not wait."""
+        """Whether `receive` would return without waiting."""
         return self._connections[worker].poll(0)
 
     def _death(self, worker: int) -> str:
         process = self._processes[worker]
         code = process.wait(1.0)  # its connection is closed, so it is ending
         who = f"DataLoader worker {worker} of {len(self)} (pid {process.pid})"
-        if code is None or code == 255:  # what the standard library says where the server has died, too
+        if code is None or code == 255:  # 255: also if the fork server has died
             return f"{who} has gone: its connection is closed"
         if code >= 0:
             return f"{who} has ended with exit code {code}"
@@ -120,38 +120,39 @@ class WorkerPool:
         return f"{who} was killed by {signal.Signals(-code).name}{hint}"
 
     def close(self) -> None:
-        """Ends the workers: those that are in the middle of a batch when they have made it, or after two seconds."""
+        """Ends the workers. A worker that is making a batch ends after that batch, or is killed after two seconds."""
         self._end()
 
 
 def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess], owner: int) -> None:
     for connection in connections:
         connection.close()
-    if os.getpid() == owner:  # else this is a child that the consumer forked: they are not its workers
+    if os.getpid() == owner:  # not in a child that the consumer forked: the workers are not the child's
         end_workers(processes)
 
 
 def _worker_error(failure: WorkerFailure) -> WorkerError:
-    """The error for a worker's exception: of its class, too, where such a class can be made, with its attributes."""
+    """Makes the error for a worker's exception, with its attributes; if possible, also an instance of its class."""
     error = WorkerError(failure.message)
-    with contextlib.suppress(Exception):  # a class that is not here, or does not mix with another
+    with contextlib.suppress(Exception):  # the class cannot be imported, or cannot be a second base
         cls = pickle.loads(failure.pickled_class)
-        # Not what would end the user's loop.
+        # A StopIteration would end the user's loop.
         if issubclass(cls, Exception) and not issubclass(cls, WorkerError | StopIteration | StopAsyncIteration):
             names = {"__module__": WorkerError.__module__}
             error = type("WorkerError", (_RaisedInWorker, cls), names)(failure.message)
     for name, pickled in failure.attributes.items():
-        with contextlib.suppress(Exception):  # made of what is not here, or read-only
+        with contextlib.suppress(Exception):  # it cannot be unpickled here, or is read-only
             object.__setattr__(error, name, pickle.loads(pickled))
     if isinstance(error, SyntaxError):
-        error.msg = failure.message  # what a traceback shows of one
+        error.msg = failure.message  # a traceback shows `msg`
     return error
 
 
 class _RaisedInWorker(WorkerError):
-    """The first base of an error that is of the class of a worker's exception, too.
+    """The first base of an error whose second base is the class of a worker's exception.
 
-    Methods of that class may need attributes that did not travel, so none of these is called to make, show or copy one.
+    Methods of that class may need attributes that were not sent, so none of them is called to make, show or copy the
+    error.
     """
 
     __init__ = Exception.__init__
