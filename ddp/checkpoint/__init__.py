@@ -1,10 +1,10 @@
-"""Checkpoints that exist for all ranks or for none, and loops that go on where they were.
+"""Checkpoints that exist for all ranks or for none, and training loops that continue from them.
 
     ckpt = ddp.checkpoint.Checkpointer("runs/digits", model=model, optimizer=optimizer, every=100)
     for batch in ckpt.resume(loader, epochs=20):
         ...
 
-Kill the job at any moment and start the same command again: it goes on, with the same numbers.
+Kill the job at any moment and start the same command again: it continues, with the same numbers.
 """
 
 from ddp.checkpoint.checkpoint_reader import Saved, open_checkpoint

@@ -54,7 +54,7 @@ _SYNCED = 1 << 24
 _CHUNK = 1 << 21
 # How many chunks may be written before their checksums are computed.
 _AHEAD = 16
-# The same where a chunk is a copy, which limits the memory that a save takes.
+# The same if chunks are copies: this limits the memory that a save takes.
 _COPIES_AHEAD = 3
 # Bytes of the buffer in which small arrays are gathered, so that each of them does not need a system call.
 _SMALL = 1 << 20
@@ -91,7 +91,7 @@ class TensorEntry(NamedTuple):
 
     @classmethod
     def decode(cls, value: Any) -> TensorEntry:
-        """The entry that JSON has as nested lists."""
+        """Makes an entry of the nested lists that JSON has in its place."""
         dtype, shape, pieces = value
         return cls(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
 
@@ -121,13 +121,13 @@ class Manifest(NamedTuple):
 
 
 def new_entry(array: Array, piece: PieceRange | None, rank: int, offset: int, sha256: str = "") -> TensorEntry:
-    """The entry of an array that a rank writes at that offset of its file. piece: None: it is a whole tensor"""
+    """The entry of an array that a rank writes at `offset` of its file. piece: None: the array is a whole tensor"""
     start, stop, shape = piece or (0, array.size, array.shape)
     return TensorEntry(CODES[array.dtype], tuple(shape), (TensorPiece(rank, start, stop, offset, sha256),))
 
 
 def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. tables: for each rank, what it has written, by name
+    """The tensors of a checkpoint. tables: for each rank, the entries that it has written, by name
 
     Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave elements out.
     """
@@ -237,7 +237,7 @@ def write_shard(
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder. The functions of this module take paths and URLs. Raises: OSError, as all of them."""
+    """The names in a folder. All functions of this module take paths or URLs. Raises: OSError, as they all do."""
     return remote_files.list_names(path) if is_url(path) else os.listdir(path)
 
 
@@ -337,7 +337,7 @@ class ShardReader:
     ) -> None:
         """Reads bytes from `offset` on and compares their checksum. After an error, `out` is undefined.
 
-        name: what errors call these bytes; out: where they go, None: nowhere
+        name: of these bytes in error messages; out: the memory to read into; None: the bytes are only compared
         progress: called after each read, with the number of bytes
         """
         digest = hashlib.sha256()

@@ -28,7 +28,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
-# Size in bytes from which on reading shows a progress bar.
+# Reading at least this many bytes shows a progress bar.
 _LARGE = 1 << 28
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
@@ -46,7 +46,7 @@ def folder_order(name: str) -> tuple[int, int] | None:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """The names of checkpoints among `names`, sorted."""
+    """The names of checkpoints among `names`, the newest first."""
     return sorted(filter(folder_order, names), key=lambda name: folder_order(name) or (), reverse=True)
 
 
@@ -170,7 +170,7 @@ class Saved:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
-        """Reads everything, or part number `part` of so many equal parts. progress: called after each read
+        """Reads everything, or part number `part` of `parts` equal parts. progress: called after each read
 
         Raises: CheckpointError if something is not as it was written.
         """
@@ -195,8 +195,8 @@ class Saved:
 def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     """Opens the checkpoint in a folder. Its tensors are verified when they are read, or by `verify`.
 
-    Raises: CheckpointError if there is none or it is incomplete: the manifest is missing or damaged, or a file is
-    missing or of another length than it was.
+    Raises: CheckpointError if there is no complete checkpoint: the manifest is missing or damaged, or a file is missing
+    or does not have the length that was written.
     """
     path = os.fspath(path)
     try:
@@ -227,9 +227,9 @@ def _may_be_undamaged(path: str, error: BaseException | None) -> bool:
 
 
 def find(ranks: RankGroup, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
-    """The checkpoint at a path, or the newest undamaged one in a folder of checkpoints. Every byte of it is verified.
+    """Opens the checkpoint at a path, or the newest undamaged one in a folder. Every byte of it is verified.
 
-    Rank 0 warns of each damaged one. Ranks share the reading. required: False: return None if there is no checkpoint
+    Rank 0 warns of damaged checkpoints. Ranks share the reading. required: False: return None if there is no checkpoint
 
     Raises: CheckpointError on every rank if there is no undamaged one, with the reasons; also if a file cannot be read,
     because it may be undamaged.

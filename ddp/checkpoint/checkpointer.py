@@ -53,7 +53,7 @@ class Checkpointer:
     every: save after so many steps; every_seconds: after so many seconds; both may be given
     async_save: save in the background; training waits only before it changes what has not been copied yet
     memory_every: under `ddp-launch --max-restarts`, the loop of `resume` copies the state to memory after so many
-        steps, and a restart continues from there; "auto": as often as takes 1 % of the time; None: never
+        steps, and a restart continues from there; "auto": so often that it takes 1 % of the time; None: never
     comm: the ranks' communicator; None: `collectives.init()`
     resume: False: start over, in a folder without checkpoints
 
@@ -97,7 +97,7 @@ class Checkpointer:
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
         self._memory_every = memory_every
-        # Ranks write copies of pieces of ranks on other nodes.
+        # Whether each rank also writes copies of optimizer pieces of ranks on other nodes.
         self._copying = comm.local_size < comm.size and any(
             isinstance(trained, ZeroOptimizer) for trained in self._training.optimizers
         )
@@ -113,7 +113,7 @@ class Checkpointer:
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
         self._loaded = False
         self._loader_state: Any = None  # to be loaded into the loader of `resume`
-        self._restored: Restorer | None = None  # until the loop begins
+        self._restored: Restorer | None = None  # that of the last `load`, until the loop begins
         self._in_step = False  # the loop's body is running, and its step is not counted yet
         self._left_early = False  # a loop was left before its end
         self._stepped = False  # an optimizer has made a step for this batch
@@ -140,15 +140,16 @@ class Checkpointer:
             `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: without end
 
         First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
-        step: after it, `step` is incremented, and the state is saved if that is due. If a rank was asked to stop
-        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. They leave after a
-        step, too, if `ddp-launch --resize` asks for another number of ranks, which then go on. After the last pass the
-        state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as a
-        step, and another loop continues after it.
+        step: after it, `step` is incremented, and the state is saved if a save is due. If a rank was asked to stop
+        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. They also leave
+        after a step if `ddp-launch --resize` asks for another number of ranks, and these continue. After the last pass
+        the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as
+        a step, and another loop continues after it.
 
         During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
-        Raises: DtypeError for a loader without these; CheckpointError from a save, on all ranks; SystemExit to stop.
+        Raises: DtypeError if the loader lacks one of these; CheckpointError from a save, on all ranks; SystemExit to
+        stop.
         """
         methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
         missing = [name for name in methods if not hasattr(loader, name)]
@@ -182,8 +183,8 @@ class Checkpointer:
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
 
-        Where `ddp-launch --resize` asked for it, the state goes into memory if it can, and ddp-launch starts the ranks
-        that continue.
+        If `ddp-launch --resize` asked for the stop, the state is written to memory if possible, and ddp-launch starts
+        the ranks that continue.
         """
         leaving = self._leaving
         step = self._reached
@@ -229,7 +230,7 @@ class Checkpointer:
         strict: False: objects that do not fit keep their state, with a warning; parameters are matched by name
 
         Raises: StateDictError, with all differences, for another model or optimizer, or if the state of an object in
-        `user` is missing; CheckpointError if the checkpoint at `path` is damaged. On all ranks, without a change.
+        `user` is missing; CheckpointError if the checkpoint at `path` is damaged. All ranks raise, and nothing changes.
         """
         self._raise_if_closed()
         self._end_saving()
@@ -317,7 +318,7 @@ class Checkpointer:
         else:
             later = versions_changed_by_step(self._training.optimizers)
             snapshot = Snapshot(sources, later, self._copy_buffers)
-            # It does not refer to the sources, so that a new plan of buckets can free their memory.
+            # `write` does not refer to the sources, so that a new plan of buckets can free their memory.
             write = functools.partial(self._store.write, self._reached, snapshot.arrays, state, own_state, pieces)
             self._requests.received[SAVED] = 0
             self._saving = BackgroundSave(snapshot, write, self._report_saved)
@@ -365,7 +366,8 @@ class Checkpointer:
 
         self._store.ranks.run_on_all_ranks(state_memory.FAILED, take)
         assert self._memory is not None
-        # Pieces of a sharded optimizer follow the buckets, whose plan is part of the state of a DataParallel alone.
+        # The pieces of a sharded optimizer depend on the plan of the buckets. The state contains that plan only if
+        # there is a DataParallel; without one, a rank may need other pieces than it had.
         self._in_memory = self._memory.newest(self._store.ranks, same_pieces=bool(self._training.parallel))
 
     def _drop_memory(self) -> None:
@@ -403,7 +405,7 @@ class Checkpointer:
         """
         try:
             work()
-        except CollectiveTimeout:  # an OSError, too; the other ranks go on with the memory
+        except CollectiveTimeout:  # it is also an OSError; the other ranks still use the memory
             raise
         except (OSError, ArgumentError, CheckpointError) as error:
             self._drop_memory()
@@ -532,7 +534,7 @@ class Checkpointer:
             self._due = False
             self._saved_time = time.monotonic()
             requests.clear(SAVE)
-        # The first write to memory is collective, or all are, which is impossible during a save in the background.
+        # The first write to memory is collective; with copies, all are. That is impossible during a background save.
         together = self._copying or not self._room_known
         if self._hold_due and self._memory is not None and not (together and self._saving):
             began = time.monotonic()

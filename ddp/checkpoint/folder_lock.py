@@ -114,7 +114,7 @@ def wait_for_content(folder: str, content: str) -> None:
 
 
 def wait_until(is_visible: Callable[[], bool]) -> bool:
-    """Waits up to 10 s until `is_visible` returns True: until this host sees a file of another. Returns its result."""
+    """Waits up to 10 s until `is_visible` returns True, and returns its result. Hosts may see new files late."""
     deadline = time.monotonic() + _VISIBLE
     while not is_visible():
         if time.monotonic() > deadline:

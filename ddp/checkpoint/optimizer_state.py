@@ -2,8 +2,8 @@
 
 Both are saved as (parameter, start, stop, state of these elements), so that either can be loaded into the other, on any
 number of ranks. Parameters are saved by number, as in every optimizer's state dict, together with their names in the
-model. The names match them with an optimizer that has them in another order, and reveal an optimizer of another
-model."""
+model. By these names they are found in an optimizer that has them in another order, and an optimizer of another model
+is recognized."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SavedOptimizer:
         self._pieces: dict[int, list[list[JSON]]] = {}
         for number, *piece in itertools.chain(*pieces):
             known = self._pieces.setdefault(number, [])
-            # In memory, the ranks of each node have written what is equal on all ranks.
+            # In a state in memory, each node has a copy of what is equal on all ranks.
             if piece[:2] not in (other[:2] for other in known):
                 known.append(piece)
 

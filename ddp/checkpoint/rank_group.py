@@ -58,7 +58,7 @@ def is_transient(error: BaseException | None) -> bool:
 class RankGroup:
     """Runs work on all ranks, and makes its outcome known to all of them. Collective; one thread at a time calls it.
 
-    comm: the ranks' communicator, of which this makes a duplicate; None: this process alone
+    comm: the ranks' communicator, which is duplicated; None: this process alone
     A disk may take longer than the time limit of a collective, so ranks work in a `MonitoredSection`.
     """
 
@@ -79,7 +79,7 @@ class RankGroup:
             self._comm.close()
 
     def progress(self) -> None:
-        """Called by `work` as it goes on: this rank is not stuck."""
+        """Shows that this rank is not stuck. `work` calls it as it goes on."""
         if self._section is not None:
             self._section.progress()
 

@@ -1,7 +1,7 @@
 """Files at URLs, such as `s3://bucket/run`, through fsspec.
 
-An object store has no renames and no locks. But it stores a file as a whole or not at all, so a checkpoint exists once
-its manifest does, which is written last.
+An object store has no renames and no locks. But it stores a file as a whole or not at all. The manifest is written
+last, so a checkpoint exists once its manifest does.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ PARTS = {"model", "parallel", "optimizers", "schedulers", "scaler"}
 
 
 def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
-    """Decodes a value that this saved rank has encoded. Its arrays are read together.
+    """Decodes a value that `rank` of the checkpoint has encoded. Its arrays are read together.
 
-    Raises: CheckpointError, which names the checkpoint, for what a Checkpointer does not write.
+    Raises: CheckpointError, which names the checkpoint, for a value that a Checkpointer does not write.
     """
     names = {}
     for name in names_in(encoded):
@@ -226,7 +226,7 @@ class Restorer:
 
 
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
-    """Copies the model's state of that saved rank into `model`.
+    """Copies the model's state that `rank` has saved into `model`.
 
     Raises: StateDictError, with all differences; then nothing has changed.
     """
@@ -253,12 +253,12 @@ def _describe_size_change(saved: int, size: int) -> str:
 def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> IncompatibleKeys:
     """Copies only parameters and buffers from a checkpoint into `model`. Not collective.
 
-    path: a checkpoint of any number of ranks, or a folder of checkpoints, of which it takes the newest undamaged one
+    path: a checkpoint of any number of ranks, or a folder of checkpoints, whose newest undamaged one is read
     strict: False: names that exist only on one side are skipped, and returned
     Returns: missing_keys, which only the model has, and unexpected_keys, which only the checkpoint has
 
-    Raises: StateDictError, with all differences, also of sizes if not strict; CheckpointError if no checkpoint is
-    undamaged.
+    Raises: StateDictError, with all differences; not strict: only for different sizes; CheckpointError if no checkpoint
+    is undamaged.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")

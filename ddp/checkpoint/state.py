@@ -148,7 +148,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
 class TrainedObjects:
     """The objects that training changes.
 
-    model: a Module, a DataParallel, or a Module that contains some; parallel: the DataParallel in it, in order
+    model: a Module, a DataParallel, or a Module that contains some; parallel: the DataParallel modules in it, in order
     user: a dict, or an object with a state_dict; loader: the argument of `resume`
     began: the loader's epoch at the start of the pass that is being made; None: no pass is being made
     """
@@ -293,10 +293,10 @@ class _StateEncoder:
 
 
 class Captured(NamedTuple):
-    """What a rank writes of the state.
+    """The part of the state that a rank writes.
 
     equal: its part of the arrays that are equal on all ranks; pieces: of sharded optimizers; per_rank: other arrays of
-    this rank; state, own_state: as JSON what is equal on all ranks, and what is this rank's
+    this rank; state: the JSON that is equal on all ranks; own_state: the JSON of this rank
     """
 
     equal: list[ArraySource]
@@ -314,8 +314,8 @@ class Captured(NamedTuple):
 def capture(training: TrainedObjects, ranks: RankGroup, node: tuple[int, int] | None = None) -> Captured:
     """Collects the state as it is now. Nothing is copied. Collective, unless `node` is given.
 
-    node: this rank's number on its node, and their number: the ranks of each node write all that is equal on all ranks.
-    There is no call to other ranks; arrays that would be compared are saved per rank
+    node: this rank's number on its node, and the number of ranks there. The ranks of each node then write all that is
+    equal on all ranks. There is no communication, so arrays that would be compared are saved per rank
 
     Raises: ArgumentError, naming the place, for a value that a checkpoint cannot hold, and CheckpointError on the other
     ranks.

@@ -8,13 +8,13 @@ them is always complete. A slot consists of
     header     format, job, and the fields of `Stamp`
     arrays     from byte 4096 on, each at a multiple of 64: first this rank's part of what is equal on all ranks
     arrays     from byte `own_at` on: those of this rank alone, and copies of pieces of ranks on other nodes
-    text       the ranks of whose pieces there are copies; JSON: the rest of the state, and the positions of the arrays
+    text       the ranks whose pieces are copied here; then JSON: the rest of the state, and the positions of the arrays
 
 The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
-nodes. The pieces of a sharded optimizer are not equal: before ranks write, each sends its own to a rank on another node
-(`capture_with_copies`), so that they lie in the slots of both, and are complete when these are. After a restart the
-ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on its node. What a
-rank needs but finds in no slot there is broadcast by a rank that has it.
+nodes. The pieces of a sharded optimizer are not equal. So before ranks write, each rank sends its pieces to a rank on
+another node (`capture_with_copies`). The pieces then lie in the slots of both ranks, and are complete when these slots
+are. After a restart the ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on
+its node. Data that it needs, and that is in no slot there, is broadcast by a rank that has it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -50,14 +50,14 @@ from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
 from ddp.errors import ArgumentError
 
-#: What follows where the state cannot be held in memory, or not be read there.
+#: The consequence if the state cannot be written to memory, or not be read there. Error messages begin with it.
 FAILED = "a restart goes on from disk, not from memory"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st03"
 _WORD = struct.Struct("=Q")
-# The format, the job's token, and the fields of `Stamp`; of the last, its length.
+# The format, the job's token, and the fields of `Stamp`; for the last one, `copied`, its length.
 _HEADER = struct.Struct("=8s32s16sQQQQQQQQQQQ")
-# A rank of whose pieces there are copies.
+# The dtype of `Stamp.copied` in a slot.
 _COPIED = np.dtype(np.uint32)
 # Where the first array starts, in bytes; and the alignment of each.
 _BEGIN = mmap.PAGESIZE
@@ -72,10 +72,10 @@ class Stamp(NamedTuple):
     """The header of a slot.
 
     owner: a hash that identifies the Checkpointer; start: which start of the job wrote it, from 0
-    node, node_size: where the rank was, and how many ranks wrote a copy of what is equal on all ranks there
+    node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
     sharded: whether this rank holds a part of an optimizer's state that no other rank has
-    own_at: where the arrays begin that this rank alone has; text_at, text_bytes: position and length of the text
-    copied: the ranks on other nodes of whose pieces there are copies; the text begins with them
+    own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
+    copied: the ranks on other nodes whose pieces are copied in this slot; the text begins with them
     """
 
     owner: bytes
@@ -173,7 +173,7 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
 
-    Ranks choose in turn: the one with the fewest copies so far, and of several the next in rank order.
+    Ranks choose in turn. Each takes the rank with the fewest copies so far; of several, the next in rank order.
 
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
@@ -190,7 +190,7 @@ def holders_of_copies(nodes: Sequence[int]) -> list[int]:
 def capture_with_copies(training: TrainedObjects, ranks: RankGroup, memory: StateMemory) -> Captured:
     """Collects what this rank writes, with copies of the pieces of ranks on other nodes. Collective.
 
-    Raises: CheckpointError on all ranks if one of them cannot, or has too little memory: before any copy is sent.
+    Raises: CheckpointError on all ranks if one of them fails or has too little memory. Then no copy was sent.
     """
     comm = memory.comm
     captured: Any = None
@@ -223,7 +223,7 @@ class StateMemory:
 
     variable: the launcher's description of the slots (`collectives.world.STATE_MEMORY`)
     index: this rank's number in the job; start: which start of the job this is, from 0
-    held: the newest start whose ranks have all written their state; what later ones have written is incomplete
+    held: the newest start whose ranks have all written their state; the states of later starts are incomplete
     owner: the folder of the Checkpointer; comm: its communicator
     due: when (monotonic, s) the state may be written again; writing takes at most a hundredth of the time
 
@@ -292,7 +292,7 @@ class StateMemory:
                 slot.reserve(needed + _SPARE)
 
     def write(self, step: int, captured: Captured) -> None:
-        """Writes this rank's part of the state at a step. The other slot keeps the state before it.
+        """Writes this rank's part of the state at a step. The other slot keeps the previous state.
 
         Raises: OSError if there is too little memory; ArgumentError for a state that is not JSON, or an unknown dtype.
         """
@@ -342,8 +342,10 @@ class StateMemory:
     def newest(self, ranks: RankGroup, same_pieces: bool = True) -> SavedInMemory | None:
         """The newest complete state of earlier starts; None if there is none. Collective.
 
-        same_pieces: as many ranks as before each need the pieces of a sharded optimizer that they had
-        Every state of a later start of the job is newer than those of the starts before.
+        same_pieces: whether each rank, if their number is unchanged, needs the same pieces of a sharded optimizer again
+
+        Every state of a later start of the job is newer than all states of earlier starts.
+
         Raises: CheckpointError on all ranks if one of them cannot read its slots, or has too little memory.
         """
         slots: dict[Stamp, Slot] = {}
@@ -392,7 +394,7 @@ class Choice(NamedTuple):
 
     stamps: of its slots, one for each rank that wrote it, in order, without ranks that were lost
     copies: for each rank that loads it, the slots from which it takes what is equal on all ranks
-    own: for each rank that loads it, the slots from which it takes what ranks have alone
+    own: for each rank that loads it, the slots from which it takes arrays that are not equal on all ranks
     moves: (slot, rank, begin, end): the bytes of a slot that this rank broadcasts to the others
     """
 
@@ -407,11 +409,12 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
 
     slots_by_rank: the stamps of the slots that each rank can read; same_pieces: as for `StateMemory.newest`
 
-    A rank of whose slots none can be read was lost with its host, or with the agent that held them. A state is complete
-    without it if there is a copy of what is equal on all ranks, and of its pieces of sharded optimizers.
+    If no slot of a rank can be read, the rank was lost with its host, or its agent, which held the slots, has ended. A
+    state is complete without it if there is a copy of what is equal on all ranks, and of its pieces of sharded
+    optimizers.
 
-    If there are as many ranks as before, and each can read the slot that it wrote, it needs no array of another host:
-    only the texts are moved.
+    With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, no rank needs an
+    array of another host: only the texts are moved.
     """
     everything = set().union(*slots_by_rank)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
@@ -450,8 +453,9 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
 class SavedInMemory(Saved):
     """A state in slots, with the interface of a checkpoint.
 
-    stamps: of the slots; copy, own: those from which to take what is equal on all ranks, and what ranks have alone
-    memories: of each slot, by rank
+    stamps: of the slots; copy: of those from which to take what is equal on all ranks; own: of those from which to take
+    other arrays
+    memories: the memory of each slot, by rank
 
     A rank that was lost gets the own state of the first rank of `copy`.
     """
@@ -465,7 +469,7 @@ class SavedInMemory(Saved):
             for stamp in stamps
         }
         readable = {stamp.rank for stamp in own}
-        own_table: dict[str, Any] = {}  # an array and its copy have one name
+        own_table: dict[str, Any] = {}  # an array and its copy have the same name
         own_states = []
         for rank in range(stamps[0].size):
             origin = rank if rank in texts else copy[0].rank

@@ -109,10 +109,10 @@ class Store:
     ) -> Path | str | None:
         """Writes a checkpoint. Returns its folder, once it exists for all ranks.
 
-        step: the same on all ranks; tensors: what this rank writes: NumPy arrays, by names that no other rank uses
+        step: the same on all ranks; tensors: the NumPy arrays that this rank writes, by names that no other rank uses
         state, own_state: JSON values. The state of rank 0 is saved, and the own_state of every rank
-        pieces: (start, stop, shape) of those of `tensors` that are one-dimensional pieces: elements start to stop, in C
-            order, of a tensor of that shape. Other ranks write its other pieces under the same name
+        pieces: by name, (start, stop, shape) of each array that is a one-dimensional piece: elements start to stop, in
+            C order, of a tensor of this shape. Other ranks write the tensor's other pieces under the same name
         ready: called first; if it returns False on any rank, nothing is written and all ranks return None
 
         The arrays must not be changed before it returns. It ends by removing the oldest checkpoints beyond `keep`.
@@ -183,7 +183,7 @@ class Store:
         return self.ranks.run_on_all_ranks(f"{self.folder} cannot be loaded", read_step)[0]
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint of which every byte is as it was written; None if there is no checkpoint.
+        """The newest checkpoint whose bytes are all as they were written; None if there is no checkpoint.
 
         Rank 0 warns of newer ones that are damaged. Ranks share the reading.
 
