@@ -4,10 +4,10 @@ The library of that name is not used: for NumPy it has no bfloat16, its errors d
 takes longer than importing NumPy. The tests compare the two. An object that is not a plain dict of tensors is described
 by JSON in the header's metadata:
 
-    "structure"   as `ddp.serialization.structure` encodes it, and of modules
-                  {"module": ["package.module:Class", {"dict": its attributes}]}, and in there {"set": [...]},
-                  {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]};
-                  {"same_module": n} for a module that appears again: n counts the descriptions that end before it
+    "structure"   as `ddp.serialization.structure` encodes it. A module is
+                  {"module": ["package.module:Class", {"dict": its attributes}]}. Attributes may also be {"set": [...]},
+                  {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]}.
+                  {"same_module": n} is a module that appears again: n counts the descriptions that end before its own
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format
@@ -33,11 +33,11 @@ def save(obj: Any, f: File) -> None:
     """Writes an object to `f` in safetensors: a state dict, or dicts, lists and tuples of tensors, arrays, JSON values,
     bytes and modules.
 
-    f: a path, whose file is replaced atomically (a device, pipe or terminal is written to), or an open binary file
+    f: a path, whose file is replaced atomically (but not a device, pipe or terminal), or an open binary file
     A dict of tensors by name becomes an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads.
     A tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays are loaded as arrays.
-    Of a module, the file has the name of its class and its attributes, which must be of these kinds, too. A state dict
-    can be loaded without the class. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16,
+    For a module, the file has the name of its class, and its attributes, which must be of these kinds, too. A state
+    dict can be loaded without the class. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16,
     bfloat16, float32 and float64, in this machine's byte order.
 
     Raises: ArgumentError for anything else in `obj`, and for arrays of other dtypes; OSError if the file cannot be

@@ -1,7 +1,7 @@
 """Converts objects to safetensors and back. Tensors are named by their path in the object.
 
-A file may name classes and functions. A name is looked up in `ddp.nn` and among those that the reader has listed: a
-file can neither import nor call anything."""
+A file may name classes and functions. A name is looked up in `ddp.nn` and among the names that the reader has listed:
+a file can neither import nor call anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddp.nn import Module, Parameter
 from ddp.serialization.safetensors import CODES, DTYPES, METADATA, Header, lay_out, read_into, short
 from ddp.serialization.structure import JSON, Decoder, encode, free_name, memory_key, refuse
 
-# The modules with public names of classes and functions. These stay valid when files are renamed.
+# The modules of the public names of classes and functions. Public names stay valid when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
 # The modules that define them.
 _OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.linear_algebra")
@@ -161,7 +161,7 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def read(file: Any, name: str, target: device) -> Any:
-    """The object in a file. name: what errors call the file; target: of the tensors. Raises: SerializationError."""
+    """Reads the object in a file. name: of the file in errors; target: of the tensors. Raises: SerializationError."""
     start = file.tell()
     header = Header(file, name)
     tied = header.parse(header.metadata.get("tied", "{}"))
@@ -250,7 +250,7 @@ class _ObjectDecoder(Decoder):
         return module
 
     def _parameter(self, tensor: Any, requires_grad: Any) -> Parameter | None:
-        """The parameter of a tensor. Tensors with the same memory get the same one, so that weights stay tied."""
+        """The parameter of a tensor. Tensors with the same memory get the same parameter: weights stay tied."""
         if tensor is None:
             return None
         if not isinstance(tensor, Tensor):

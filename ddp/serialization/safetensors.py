@@ -37,12 +37,12 @@ STORED = {
     "U64": np.dtype("uint64"),
 }
 CODES = {dtype: code for code, dtype in STORED.items()}
-#: Bytes of the longest header, as in the library of that name.
+#: The longest header in bytes; the limit of the library safetensors.
 LIMIT = 100_000_000
 METADATA = "__metadata__"
 # The most dimensions of a NumPy array.
 _MOST_DIMENSIONS = 64
-# First bytes of other kinds of files, and what errors say of them.
+# By the first bytes of a file of another kind: what errors say about it.
 _FOREIGN = {
     b"PK": "a zip archive, as torch.save writes: not safetensors",
     **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
@@ -50,9 +50,9 @@ _FOREIGN = {
 
 
 class FileLayout(NamedTuple):
-    """begin: the file's first bytes, up to the end of the header; starts: the position of each array in the file
+    """The layout of a file. begin: its first bytes, up to the end of the header
 
-    Positions are in bytes. They are listed in the order of the data.
+    starts: the position of each array in the file, in bytes, in the order of the data
     """
 
     begin: bytes
@@ -88,7 +88,7 @@ class Span(NamedTuple):
 
 
 class Header:
-    """Reads and checks the header of a file, from its current position on. name: what errors call the file
+    """Reads and checks the header of a file, from its current position on. name: of the file in errors
 
     metadata: texts by name; names: of the arrays, in the order of the header
     spans: of the arrays, in the order of their data; they cover all of the data, without gaps
@@ -116,7 +116,7 @@ class Header:
         raise SerializationError(f"{self.name}: {problem}") from None
 
     def parse(self, text: str) -> Any:
-        """The value of a JSON text of the header."""
+        """Parses a JSON text of the header."""
         try:
             return json.loads(text)
         except ValueError as error:
@@ -173,7 +173,7 @@ class Header:
 
 
 def read_into(file: Any, view: memoryview) -> bool:
-    """Fills `view` from an unbuffered file, however many reads that takes. False if the file ends before."""
+    """Fills `view` from an unbuffered file, by as many reads as needed. Returns False if the file ends before."""
     while view:
         count = file.readinto(view)
         if not count:
@@ -183,7 +183,7 @@ def read_into(file: Any, view: memoryview) -> bool:
 
 
 def are_sizes(value: Any) -> bool:
-    """Whether the value is a list of whole numbers of at least 0, no longer than a NumPy array has dimensions."""
+    """Whether the value is a list of integers of at least 0, with at most as many items as NumPy allows dimensions."""
     return isinstance(value, list) and len(value) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in value)
 
 

@@ -29,7 +29,7 @@ Keep = Callable[[str, Array, TensorBase | None], str]
 # Encodes a value of another type: (value, its name) -> JSON.
 EncodeOther = Callable[[Any, str], JSON]
 
-# The types of values that JSON has, and of keys.
+# The types that JSON has, too. Keys of a dict must be of these.
 _PLAIN = (str, bool, int, float, type(None))
 
 
@@ -50,7 +50,7 @@ def memory_key(array: Array) -> tuple[Any, ...]:
 
 
 def refuse(value: Any, name: str) -> JSON:
-    """Raises: ArgumentError for a value that cannot be encoded. name: where it stands"""
+    """Raises: ArgumentError for a value that cannot be encoded. name: its path"""
     raise ArgumentError(
         f"{name} is of type {type(value).__name__}: expected JSON values, tensors and arrays, bytes, dicts, lists and "
         "tuples of these, or what has a state_dict, by that"
@@ -58,9 +58,9 @@ def refuse(value: Any, name: str) -> JSON:
 
 
 def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JSON:
-    """`value` as JSON. Its arrays are given to `keep`, under `name` and their path inside the value.
+    """Encodes `value` as JSON. Its arrays are given to `keep`, under `name` and their path inside the value.
 
-    other: encodes values that are neither JSON, arrays nor made of these
+    other: encodes values of all other types
     Raises: ArgumentError, with the path, for what cannot be encoded.
     """
     if isinstance(value, TensorBase):
@@ -118,7 +118,7 @@ class Decoder:
         raise ValueError("no such tag")
 
     def decode(self, saved: JSON) -> Any:
-        """The value of `saved`. Raises: SerializationError for JSON that `encode` did not write."""
+        """Decodes `saved`. Raises: SerializationError for JSON that `encode` did not write."""
         if isinstance(saved, list):
             return [self.decode(item) for item in saved]
         if not isinstance(saved, dict):
