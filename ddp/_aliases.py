@@ -1,4 +1,4 @@
-"""PyTorch's other paths to names that live elsewhere here: `ddp.utils.data` has what `ddp.data` has.
+"""Makes further paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
 
 Each path is a line of the tables. Nothing is imported before it is asked for, by an import or as an attribute.
 """
@@ -21,7 +21,7 @@ _DISTRIBUTIONS = (
     "bernoulli beta categorical dirichlet gamma independent kl multivariate_normal normal transformed_distribution "
     "uniform"
 )
-# A path, the module whose names it has ("" for none), and names that are called otherwise there.
+# Path: (the module whose names it has, "" for none; names of the path that have another name in that module).
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
     "ddp.autograd.functional": ("ddp.autograd.jacobians", {}),
@@ -33,8 +33,8 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel": ("ddp.parallel", _DDP),
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
-    "ddp.onnx": ("", {}),  # importable where nothing is exported
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # a file, of a floor above its package's
+    "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # its package may not import it: it is on a higher floor
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -42,12 +42,12 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "einops.layers.ddp": ("ddp._einops", {}),
     **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
 }
-# Single names that a package or a path has from elsewhere.
+# Single names of packages or paths, and the module that has each name.
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel": "ddp.nn"}
 
 
 def defined_in(package: str, modules: str, cls: type | tuple[type, ...]) -> dict[str, Any]:
-    """The public names that these modules of a package define, as functions or as classes."""
+    """The public functions or classes that these modules of a package define, by name. cls: the types of the values"""
     definitions = {}
     for home in [f"{package}.{name}" for name in modules.split()]:
         for name, value in vars(importlib.import_module(home)).items():
@@ -71,10 +71,10 @@ def attribute(package: str) -> Callable[[str], Any]:
 
 
 class _Finder:  # without the base class of importlib.abc, whose import takes as long as all of ours
-    """Asked for modules that no other finder has."""
+    """Finds the modules of the table. Python calls it if no other finder has a module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        # A package each: others of the table may lie below it.
+        # All are packages: other paths of the table may lie below them.
         loader: Any = self
         return ModuleSpec(name, loader, origin="an alias", is_package=True) if name in MODULES else None
 
@@ -102,7 +102,7 @@ class _Einops:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                sys.meta_path.remove(_Einops)  # not above: who looks for einops may not import it
+                sys.meta_path.remove(_Einops)  # not in find_spec: its caller may not import einops
                 execute(module)
                 importlib.import_module("ddp._einops")
 

@@ -1,8 +1,8 @@
-"""Memory that processes share: without names, so that nothing is left behind when a process is killed.
+"""Memory that processes share. It has no name in the file system, so nothing is left behind if a process is killed.
 
-A block is a `memfd`, which others map through a file descriptor that was passed to them. Its token, which goes along,
-tells whether they have it already. A block takes no space in /dev/shm, and the kernel frees it when the last descriptor
-and the last mapping have gone, also those of a process that was killed.
+A block is a `memfd`. Other processes map it through a file descriptor that is passed to them. Its token is sent along,
+and tells them whether they have the block already. A block takes no space in /dev/shm, and the kernel frees it when the
+last descriptor and the last mapping have gone, also those of a process that was killed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ddp.errors import SharingError
 Array = np.ndarray[Any, Any]
 
 _NAME = "ddp-block-"
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else mmap keeps one more fd
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else mmap duplicates fd
 
 
 class Block:
     """Shared memory of `nbytes` bytes, mapped into this process; made by `create` and `adopt`.
 
-    Arrays over it keep it alive, mapping and descriptor. In a forked child it is the same memory.
+    Arrays over it keep it alive, with its mapping and descriptor. A forked child shares the memory.
     """
 
     __slots__ = ("__weakref__", "_bytes", "_fd", "nbytes", "token")
 
     def __init__(self, fd: int, token: str, nbytes: int) -> None:
         self._bytes: Array = np.frombuffer(mmap.mmap(fd, max(1, nbytes), **_UNTRACKED), np.uint8, nbytes)
-        self._fd, self.token, self.nbytes = fd, token, nbytes  # last: the descriptor is the caller's if this fails
+        self._fd, self.token, self.nbytes = fd, token, nbytes  # last: if mmap fails, fd is still the caller's
 
     @classmethod
     def create(cls, nbytes: int) -> Block:
-        """A new block of zeros. Raises: SharingError where the system gives none."""
+        """Creates a block of zeros. Raises: SharingError if the system provides no memory for it."""
         token = os.urandom(8).hex()
         try:
             fd = os.memfd_create(_NAME + token, os.MFD_CLOEXEC)
@@ -53,7 +53,7 @@ class Block:
 
     @classmethod
     def adopt(cls, fd: int, token: str, nbytes: int) -> Block:
-        """The block behind a descriptor of this process, which is the block's from now on.
+        """Makes a block of a descriptor of this process. The block owns the descriptor from now on.
 
         Raises: SharingError if it cannot be mapped; the descriptor is closed then.
         """
@@ -77,8 +77,8 @@ class Block:
     def array(self, dtype: Any, shape: int | Sequence[int], offset: int = 0, *, keep: Any = None) -> Array:
         """An array over the block's memory from byte `offset` on, C-contiguous; it keeps the block alive.
 
-        keep: an object that lives as long as the array and all its views, so that a `weakref.finalize` on it says when
-        the last one has gone. Raises: SharingError if the block is too small, or the offset not aligned.
+        keep: an object that lives as long as the array and all its views, so that a `weakref.finalize` on it is called
+        when the last one has gone. Raises: SharingError if the block is too small, or the offset not aligned.
         """
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -126,7 +126,7 @@ def block_of(array: Any) -> tuple[Block, int] | None:
 
 
 def is_shared(array: Any) -> bool:
-    """Whether an array lies in a block that other processes can open, and that is not lent to it for a time."""
+    """Whether an array lies in a block that other processes can open, and was made without `keep`."""
     holder = _below(array)
     return type(holder) is _Holder and holder.keep is None and not holder.block.closed
 

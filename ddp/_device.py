@@ -1,6 +1,6 @@
-"""Which array module computes: a tensor picks its device once, and everything below it is handed `xp`.
+"""Devices, and the array module of each. A tensor picks its device once; code below is passed the module as `xp`.
 
-NumPy is the only array module known at import; CuPy is imported when a CUDA device is first computed on.
+NumPy is the only array module that is imported at once; CuPy is imported when a CUDA device first computes.
 Random numbers live here too, because each array module has its own generators: one per thread and device. Copies,
 streams and errors of CUDA are in `ddp._cuda`, which is loaded when a CUDA device is first used.
 """
@@ -25,10 +25,10 @@ class device:
     """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
 
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
-    computing on it does. As a context manager it is where new tensors are made that name no device, in this thread.
+    computing on it does. As a context manager it is the device of this thread's new tensors, unless they name one.
 
-    Raises: ArgumentError for an unknown type or a malformed index; DtypeError for what is no name; DeviceError when
-    `xp` is first asked for and CuPy or the GPU is missing.
+    Raises: ArgumentError for an unknown type or a malformed index; DtypeError if `type` is neither text, a number nor a
+    device; DeviceError when `xp` is first used, if CuPy or the GPU is missing.
     """
 
     __slots__ = ("index", "type", "watched", "xp")
@@ -127,7 +127,7 @@ def runtime() -> Any:
     return load_runtime[0]()
 
 
-_cuda_processes: list[int] = []  # the processes in which CUDA was met: this one, or one that it was forked from
+_cuda_processes: list[int] = []  # the processes that have used CUDA: this one, or one that it was forked from
 _lost: list[bool] = []
 
 
@@ -137,7 +137,7 @@ def _forked() -> None:
         _lost.append(True)
         for known in _known.values():
             if known.type == "cuda":
-                with contextlib.suppress(AttributeError):  # nothing ever asked for its module
+                with contextlib.suppress(AttributeError):  # its module was never used
                     del known.xp
 
 
@@ -145,7 +145,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def found_cupy() -> Any:
-    """CuPy, or None where it is not installed or finds no device."""
+    """CuPy, or None if it is not installed or finds no device."""
     try:
         return device("cuda").xp
     except DeviceError:
@@ -188,9 +188,9 @@ def on(target: device) -> Any:
 
 
 def to_device(array: Any, target: device, non_blocking: bool = False) -> Any:
-    """`array` (NumPy or CuPy) on `target`; the same array where it is there already.
+    """Copies `array` (NumPy or CuPy) to `target`; returns the same array if it is there already.
 
-    non_blocking: see `ddp._cuda.copies`, which says who waits
+    non_blocking: see `ddp._cuda.copies`, which says which side waits
     """
     source = device_of(array)
     if source is target or (target.index is None and source.type == target.type):
@@ -205,7 +205,7 @@ def to_device(array: Any, target: device, non_blocking: bool = False) -> Any:
 
 
 def imported(array: Any) -> Any:
-    """A CuPy array over the memory of an array of CUDA of any library."""
+    """A CuPy array over the memory of a CUDA array of any library."""
     return runtime().array_interface.import_array_interface(device("cuda").xp, array)
 
 
@@ -222,7 +222,7 @@ def raise_pending() -> None:
 
 
 def entropy() -> int:
-    """63 bits from the operating system. The module `secrets` would import half of the standard library's hashing."""
+    """63 random bits from the operating system. The module `secrets` would import half of the library's hashing."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
@@ -236,8 +236,8 @@ capturing = _Capturing()
 class BaseGenerator:
     """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
 
-    Its state is this process's own: a `numpy.random.Generator`, or CuPy's of the same interface, made on first use.
-    On a GPU the state is in device memory: whichever stream draws next waits for the one that drew last.
+    Its state is a `numpy.random.Generator`, or CuPy's of the same interface. It belongs to this process, and is made on
+    first use. On a GPU it is in device memory: the CUDA stream that draws next waits for the one that drew last.
     """
 
     __slots__ = ("_rng", "_seed", "_stream", "device")
@@ -263,7 +263,7 @@ class BaseGenerator:
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:
-        """Restarts at `seed`, a non-negative integer, and returns this. Raises: ArgumentError for a negative one."""
+        """Restarts at `seed`, a non-negative integer; returns itself. Raises: ArgumentError for a negative seed."""
         if seed < 0:
             raise ArgumentError(f"manual_seed({seed}): a seed is a non-negative integer")
         self._seed = int(seed)
@@ -280,7 +280,7 @@ class BaseGenerator:
         return self._seed
 
     def snapshot(self) -> Any:
-        """The position of the stream: bytes, or on a GPU an array there."""
+        """The position of the stream: bytes; on a GPU an array there, or None before the first draw."""
         if self.device.type != "cpu":
             return None if self._rng is None else self.rng.bit_generator._state.copy()
         inner = self.rng.bit_generator.state
@@ -289,7 +289,7 @@ class BaseGenerator:
         return _PCG64.pack(words, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
 
     def restore(self, state: Any) -> None:
-        """Goes back to a snapshot. Raises: ArgumentError for anything else."""
+        """Goes back to a snapshot. Raises: ArgumentError for bytes of another length."""
         if self.device.type != "cpu":
             if state is None:
                 self._rng = None
@@ -311,11 +311,11 @@ S = TypeVar("S", bound=BaseGenerator)
 _device = device  # the class, for methods of classes whose attribute `device` hides it
 _PCG64 = struct.Struct("<32sBIQ")
 _UINT64 = 2**64 - 1
-_kind: list[type[BaseGenerator]] = [BaseGenerator]  # the class of the streams made here: ddp.Generator, once it exists
+_kind: list[type[BaseGenerator]] = [BaseGenerator]  # the class of generators made here: ddp.Generator, once it exists
 
 
 class _Random(threading.local):
-    """This thread's seed, and its streams by device, made on first use."""
+    """This thread's seed, and its generators by device, made on first use."""
 
     def __init__(self) -> None:
         self.seed = entropy()
@@ -343,9 +343,9 @@ def initial_seed() -> int:
 
 
 def thread_generator(target: device) -> BaseGenerator:
-    """This thread's stream on `target`."""
+    """This thread's generator on `target`."""
     if target.type == "cuda" and target.index is None:
-        target = device("cuda", target.xp.cuda.Device().id)  # one stream, whichever way the device is named
+        target = device("cuda", target.xp.cuda.Device().id)  # "cuda" and "cuda:0" have one generator
     generator = _random.streams.get(target)
     if generator is None:
         generator = _random.streams[target] = _kind[0](target).manual_seed(_random.seed)
@@ -353,12 +353,12 @@ def thread_generator(target: device) -> BaseGenerator:
 
 
 def thread_generators() -> list[BaseGenerator]:
-    """The streams of CUDA devices that this thread has drawn from."""
+    """The generators of CUDA devices that this thread has used."""
     return [generator for target, generator in _random.streams.items() if target.type == "cuda"]
 
 
 def generator(target: device, given: BaseGenerator | None = None) -> Any:
-    """The generator to draw from on `target`: that of `given`, or else this thread's.
+    """The generator to draw from on `target`: that of `given`, or this thread's if it is None.
 
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
     """
@@ -372,7 +372,7 @@ def generator(target: device, given: BaseGenerator | None = None) -> Any:
 
 
 def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple[int, dict[device, BaseGenerator]]:
-    """Exchanges this thread's seed and its streams by device for others. Returns the previous ones."""
+    """Exchanges this thread's seed and its generators by device for others. Returns the previous ones."""
     own = _random.seed, _random.streams
     _random.seed, _random.streams = other
     return own
@@ -386,7 +386,7 @@ def random_state() -> Any:
 
 
 def set_random_state(state: Any) -> None:
-    """Puts all streams of this thread back to where `random_state` found them."""
+    """Sets all generators of this thread to a state that `random_state` returned."""
     _random.seed, known = state
     for target, generator in _random.streams.items():
         seed, snapshot = known.get(target, (_random.seed, None))

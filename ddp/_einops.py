@@ -1,6 +1,6 @@
 """Makes einops take our tensors: it looks for backends among the subclasses of its own `AbstractBackend`.
 
-`einops.layers.ddp` has the layers here, as `einops.layers.torch` has PyTorch's.
+Its layers can be imported from `einops.layers.ddp`, as PyTorch's can from `einops.layers.torch`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp.nn.module import Module
 __all__ = ["Rearrange", "Reduce"]
 
 
-class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ignore]  # einops is typed where it is
+class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ignore]  # einops may be missing
     # AbstractBackend is named because older versions of einops look at direct subclasses only.
     """PyTorch's backend, with this library in the place of `torch`."""
 
@@ -31,11 +31,11 @@ class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ig
         return sys.modules[__name__]
 
 
-class Rearrange(RearrangeMixin, Module):  # type: ignore[misc, unused-ignore]  # einops is typed where it is
+class Rearrange(RearrangeMixin, Module):  # type: ignore[misc, unused-ignore]  # einops may be missing
     """`einops.rearrange` as a layer: Rearrange("b c h w -> b (c h w)")."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: as the pattern says."""
+        """input: of the shape that the pattern describes."""
         return rearrange(input, self.pattern, **self.axes_lengths)
 
 
@@ -43,5 +43,5 @@ class Reduce(ReduceMixin, Module):  # type: ignore[misc, unused-ignore]
     """`einops.reduce` as a layer: Reduce("b c h w -> b c", "mean")."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: as the pattern says."""
+        """input: of the shape that the pattern describes."""
         return reduce(input, self.pattern, self.reduction, **self.axes_lengths)

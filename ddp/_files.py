@@ -1,7 +1,7 @@
-"""Files at paths that users give. A regular file is replaced at once and whole, anything else is written to.
+"""Opens files at paths that users give. A regular file is replaced atomically; anything else is written to.
 
-Replacing goes through a new file in the same folder. Beside a device such as /dev/null no file is made, and none takes
-its place: what is not a regular file is opened and written to as it is.
+A new file is written in the same folder, and takes the place of the old one. A device such as /dev/null must not be
+replaced: anything but a regular file is opened and written to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file. Nothing else is opened: a pipe waits for a writer, and a device may never end.
 
     flags: those of `os.open`; with O_NOFOLLOW, a symbolic link is refused as well
-    Raises: OSError, which has no number and no path if something else is there.
+    Raises: OSError, which has no number and no path if the path is not that of a regular file.
     """
     try:
         mode = os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW).st_mode
@@ -80,7 +80,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         with open(stream, "wb") as file:
             yield file
         return
-    if not os.fspath(path):  # whose real path is the current folder
+    if not os.fspath(path):  # its real path would be the current folder
         raise FileNotFoundError(errno.ENOENT, "Expected the path of a file", "")
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
@@ -92,7 +92,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(error.errno, reason, os.fspath(path)) from None
     try:
         with new as file:
-            with contextlib.suppress(OSError):  # there is none yet, or the file system has no permissions
+            with contextlib.suppress(OSError):  # there is no file yet, or the file system has no permissions
                 os.fchmod(file.fileno(), os.stat(target).st_mode & 0o777)
             yield file
             file.flush()
@@ -102,7 +102,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):  # the first error says more
             os.unlink(temporary)
         raise
-    # The new name is on disk only once the folder is.
+    # The new name is on disk only after the folder was synced.
     with contextlib.suppress(OSError):
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

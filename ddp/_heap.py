@@ -1,8 +1,8 @@
-"""Freed memory stays with the process, because the next training step asks for it again.
+"""Keeps freed memory in the process, because the next training step allocates it again.
 
-glibc returns what lies free at the end of its heap to the system, and maps large blocks one by one; every page of them
-comes back by a fault. A network frees all of its activations at the end of backward, so it pays in each step: a
-fourteenth of the time of `benchmarks/zoo.py`'s ResNet-18. Other allocators ignore it.
+By default glibc returns free memory at the end of its heap to the system, and maps and unmaps each large block. Every
+page that is allocated again costs a page fault. A network frees all of its activations at the end of backward, so each
+step would pay for them: a fourteenth of the time of `benchmarks/zoo.py`'s ResNet-18. Other allocators are not changed.
 
 Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
 """
@@ -13,11 +13,11 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 FREE = 1 << 30  # bytes
-LARGEST = 32 << 20  # bytes, the most that glibc takes
+LARGEST = 32 << 20  # bytes, the largest threshold that glibc accepts
 
 
 def keep_freed() -> None:
-    """Lets up to 1 GiB lie free at the end of the heap, which holds blocks up to 32 MiB."""
+    """Keeps up to 1 GiB free at the end of the heap, from which blocks of up to 32 MiB are allocated."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, LARGEST)

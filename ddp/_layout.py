@@ -1,4 +1,4 @@
-"""Where gradients lie in flat buckets: a value of its own, which the reducer writes and others may read.
+"""Describes where each gradient lies in the flat buckets of the reducer. Other modules may read this layout.
 
 A bucket is one array of one dtype. Each gradient starts on a cache line, so that neighbours never share one; the gaps
 stay zero and are summed along with the rest.
@@ -17,7 +17,7 @@ _LINE = 64  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One gradient's place. bucket: its bucket's index; start, stop: elements of that bucket; shape: its own."""
+    """The place of one gradient. bucket: index of its bucket; start, stop: its elements there; shape: its shape."""
 
     bucket: int
     start: int
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """places: one a gradient, in the order they were given; buckets: (dtype, length in elements) of each bucket."""
+    """A layout. places: one per gradient, in the given order; buckets: (dtype, length in elements) of each bucket."""
 
     places: tuple[Place, ...]
     buckets: tuple[tuple[Any, int], ...]
@@ -36,7 +36,7 @@ class Layout:
 def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> Layout:
     """Gives each gradient its place.
 
-    plan: the gradients of each bucket, every gradient once, one dtype a bucket; shapes, dtypes: of each gradient
+    plan: the indices of each bucket's gradients, which must have the same dtype; shapes, dtypes: of each gradient
     """
     places: dict[int, Place] = {}
     buckets = []
@@ -55,7 +55,7 @@ def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dt
 
 
 class FlatBuckets:
-    """The memory of a layout. buffers: one (length,) array a bucket; views: each gradient's part, in its shape.
+    """The memory of a layout. buffers: one (length,) array per bucket; views: each gradient's part, in its shape.
 
     zeros: makes a buffer of a length and dtype, as `numpy.zeros` does
     """

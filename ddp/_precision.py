@@ -1,4 +1,4 @@
-"""How exact float32 products on a GPU are: a switch that the user turns and every product reads.
+"""The precision of float32 products on a GPU: the user sets it, and every product reads it.
 
 It is separate from the CUDA code because it can be set before a GPU is used, or without one.
 """
@@ -11,9 +11,9 @@ PRECISIONS = ("highest", "high", "medium")
 
 
 class Precision:
-    """Switches of matrix products on GPUs; they may be turned where there is none.
+    """Settings of matrix products on GPUs. They can be set without a GPU.
 
-    tf32: float32 factors may be rounded to TF32, which has the range of float32 and 10 bits of mantissa
+    tf32: whether float32 factors may be rounded to TF32, which has the range of float32 and 10 bits of mantissa
     """
 
     __slots__ = ("name", "tf32")

@@ -18,9 +18,9 @@ def _by_numbers(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], boo
 
 
 class TorchVersion(str):
-    """A version that is ordered by its numbers: "2.13" is above "2.4", as above (2, 4).
+    """A version that is ordered by its numbers: "2.13" is greater than "2.4", and than (2, 4).
 
-    What follows a plus sign does not count in the order. Equality is that of strings.
+    The part after a plus sign does not count. Equality compares the whole strings.
     """
 
     __lt__ = _by_numbers(operator.lt)

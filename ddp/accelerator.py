@@ -1,4 +1,4 @@
-"""The device that this process computes on, whatever its kind: a CUDA device, as far as CuPy finds one."""
+"""The accelerator that this process computes on, whatever its kind: a CUDA device, if CuPy finds one."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ else:
 
 
 def current_accelerator(check_available: bool = False) -> _device.device | None:
-    """The kind of device other than the CPU: device("cuda"), or None without one."""
+    """Returns device("cuda") if there is a GPU, otherwise None."""
     return _device.device("cuda") if cuda.is_available() else None

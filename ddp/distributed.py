@@ -1,4 +1,4 @@
-"""PyTorch's process group functions, as calls of a communicator: what a script needs that was written for DDP.
+"""PyTorch's process group functions, as calls of a communicator: for scripts that were written for PyTorch's DDP.
 
 The ranks are those of `collectives.init()`. A group is one of its communicators: what `new_group` returns, or what
 `split` and `create_group` of a communicator return; None and `group.WORLD` are all ranks. As in PyTorch, `src` and
@@ -66,21 +66,21 @@ class Work:
     """
 
     def __init__(self, work: collectives.Work[Any], outputs: Sequence[Tensor] = ()) -> None:
-        """outputs: where the rows of the result are copied, one each"""
+        """outputs: row i of the result is copied to outputs[i]"""
         self._work = work
         self._outputs = outputs
 
     def wait(self, timeout: Timeout = None) -> bool:
         """Returns True once the outputs can be used.
 
-        Raises: CollectiveTimeout if that is not so after `timeout`; whatever ended the collective.
+        Raises: CollectiveTimeout if they cannot be used after `timeout`; the error that ended the collective, if any.
         """
         _copy_rows(self._work.wait(_seconds(timeout)), self._outputs)
         self._outputs = ()  # a second call copies nothing: the outputs may have changed
         return True
 
     def is_completed(self) -> bool:
-        """Whether the outputs can be used. Raises: whatever ended the collective."""
+        """Whether the outputs can be used. Raises: the error that ended the collective, if any."""
         return self._work.done() and self.wait()
 
 
@@ -90,7 +90,7 @@ def _copy_rows(rows: Any, outputs: Sequence[Tensor]) -> None:
 
 
 def _copied(result: Any, outputs: Sequence[Tensor]) -> Work | None:
-    """Has the rows of a communicator's result copied to the outputs: now, or when they have arrived."""
+    """Copies the rows of a communicator's result to the outputs: now, or when they have arrived."""
     if isinstance(result, collectives.Work):
         return Work(result, outputs)
     _copy_rows(result, outputs)
@@ -116,14 +116,16 @@ def init_process_group(
     rank: int = -1,
     **ignored: Any,
 ) -> None:
-    """Joins the world; `collectives.init()` is the same. Collective.
+    """Joins the world, as `collectives.init()` does. Collective.
 
-    backend: "nccl" raises where a rank cannot use it; None and "gloo" take what is there
+    backend: "nccl" raises if a rank cannot use it; None and "gloo" use what there is
     timeout: of every collective, in seconds or as a timedelta
-    world_size, rank: checked if they are given, here or in the environment: who starts the ranks decides them
-    init_method and other arguments change nothing: ranks meet through MPI
+    world_size: only checked, if given here or as WORLD_SIZE in the environment: the launcher decides it
+    rank: only checked, if given here
 
-    Raises: ParallelError for a world of another size than was asked for.
+    init_method and other arguments change nothing: ranks meet through MPI.
+
+    Raises: ParallelError if the world has another size, or this process another rank.
     """
     global _initialized
     name = "nccl" if "nccl" in (backend or "") else "auto"
@@ -145,7 +147,7 @@ def new_group(
     sort_ranks: bool = True,
     **also_ignored: Any,
 ) -> Communicator | int:
-    """A group of some of the ranks. All its members call it; that the others do too, as in PyTorch, changes nothing.
+    """Makes a group of some of the ranks. All its members must call this; other ranks may, as they do with PyTorch.
 
     ranks: of the world, the same on every rank; None: all
     timeout: of every collective of the group, in seconds or as a timedelta; None: the world's
@@ -178,7 +180,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether `init_process_group` was called, and `destroy_process_group` not since."""
+    """Whether `init_process_group` was called, and `destroy_process_group` was not called since."""
     return _initialized
 
 
@@ -207,7 +209,7 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """What carries arrays of the CPU: "mpi", or "single" for one rank."""
+    """The backend for arrays on the CPU: "mpi", or "single" for one rank."""
     return _comm(group).backend
 
 
@@ -217,7 +219,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """The rank of the world that a rank in the group is. Raises: ArgumentError if the group has no such rank."""
+    """Converts a rank in the group to a rank of the world. Raises: ArgumentError if the group has no such rank."""
     ranks = get_process_group_ranks(group)
     if group_rank not in range(len(ranks)):
         raise _error(f"rank {group_rank} is not in the group, whose ranks are 0 to {len(ranks) - 1}")
@@ -225,7 +227,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """The rank in the group that a rank of the world is. Raises: ArgumentError if it is not in the group."""
+    """Converts a rank of the world to a rank in the group. Raises: ArgumentError if it is not in the group."""
     ranks = get_process_group_ranks(group)
     if global_rank not in ranks:
         raise _error(f"rank {global_rank} of the world is not in the group, which has its ranks {ranks}")
@@ -235,7 +237,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = None) -> tuple[Communicator, Any]:
     """The group's communicator, and a rank in it. rank: in the world; group_rank: in the group; only one may be given
 
-    default: the rank in the world if neither is given; if that is None, too, so is the rank in the result
+    default: the rank in the world if neither is given; if it is None, too, the rank in the result is None
     """
     comm = _comm(group)
     if group_rank is None:
@@ -249,7 +251,7 @@ def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = N
 def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
     """Makes a function a collective as PyTorch has it: it returns a Work or None, and warns on ranks outside the group.
 
-    function: returns what the communicator did, or a Work already
+    function: returns the result or the `collectives.Work` of the communicator, or a Work of this module
     """
 
     @functools.wraps(function)
@@ -270,13 +272,13 @@ def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
 
 
 def _written(tensor: Tensor) -> Tensor:
-    """The tensor that a collective writes, as one that autograd does not follow; backward will see the write."""
+    """Detaches a tensor that a collective writes. Its version is incremented, so that backward notices the write."""
     tensor.version.count += 1
     return tensor.detach()
 
 
 def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raises: ArgumentError unless it is a tensor of the dtype and device of `like`, in one of the shapes."""
+    """Raises: ArgumentError unless `tensor` is a Tensor with the dtype and device of `like` and one of the shapes."""
     if not isinstance(tensor, Tensor):
         raise _error(f"{name} should be a tensor, is {type(tensor).__name__}")
     if (tensor.dtype, tensor.device) != (like.dtype, like.device) or tensor.shape not in shapes:
@@ -287,14 +289,14 @@ def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> No
 
 
 def _check_length(name: str, items: Any, length: int) -> None:
-    """Raises: ArgumentError unless the list has that length; None has none."""
+    """Raises: ArgumentError unless the list has `length` items; None counts as an empty list."""
     count = len(items or ())
     if count != length:
         raise _error(f"{name} should have {length} items, has {count}")
 
 
 def _check_tensors(name: str, tensors: Any, length: int, like: Tensor) -> Any:
-    """The list. Raises: ArgumentError unless it has that length, and its items are tensors like `like`."""
+    """Returns the list. Raises: ArgumentError unless it has `length` items, which are tensors like `like`."""
     _check_length(name, tensors, length)
     for index, tensor in enumerate(tensors):
         _check(f"{name}[{index}]", tensor, like, tuple(like.shape))
@@ -322,7 +324,7 @@ def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None)
 
 @_collective
 def all_reduce(tensor: Tensor, op: str = ReduceOp.SUM, group: Group = None, async_op: bool = False) -> Any:
-    """Leaves the reduction of all ranks' tensors in each of them."""
+    """Reduces the tensors of all ranks, and writes the result to each of them."""
     comm = _comm(group)
     x = _written(tensor)
     return comm.all_reduce(x, op, out=x, async_op=async_op)
@@ -346,7 +348,7 @@ def reduce(
     async_op: bool = False,
     group_dst: Rank = None,
 ) -> Any:
-    """Leaves the reduction of all ranks' tensors in that of rank `dst`."""
+    """Reduces the tensors of all ranks, and writes the result to that of rank `dst`."""
     comm, root = _comm_and_rank(group, dst, group_dst, 0)
     x = _written(tensor) if comm.rank == root else tensor.detach()
     return comm.reduce(x, op, root, out=x, async_op=async_op)
@@ -356,7 +358,7 @@ def reduce(
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False) -> Any:
     """Writes the tensors of all ranks into those of the list, in the order of ranks.
 
-    All have one dtype and shape.
+    All tensors have the same dtype and shape.
     """
     comm = _comm(group)
     outputs = _check_tensors("all_gather: tensor_list", tensor_list, comm.size, tensor)
@@ -419,7 +421,7 @@ def scatter(
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: str = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Leaves on rank r the reduction of tensor r of all ranks' lists; all are of one dtype and shape."""
+    """Writes to `output` on rank r the reduction of tensor r of all ranks' lists. All have the same dtype and shape."""
     tensors = _check_tensors("reduce_scatter: input_list", input_list, _comm(group).size, output)
     return reduce_scatter_tensor(output, stack(tensors), op, group, async_op)
 
@@ -428,7 +430,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: str = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Leaves on rank r the reduction of part r of all ranks' tensors, of parts joined or stacked.
+    """Writes to `output` on rank r the reduction of part r of all ranks' inputs, which are joined or stacked parts.
 
     output: (d0, ...), of one dtype and shape on all n ranks; input: (n * d0, ...) or (n, d0, ...)
     """

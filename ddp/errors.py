@@ -1,4 +1,4 @@
-"""What can go wrong in tensors, autograd, layers and optimizers, as one tree:
+"""The errors of tensors, autograd, layers and optimizers, as one tree:
 
     DdpError (RuntimeError)
     ├── ArgumentError (ValueError)      a value that the call cannot take
@@ -7,14 +7,14 @@
     ├── RangeError (IndexError)         an index, a dimension or a class target out of range
     ├── DeviceError                     a device that is not there, or tensors on different devices
     ├── OutOfMemoryError (MemoryError)  a GPU's memory is full
-    ├── CudaError                       what CUDA reports of work on a GPU, and where it came to light
-    ├── CaptureError                    what cannot be part of a CUDA graph
+    ├── CudaError                       an error that CUDA reports for work on a GPU
+    ├── CaptureError                    an operation that cannot be part of a CUDA graph
     ├── GraphError                      backward cannot run on this graph
     │   ├── GraphFreedError             a second backward over a graph that the first has freed
     │   ├── VersionError                a value that backward reads was changed in place
     │   ├── InplaceError                an in-place operation that autograd cannot follow
     │   └── AnomalyError                a gradient is nan, in anomaly mode
-    ├── ParallelError                   ranks that do not agree on the model, or a wrapper used against its order
+    ├── ParallelError                   ranks that do not agree on the model, or calls of a wrapper in a wrong order
     │   ├── EarlyStop                   a rank ran out of data inside join(throw_on_early_termination=True)
     │   └── PeerError                   another rank failed at what this one waits for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
@@ -36,7 +36,7 @@ import warnings
 
 
 class DdpError(RuntimeError):
-    """The root: anything that `ddp` raises on purpose."""
+    """The base class of all errors that `ddp` raises on purpose."""
 
 
 class ArgumentError(DdpError, ValueError):
@@ -60,14 +60,14 @@ class DeviceError(DdpError):
 
 
 class CaptureError(DdpError):
-    """What cannot be part of a CUDA graph: the host would have to wait for the device, or take part."""
+    """An operation that cannot be part of a CUDA graph: the host would have to wait for the device, or take part."""
 
 
 class CudaError(DdpError):
-    """What CUDA reports of work on a GPU. `status`: its number there, None where CuPy does not tell.
+    """An error that CUDA reports for work on a GPU. `status`: its number in CUDA; None if CuPy does not give it.
 
-    Work runs after the call that launched it, so the call that raises this is where it came to light; with
-    CUDA_LAUNCH_BLOCKING=1 it is the op that failed.
+    Work runs after the call that launched it, so a later call may raise this. With CUDA_LAUNCH_BLOCKING=1, the op that
+    failed raises it.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -79,10 +79,10 @@ class CudaError(DdpError):
 
 
 class OutOfMemoryError(DdpError, MemoryError):
-    """A GPU's memory is full, also after the pool gave back what nobody holds; the message says who holds it.
+    """A GPU's memory is full, even after the pool gave back its free blocks; the message says what holds the memory.
 
-    device: "cuda:0"; in bytes, requested; allocated: held by arrays; reserved: by the pool, for them and for later;
-    free, total: of the device; limit: of this process, or None
+    device: for example "cuda:0". In bytes: requested; allocated: held by arrays; reserved: held by the pool, for arrays
+    and for later use; free, total: of the device; limit: of this process, or None
     """
 
     device = ""
@@ -111,11 +111,11 @@ class AnomalyError(GraphError):
 
 
 class ParallelError(DdpError):
-    """Ranks that do not agree on the model or the step, or a wrapper used against its order."""
+    """Ranks that do not agree on the model or the step, or calls of a wrapper in a wrong order."""
 
 
 class EarlyStop(ParallelError):
-    """A rank has run out of data, and `join(throw_on_early_termination=True)` asked to hear of it."""
+    """A rank has run out of data inside `join(throw_on_early_termination=True)`."""
 
 
 class PeerError(ParallelError):
@@ -131,7 +131,7 @@ class SerializationError(DdpError, ValueError):
 
 
 class SharingError(DdpError):
-    """Shared memory that the system refuses, or that its process freed before it was opened."""
+    """Shared memory that the system refuses, or that its owner freed before another process opened it."""
 
 
 class WorkerError(DdpError):
@@ -154,7 +154,7 @@ class StateDictError(DdpError, ValueError):
 
 
 def how_to_install(extra: str) -> str:
-    """The command that brings an extra of this project: from the folder of its sources, or from the package index."""
+    """The command that installs an extra of this project, from the folder of its sources or from the package index."""
     sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.exists(os.path.join(sources, "setup.cfg")):
         return f"pip install -e '{sources}[{extra}]'"
@@ -163,8 +163,8 @@ def how_to_install(extra: str) -> str:
 
 @functools.cache
 def warn_once(message: str, stacklevel: int = 2, category: type[Warning] = UserWarning) -> None:
-    """Warns at the first call with these arguments: of what a script asks for and does not get.
+    """Warns at the first call with these arguments, of something that a script asks for and does not get.
 
-    stacklevel: as of `warnings.warn` called in the place of this
+    stacklevel: as for a call of `warnings.warn` in the same place
     """
     warnings.warn(message, category, stacklevel=stacklevel + 1)

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms of float32 and float64, with gradients, under PyTorch's names.
 
-Results that are complex are a `ComplexTensor`. norm: "backward" (the inverse transforms are divided by the number of
-elements; so for None), "forward" (the others are) or "ortho" (both by its root).
+Complex results are a `ComplexTensor`. norm: "backward" or None: inverse transforms are divided by the number of
+elements; "forward": the other transforms are; "ortho": both are divided by its square root.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
 
 
 def _named(name: str, doc: str) -> list[Any]:
-    """The transform along one dimension, along two, and along any."""
+    """Makes the functions of a transform along one dimension, along two, and along any number."""
     return [
         rename(
             lambda input, s=None, dim=dim, norm=None, n=None: _transform(name, input, n if s is None else s, dim, norm),
@@ -63,12 +63,12 @@ irfft, irfft2, irfftn = _named("irfft", "The inverse of rfft: a Tensor, of 2*(m 
 
 
 def fftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
-    """The frequencies of fft's results in cycles a unit: (n,). d: between samples. dtype, device: by name."""
+    """The frequencies of fft's results in cycles per unit: (n,). d: sample distance. options: dtype, device"""
     return ((arange(n, **options) + n // 2) % n - n // 2) / (n * d)
 
 
 def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
-    """The frequencies of rfft's results in cycles a unit: (n//2 + 1,). d: between samples. dtype, device: by name."""
+    """The frequencies of rfft's results in cycles per unit: (n//2 + 1,). d: sample distance. options: dtype, device"""
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 

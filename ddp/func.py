@@ -1,7 +1,7 @@
-"""Derivatives as functions of functions: thin forms of `ddp.autograd.functional`, which may be nested.
+"""Functions that differentiate functions: thin wrappers of `ddp.autograd.functional`, which may be nested.
 
-Arguments are tensors, results a tensor or a tuple of them. These have a graph if something beside the arguments in
-question requires grad: an outer call of these, or a parameter that the function uses.
+Arguments are tensors, results a tensor or a tuple of them. The results have a graph if something else requires grad
+than the arguments to differentiate by: tensors of an outer call, or a parameter that the function uses.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ __all__ = ["grad", "hessian", "jvp", "vjp", "vmap"]
 
 
 def _of_argument(func: Callable[..., Any], i: int, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """`func` as a function of argument i alone, and that argument."""
+    """Returns `func` as a function of argument i alone, and that argument."""
     return lambda x: func(*args[:i], x, *args[i + 1 :], **named), args[i]
 
 
 def grad(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """A function that takes the arguments of `func` and returns the gradient of its single element.
+    """Makes a function that takes the arguments of `func` and returns the gradient of its result, a single element.
 
-    argnums: which argument it is with respect to, a tensor. Raises, when it is called: DtypeError for another argument;
-    ShapeError.
+    argnums: the number of the argument to differentiate by
+
+    The function raises DtypeError if that argument is no tensor, and ShapeError if the result has several elements.
     """
     return lambda *args, **named: jacobians.vjp(*_of_argument(func, argnums, args, named), create_graph=None)[1]
 
 
 def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
-    """func(*primals), and a function that takes gradients of the outputs and returns those of the primals.
+    """Returns func(*primals), and a function that takes gradients of the outputs and returns those of the primals.
 
-    Raises: DtypeError for what is no tensor.
+    Raises: DtypeError for primals or results that are no tensors.
     """
     call = jacobians.Call(func, primals, None)
 
@@ -45,17 +46,19 @@ def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., 
 
 
 def jvp(func: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
-    """func(*primals), and how it changes as the primals go along the tangents, by two backwards.
+    """Returns func(*primals) and its derivative in the direction of the tangents, computed by two backwards.
 
-    Raises: DtypeError for what is no tensor; ShapeError for tangents of other shapes.
+    Raises: DtypeError for arguments or results that are no tensors; ShapeError for tangents of other shapes.
     """
     return jacobians.jvp(func, primals, tangents, create_graph=None)
 
 
 def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """A function that takes the arguments of `func` and returns the second derivatives of its single element.
+    """Makes a function that takes the arguments of `func` and returns the second derivatives of its single element.
 
-    argnums: as for `grad`. Raises, when it is called: as `autograd.functional.hessian`.
+    argnums: as for `grad`
+
+    The function raises what `autograd.functional.hessian` raises.
     """
     return lambda *args, **named: jacobians.hessian(*_of_argument(func, argnums, args, named), create_graph=None)
 

@@ -1,4 +1,4 @@
-"""PyTorch's hub by name: what it fetches are programs and pickles, so each call says how to come by the weights."""
+"""The names of PyTorch's hub, which fetches programs and pickles. Here a call raises, and says how to get weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["load", "load_state_dict_from_url"]
 
 
 def load(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises: ArgumentError, with the way out: programs and pickles of PyTorch's hub are neither fetched nor run."""
+    """Raises: ArgumentError, with an alternative: programs and pickles of PyTorch's hub are neither fetched nor run."""
     raise ArgumentError(
         f"ddp.hub fetches nothing, got {args or kwargs}: make the model here, download its weights, store them by "
         "safetensors.torch.save_file(state_dict, path) where PyTorch is, and call model.load_state_dict(ddp.load(path))"

@@ -1,6 +1,6 @@
-"""PyTorch's compilers by name: `ddp.compile` and `ddp.jit` return what they are given, which runs as Python.
+"""The names of PyTorch's compilers. `ddp.compile` and `ddp.jit.script` return their argument, which runs as Python.
 
-What captures whole steps on a GPU is `ddp.cuda.graphed_step`.
+`ddp.cuda.graphed_step` captures whole steps on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _say() -> None:
 
 
 def compile(model: Any = None, **ignored: Any) -> Any:
-    """Returns the function or module itself; without one, a decorator that does. Says once that nothing is compiled.
+    """Returns the function or module itself; without one, a decorator that does. Warns once: nothing is compiled.
 
     ignored: PyTorch's mode, backend, fullgraph and others
     """
@@ -30,7 +30,7 @@ def compile(model: Any = None, **ignored: Any) -> Any:
 
 
 def script(obj: Any, *ignored: Any, **also_ignored: Any) -> Any:
-    """Returns the function, module or class itself; examples are not run. Says once that nothing is compiled."""
+    """Returns the function, module or class itself; examples are not run. Warns once: nothing is compiled."""
     _say()
     return obj
 

@@ -1,4 +1,4 @@
-"""Linear algebra: norms of vectors and matrices, under PyTorch's names. What needs a decomposition is not here."""
+"""Linear algebra: norms of vectors and matrices, under PyTorch's names. Functions by decompositions are not here."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["matmul", "matrix_norm", "norm", "vector_norm"]
 
 
 def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """(sum |x|^ord)^(1/ord) over `dim`, over all for None. ord: any number, inf and -inf too, or 0 to count.
+    """(sum |x|^ord)^(1/ord) over `dim`; None: over all. ord: any number, also inf and -inf; 0: number of non-zeros.
 
-    Raises: DtypeError unless floating; ArgumentError where there is no largest element.
+    Raises: DtypeError unless floating; ArgumentError if ord is inf or negative and there are no elements.
     """
     return x.norm(ord, dim, keepdim, dtype)
 
@@ -48,10 +48,11 @@ def matrix_norm(
 def norm(
     A: Tensor, ord: float | str | None = None, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """A vector norm over one dimension, a matrix norm over two, by `dim` or by the number of dimensions; without
-    `ord`, the root of the sum of all squares.
+    """Computes a vector norm over one dimension, or a matrix norm over two. dim: None: all dimensions
 
-    Raises: ArgumentError, DtypeError.
+    Without `ord`, the result is the root of the sum of all squares, over any number of dimensions.
+
+    Raises: ArgumentError for an `ord` that is not one of these norms; DtypeError unless floating.
     """
     dims = [dim] if isinstance(dim, int) else dim
     if ord is None:

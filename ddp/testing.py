@@ -1,4 +1,4 @@
-"""Comparing tensors in tests, with PyTorch's tolerances."""
+"""Compares tensors in tests, with PyTorch's tolerances."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def assert_close(
     """Raises AssertionError unless |actual - expected| <= atol + rtol * |expected| everywhere.
 
     actual, expected: tensors on any devices, NumPy arrays or numbers
-    rtol, atol: both or none: (1e-3, 1e-5) for float16, (1.6e-2, 1e-5) for bfloat16, (1.3e-6, 1e-5) for float32,
-    (1e-7, 1e-7) for float64, 0 for others; the wider ones if dtypes differ
+    rtol, atol: give both or none. None: (1e-3, 1e-5) for float16, (1.6e-2, 1e-5) for bfloat16, (1.3e-6, 1e-5) for
+    float32, (1e-7, 1e-7) for float64, 0 for others; if dtypes differ, the larger ones
     equal_nan: whether nan equals nan. check_dtype: whether dtypes have to be the same
     msg: the error's text, or a function of the text that it would have
 
     Raises: AssertionError, which says how many differ, the greatest difference and where. Differences are taken in
-    float64. ArgumentError for one of rtol and atol; DtypeError for things of other types.
+    float64. ArgumentError if only one of rtol and atol is given; DtypeError for values of other types.
     """
     if (rtol is None) != (atol is None):
         raise ArgumentError(f"assert_close: expected both rtol and atol or none, got {rtol=}, {atol=}")
