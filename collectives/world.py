@@ -131,7 +131,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     joined, left: the rank became part of a world in which others may wait for it, or has left that world
     resizable: the rank is in a loop in which the job can be resized, to at most this number of ranks; 0: to any number
     resizing: the step after which the rank leaves that loop; next it saves its state, and exits with STOPPED
-    held: the first step of which all ranks have copied their state to memory
+    held: the step at which all ranks have copied their state to memory; sent for the first copy, maybe for later ones
     debugging: whether a debugger's prompt is open
     quit: how the user ended the debugger, and with it the job
     """

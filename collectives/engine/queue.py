@@ -462,7 +462,7 @@ class CallQueue:
         self._helper = threading.Thread(target=self._run_helper, name=name, daemon=True)
         self._helper.start()
 
-    # Ends ------------------------------------------------------------------------------------------------------------
+    # Closing and failure ---------------------------------------------------------------------------------------------
 
     def _release_if_idle(self) -> None:
         """Releases what a closed queue holds, once all its calls are finished."""

@@ -154,7 +154,8 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # Not beside another: `reduce` may take two operations, and arrays on a GPU are copied before the operation.
+            # Only a body of one operation: `reduce` may take two, a reduction in a tree several, and arrays on a GPU
+            # are copied before the operation.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )

@@ -138,7 +138,11 @@ class Allocator:
         self.cupy.get_default_memory_pool().free_all_blocks(stream)
 
     def reset_peaks(self, device: int) -> None:
-        """Resets the peaks to what is allocated now, and tracks them exactly from now on."""
+        """Resets the peaks to what is allocated now.
+
+        From now on, each allocation from the counted pool updates the peak of allocated bytes. An allocation from the
+        private pool of a CUDA graph does so only if that pool grows.
+        """
         counts = self.of(device)
         counts.peak, counts.reserved_peak = self.allocated_and_reserved(device)
         if self.counted and not self._tracks_peak:

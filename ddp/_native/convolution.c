@@ -44,7 +44,7 @@ static inline void put_line(float *out, line z, size n)
         for (size i = 0; i < n; i++) out[i] = z[i];
 }
 
-/* --- directly ------------------------------------------------------------------------------------------------------ */
+/* --- direct convolution ------------------------------------------------------------------------------------------- */
 
 /* How the taps of a window, the elements of its kernel, read images: x to compute out or, if `back`, the gradient of out to
  * compute that of x.
@@ -239,7 +239,8 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     return packed && offsets && spots;
 }
 
-/* A block of images, copied for the gradient of filters: bands of x, and of g `lines` rows of `columns` floats. */
+/* A block of images, copied to compute the gradient of filters. For each channel of x the copy has a band, and for each
+ * channel of g `lines` rows of `columns` floats. */
 typedef struct {
     size images, lines, columns, x_plane, x_row, g_plane, x_image, g_image;
 } block;
@@ -470,8 +471,9 @@ INLINE void transform_tile(transform *axis, const int n, const int made, const f
     }
 }
 
-/* Transforms up to 32 tiles (n, n) of a row of tiles, eight channels of each phase. The elements of a transformed tile are
- * `apart` floats apart. planes: the channels that x has; channels: of a phase; to: (tiles, row) */
+/* Transforms up to 32 adjacent tiles (n, n), for eight channels in each phase; if x has only `planes` channels, the
+ * others are zeros. to: (tiles, row), where a row holds the phases, each of `channels` floats. The elements of a
+ * transformed tile are `apart` floats apart. */
 INLINE void transform_row(transform *axis, const int n, const int made, size step, const float *x, size planes, size channels,
                           const size *image, size y, size left, size tiles, float *to, size row, size apart)
 {

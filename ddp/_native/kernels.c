@@ -204,7 +204,7 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
     return NAME(total)(sums);
 }
 
-/* --- activations of n elements. g: the gradient of z, if out is to be that of x; or NULL --------------------------- */
+/* --- activations of n elements. out: z if g is NULL; if g is the gradient of z, that of x ------------------------- */
 
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)

@@ -399,7 +399,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         return
     buffer.withheld = None  # zeros are the same on every rank
     if x.grad is not None:
-        x.grad.edge = None  # if the gradient has a graph
+        x.grad.edge = None  # zeros have no graph
         x.grad.zero_()
         buffer.state = ZEROED
 

@@ -300,7 +300,9 @@ def _letters(labels: Sequence[Any]) -> str:
 
 @with_out
 def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
-    """The sum of products over pairs of dimensions: the last `dims` of `a` with the first of `b`, or two lists.
+    """The sum of products over pairs of dimensions.
+
+    dims: a number n: the last n dimensions of `a` with the first n of `b`; or a list for `a` and a list for `b`
 
     Raises: ShapeError, ArgumentError, RangeError, DtypeError.
     """

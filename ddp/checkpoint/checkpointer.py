@@ -120,7 +120,7 @@ class Checkpointer:
         self._due = False  # all ranks are to save, after the end of an accumulation
         self._saved_time = 0.0  # when the last save of the loop began
         self._closed = False
-        self._resizable = False  # the launcher knows that this loop can leave for another number of ranks
+        self._resizable = False  # the launcher has been told that the job can be resized during this loop
         self._hooks: list[RemovableHandle] = []
         for trained in self._training.optimizers:
             self._hooks.append(trained.register_step_pre_hook(self._before_step))

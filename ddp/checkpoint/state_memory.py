@@ -500,7 +500,7 @@ class _SlotReader(NamedTuple):
 
 
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """The memory in bytes that each control group (version 2) has left. The file cache counts as free."""
+    """The memory in bytes that each control group (version 2) has left. Its inactive file cache counts as free."""
     folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
     for group in (folder, *folder.parents):
         try:

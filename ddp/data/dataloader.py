@@ -46,7 +46,7 @@ class DataLoader:
     batch_sampler: lists of indices, instead of batch_size, shuffle, sampler and drop_last
     num_workers: processes that fetch; 0: this one does. The batches, and their order, are the same for any number
     collate_fn: makes a batch of a list of samples; None: `default_collate`, or `default_convert` without batches
-    pin_memory: copy batches to the GPU through pinned memory, while the previous step runs, and hand them out there
+    pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs
     drop_last: leave out the last batch if it is shorter
     timeout: seconds that a batch of a worker may take; 0: no limit
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts

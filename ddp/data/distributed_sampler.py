@@ -65,7 +65,8 @@ class DistributedSampler(IndexSampler):
     that was saved at one number of ranks may be loaded at any other. With micro_batches it counts whole steps: a step
     of which this rank has read only a part is read again.
 
-    `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks.
+    `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks. With
+    micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
 
     Raises: ArgumentError if num_replicas is not an integer of at least 1, if rank is not from 0 to num_replicas - 1, if
     there are fewer micro_batches than ranks, for a seed below 0, an unknown tail, a dataset or sampler that has no

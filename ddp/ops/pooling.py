@@ -193,7 +193,7 @@ def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, 
     """The taps of `out` outputs on `n` inputs. scale: the caller's scale factor; None if the caller gave a size."""
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # with these sizes the scale factor is ignored, as in PyTorch
-    # In PyTorch's precision: rounding decides which input an output at an edge reads.
+    # In PyTorch's precision: close to the border between two inputs, rounding decides which one an output reads.
     float_type = np.float64 if dtype == np.float64 else np.float32
     i = np.arange(out, dtype=float_type)
     step = float_type(1 / scale if scale else n / out)

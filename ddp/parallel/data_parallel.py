@@ -200,7 +200,7 @@ class DataParallel(Module):
         return state if self.micro_batches is None else {**state, "micro_batches": self.micro_batches.state()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with the plan in this state, so that sums are equal to the last bit. Collective.
+        """Continues with the plan in this state, so that sums are, to the last bit, those of the saved run. Collective.
 
         Call it between steps. Gradients are kept, as with every change of plan.
 

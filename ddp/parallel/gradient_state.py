@@ -66,8 +66,8 @@ class WeightSum:
 class GradientState:
     """For each parameter: whether it holds a gradient, and whether that is a mean over ranks already.
 
-    A backward excludes gradients that were reduced before their parameter was frozen, and those of parameters that were
-    frozen when the model was wrapped: they do not change until the parameter is used again.
+    If it is such a mean, and its parameter is frozen, a backward that does not reach the parameter does not reduce it
+    again. A gradient that a frozen parameter has when the model is wrapped counts as such a mean.
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:

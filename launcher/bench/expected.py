@@ -30,7 +30,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
-    """The value that fills a buffer before a collective writes to it. No result has it, except in bool."""
+    """The value that fills a buffer before a collective writes to it. Sums over many ranks, and bool, may have it."""
     return dtype.type(POISON)
 
 

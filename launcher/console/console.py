@@ -209,7 +209,7 @@ class Console(Observer):
         return min(self._prompt_times.values(), default=float("inf"))
 
     def remove_bar(self) -> None:
-        """Removes the bar at the end of the job."""
+        """Removes the progress bar. Called at the end of the job."""
         self.terminal.bar(-1, b"")
 
     def close(self) -> None:

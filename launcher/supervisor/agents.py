@@ -127,7 +127,7 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
 
 
 def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> None:
-    """Called when a rank begins to wait in `collectives.init`. limit: for how long (s); None: it has ended waiting"""
+    """Called when a rank begins or ends waiting in `collectives.init`. limit: for how long (s); None: it has ended"""
     process.joining = limit
     process.joined = process.joined or limit is None
     attempt.observers.joining(process.rank, limit is not None)

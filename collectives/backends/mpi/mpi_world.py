@@ -171,7 +171,7 @@ class MPIWorld:
         world.report(left=True)
 
     def abort(self, status: int) -> None:
-        """Ends all ranks with this exit status, or only this one: see `aborts_all`."""
+        """Ends all ranks if `aborts_all`, otherwise only this rank, with this exit status."""
         if not self.aborts_all:
             os._exit(status)
         self.MPI.COMM_WORLD.Abort(status)
