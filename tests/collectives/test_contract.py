@@ -124,13 +124,13 @@ def by_messages(limit: int) -> Communicator:
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(620)  # with full counts, four ranks on two cores take minutes
 @pytest.mark.parametrize(
     "size", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
 )  # Open MPI differs from 4 on
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
     on_nodes = [Path(__file__).parent / "backends/shm/test_contract_on_nodes.py"] if size > 1 else []
-    hold_over_mpi([__file__, *on_nodes], "TestMPI or in_parts", size)
+    hold_over_mpi([__file__, *on_nodes], "TestMPI or in_parts", size, timeout=600)
 
 
 @pytest.mark.mpi

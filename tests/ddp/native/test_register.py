@@ -554,6 +554,7 @@ def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> N
 
 @needs_kernels
 @pytest.mark.long
+@pytest.mark.timeout(420)
 def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     names = [f"lib{each}.so" for each in ("asan", "ubsan")]
@@ -573,7 +574,7 @@ def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> Non
         env={**os.environ, "LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
