@@ -83,6 +83,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if reports:
         terminalreporter.write_line(describe_skips([report.longrepr[2] for report in reports]))
     if not config.getoption("--skipped") and config.pluginmanager.hasplugin("cacheprovider"):
+        # Each file has its own line that skips it: pytest-xdist reports one file for each such line.
         # No installation brings a GPU: pytest -m gpu runs what needs one.
         installable = [report for report in reports if need_of(report.longrepr[2])[0] != GPU]
         config.cache.set(SKIPPED, sorted({function_of(report.nodeid) for report in installable}))

@@ -82,7 +82,7 @@ SIZES = {
     "collectives": Size(80_339, 65_000, ("collectives",)),
     "launcher": Size(73_055, 64_000, ("launcher",)),
     "benchmarks": Size(48_866, 31_000, ("benchmarks",)),
-    "tests": Size(511_570, 385_000, ("tests",)),
+    "tests": Size(512_038, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose
 
 import ddp
 from ddp import _aliases
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 einops = pytest.importorskip("einops")
 

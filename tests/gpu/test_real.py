@@ -298,7 +298,7 @@ def test_memory_is_counted_and_a_full_device_goes_on() -> None:
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
 def test_pytorch(name: str) -> None:
-    from tests.oracle import torch
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")

@@ -14,7 +14,8 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, ShapeError
 from tests.ddp._tensor.oracle import agree
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 
 def theirs(dtype: Any) -> Any:

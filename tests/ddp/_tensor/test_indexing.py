@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 
 import ddp
 from ddp.errors import DtypeError, RangeError, ShapeError
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 # Each takes the module, so that its tensors may be ddp's or torch's.
 INDICES = {

@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose, assert_array_less
 
 import ddp
 from ddp import errors
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 Array = Any
 RNG = np.random.default_rng(0)

@@ -10,7 +10,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import ddp
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

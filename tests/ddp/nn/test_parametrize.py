@@ -15,7 +15,8 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError
 from tests.ddp.nn.against_torch import assert_same_state
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm` is deprecated")
 

@@ -14,7 +14,8 @@ import collectives
 import ddp
 from ddp.errors import ArgumentError
 from tests.ddp.nn.against_torch import assert_same_state
-from tests.oracle import torch
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 Make = Callable[[Any, Any], Any]  # (the package, the model)
 

@@ -53,7 +53,7 @@ def test_the_state_dict_is_that_of_the_plain_optimizer(kind: Any, settings: dict
 
 
 def test_state_of_pytorch_loads() -> None:
-    from tests.oracle import torch
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
     gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
     theirs = torch.nn.Parameter(torch.linspace(-1, 1, 60).reshape(12, 5))
