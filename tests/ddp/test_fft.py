@@ -12,6 +12,8 @@ import ddp
 from ddp.errors import ArgumentError, DtypeError
 from tests.ddp.nn.against_torch import agree, numbers, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 Complex = tuple[Any, Any]
 
 

@@ -17,6 +17,8 @@ from ddp.nn import functional as F
 from tests.ddp.cases.table import draw
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, torch, twins
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ReLU", (), {}),
     ("ReLU6", (), {}),

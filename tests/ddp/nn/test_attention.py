@@ -18,6 +18,8 @@ from ddp.ops import attention
 from tests.ddp.nn import against_torch
 from tests.ddp.nn.against_torch import agree_as_functions, check_refusals, numbers
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 
 def leaves(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[ddp.Tensor]:
     return [ddp.from_numpy(numbers(*s, seed=i).astype(dtype)).requires_grad_() for i, s in enumerate(shapes)]

@@ -15,6 +15,8 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, RangeError, warn_once
 from tests.ddp.nn.against_torch import check_refusals, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 
 def ran(t: Any, edit: Callable[[Any, Any], Any]) -> str:
     """What `edit(nn, t)` leaves, as text in our words."""

@@ -14,6 +14,8 @@ from ddp.nn import functional
 from ddp.ops import convolution
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_layer, check_refusals, numbers, torch, twins
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
     ("Conv1d", (4, 6, 3), {"stride": 2, "padding": 2, "dilation": 2, "groups": 2, "bias": False}, (2, 4, 9)),

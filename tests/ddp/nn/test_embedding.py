@@ -14,6 +14,8 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError, warn_once
 from tests.ddp.nn.against_torch import agree, check_refusals, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 TABLE = np.random.default_rng(0).standard_normal((6, 4)) * np.linspace(0.1, 3, 6)[:, None]
 INDEX = np.array([[5, 1], [5, 0], [3, 1]])
 

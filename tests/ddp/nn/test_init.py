@@ -14,6 +14,8 @@ from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from tests.ddp.nn.against_torch import check_refusals, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 RANDOM = [
     ("uniform_", {"a": -1.0, "b": 3.0}),
     ("normal_", {"mean": 2.0, "std": 3.0}),

@@ -13,6 +13,8 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from tests.ddp.nn.against_torch import check_layer, check_refusals
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 LAYERS: list[tuple[Any, ...]] = [
     ("Linear", (4, 3), {}, (5, 4)),
     ("Linear", (4, 3), {"bias": False}, (2, 5, 4)),

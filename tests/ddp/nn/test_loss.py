@@ -14,6 +14,8 @@ from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from tests.ddp.cases.table import draw
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 F: Any = ddp.nn.functional
 TF = torch.nn.functional
 MSELoss: Any = ddp.nn.MSELoss

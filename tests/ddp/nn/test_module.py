@@ -14,6 +14,8 @@ from ddp.errors import ArgumentError, DtypeError, GraphError
 from tests.ddp.nn.against_torch import check_refusals
 from tests.ddp.nn.networks import Block, Net
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 
 class TestWalks:
     def test_names(self) -> None:

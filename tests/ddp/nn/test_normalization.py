@@ -15,6 +15,8 @@ from ddp.nn import functional as F
 from ddp.ops.reduction import moments
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, torch, twins
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 LAYERS = [
     ("BatchNorm1d", (3,), {}, (6, 3)),
     ("BatchNorm1d", (3,), {"affine": False, "momentum": 0.3}, (4, 3, 5)),

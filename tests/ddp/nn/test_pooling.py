@@ -13,6 +13,8 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, torch
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("MaxPool1d", (2,), {}, (2, 3, 7)),
     ("MaxPool1d", (3, 2), {"padding": 1, "dilation": 2, "ceil_mode": True}, (3, 9)),

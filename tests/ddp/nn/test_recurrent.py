@@ -15,6 +15,8 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.utils import rnn
 from tests.ddp.nn.against_torch import agree, check_refusals, numbers, torch, twins
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 
 def on_states(layer: Any) -> Any:
     """The layer as a function of the input and, each an argument, the states; its module is kept for its parameters."""

@@ -15,6 +15,8 @@ from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import attention
 from tests.ddp.nn.against_torch import agree, check_refusals, numbers, torch, twins
 
+pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 ATTENTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"batch_first": True}, {}),
