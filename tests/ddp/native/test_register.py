@@ -540,7 +540,7 @@ def build(folder: Path, absent: Sequence[str] = (), **env: str) -> subprocess.Co
         "runpy.run_path('setup.py', run_name='__main__')"
     )
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
 
 
 def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> N
 
 @needs_kernels
 @pytest.mark.long
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(620)
 def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     names = [f"lib{each}.so" for each in ("asan", "ubsan")]
