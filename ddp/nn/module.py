@@ -25,7 +25,7 @@ _registrations = 0
 
 
 def note_registration() -> None:
-    """Counts one more parameter, buffer or child that was added to some module."""
+    """Counts the parameters, buffers and children that were added to any module so far: adds one."""
     global _registrations
     _registrations += 1
 
