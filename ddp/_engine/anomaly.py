@@ -38,8 +38,8 @@ def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
 class set_detect_anomaly(Assignment):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
-    In this mode each op remembers the line of user code that ran it. A backward in which an op computes a nan gradient
-    stops, and the error names that line; not with check_nan=False. Slow: for debugging.
+    In this mode each op remembers the line of user code that ran it. If an op computes a nan gradient, backward stops,
+    and the error names that line. check_nan: False: backward does not look for nan. Slow: for debugging.
 
     Raises, in backward: AnomalyError.
     """

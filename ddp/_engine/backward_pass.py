@@ -38,8 +38,8 @@ def backward(
     With `sinks`, the gradients of exactly its keys become its values instead, and no buffer or gradient-ready hook is
     touched; only the nodes on the way to a sink run, and only they are freed.
     `run_node` is called in place of `Node.run`, and requires `sinks`. Gradients are then whatever it takes and returns,
-    such as tensors; they are added by +. Then collectives run, too, if all sinks are leaves, as they do without sinks:
-    other ranks wait for them.
+    such as tensors; they are added by +. With `run_node` and only leaves as sinks, collectives that lead to no sink
+    run, too, because other ranks wait for them.
     Arrays of `grads` are never written to.
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
@@ -144,7 +144,8 @@ def _run(
     sync: stream_sync.StreamSync | None,
     run_node: RunNode | None,
 ) -> None:
-    incoming: dict[Edge, Any] = {}  # the gradient of each edge so far; a leaf's is in its buffer, unless it has hooks
+    # The gradient of each edge so far. Without `sinks`, that of a leaf without hooks is in the leaf's buffer instead.
+    incoming: dict[Edge, Any] = {}
     ready: list[tuple[int, Node]] = []
     anomaly = state.anomaly
     edges: Sequence[Edge | None] = roots
@@ -168,7 +169,7 @@ def _run(
             if count > 1:
                 pending[edge] = count - 1
             else:
-                del pending[edge]  # no reference may outlive the node's turn
+                del pending[edge]  # a reference here would keep the node alive after it ran
                 if type(edge) is Leaf:
                     _complete_leaf(edge, incoming, sinks)
                 else:
@@ -189,7 +190,7 @@ def _run(
         g = incoming.pop(node, None)
         if sync is not None:
             sync.enter(node, g)
-        if g is None and type(node) is not CollectiveNode:  # no use gave a gradient: the inputs get none
+        if g is None and type(node) is not CollectiveNode:  # no gradient arrived: the inputs get none
             results = (None,) * len(edges)
         elif sinks is not None:
             needs = tuple([edge is not None and edge in pending for edge in edges])
@@ -204,7 +205,7 @@ def _run(
             check_gradients(node, results)
         if not retain_graph:
             node.free()
-        del node, g  # `edge` and the next `g` are overwritten at the next node; they hold at most one gradient
+        del node, g  # the loop above leaves at most one gradient in `g`, until the next node replaces it
 
 
 def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that is called when that is complete."""
+"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that is called with complete gradients."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class GradBuffer:
     def grad_out(self, accumulate: bool = False) -> Array | AccumulateInto | None:
         """The array that the next gradient may be computed in, so that accumulating it copies nothing.
 
-        If the buffer holds a gradient: None, or with `accumulate` an `AccumulateInto`.
+        If the buffer holds a gradient: with `accumulate` an `AccumulateInto`, unless a graph may have saved the array;
+        otherwise None.
         """
         if self.state is not EMPTY:
             self.accumulating = accumulate and self.memory is not GRAPH
@@ -168,9 +169,9 @@ class GradReadyHook(Protocol):
 class Leaf:
     """The graph's end for one tensor that requires grad.
 
-    hooks: called with the sum of a backward's gradients before it is accumulated; each may return another one
-    after: called once the gradient is accumulated
-    owner: a weak reference to the tensor, for gradients that are tensors themselves: backward sets its `grad`
+    hooks: called with the sum of a backward's gradients before it is accumulated; each may return another gradient
+    after: called after the gradient was accumulated
+    owner: a weak reference to the tensor; under create_graph, gradients are tensors, and backward sets its `grad`
     """
 
     __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")

@@ -19,7 +19,7 @@ class Version:
     """How often the memory of a tensor and its views was written in place; shared by all of them.
 
     count: all writes
-    epoch: the writes that autograd recorded; the edge of a tensor that was made in an earlier epoch is stale
+    epoch: the writes that autograd recorded; an edge that a tensor got in an earlier epoch is stale
     base: a weak reference to the tensor that views were first made of
     saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
@@ -39,11 +39,11 @@ Hook = Callable[[Array], "Array | None"]
 class NodeMetadata:
     """State that few nodes need.
 
-    hooks: called with the node's incoming gradient; each may return another one
+    hooks: called with the node's incoming gradient; each may return another gradient
     retained_grad: called after the hooks with the gradient, which it adds to a tensor's `grad`
     recompute: called before backward reads saved values that a checkpoint dropped; fills them in
     trace: the line of user code that ran the op
-    stream: the CUDA stream that the op ran on, where there are several
+    stream: the CUDA stream that the op ran on, if several streams are used
     """
 
     __slots__ = ("hooks", "recompute", "retained_grad", "stream", "trace")

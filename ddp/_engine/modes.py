@@ -92,7 +92,7 @@ class Scope:
 
 
 def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-    """Makes the steps of a generator function run in `scope`; the code of its caller between two steps does not."""
+    """Makes the steps of a generator function run in `scope`; the caller's code between two steps runs outside it."""
 
     @scope
     def step(resume: Callable[[Any], Any], value: Any) -> Any:
@@ -123,7 +123,7 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
 
 
 class Assignment(Scope):
-    """Settings that hold once the object is made; as a context manager, it restores those from before it was made."""
+    """Settings that hold as soon as the object exists; a `with` block restores the earlier ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Assignment(Scope):
 class set_grad_enabled(Assignment):
     """Turns recording on or off in this thread: as a context manager, a decorator, or called as a statement.
 
-    As in PyTorch, `set_grad_enabled(False)` takes effect at once; `with` restores what was before it.
+    As in PyTorch, `set_grad_enabled(False)` takes effect at once; a `with` block restores the earlier setting.
     """
 
     def __init__(self, mode: bool) -> None:

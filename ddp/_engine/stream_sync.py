@@ -1,10 +1,11 @@
-"""Backward on the streams that forward ran on: before a stream reads a gradient of another stream, it waits for it.
+"""Backward on the streams that forward ran on. A stream waits for another stream's work before it reads its gradients.
 
 As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward on `s`; gradients of leaves are added up
 on the stream that `backward` was called on, and that stream waits for all others at the end. So code after `backward`
 needs no other synchronization than code after an op.
 
-Nothing here runs unless a second stream or a second GPU is used, or CUDA_LAUNCH_BLOCKING=1: `enable` is the switch.
+A backward uses a `StreamSync` only if a second stream or a second GPU is in use, or CUDA_LAUNCH_BLOCKING=1: see
+`enable` and `on_other_gpu`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ddp._engine.modes import state
 class Switch:
     """Settings of all backwards of this process.
 
-    on: they look for streams and devices; blocking: after every node, the host waits for the node's work
+    on: they use a `StreamSync`; blocking: after every node, the host waits for the node's work
     """
 
     on = False
@@ -69,7 +70,7 @@ class StreamSync:
         self._current = self._home
         self._source = self._home  # the stream that computed the gradients being delivered
         self._computed: Any = None  # the event recorded after them
-        self._before = {self._home.device: self._home}  # what was current on each device
+        self._before = {self._home.device: self._home}  # the stream that was current on each device
         self._used: dict[Any, None] = {}  # the other streams that were used
         self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
         self._node: Node | None = None
@@ -110,7 +111,7 @@ class StreamSync:
         if self._streams.current(self._xp) != self._current:
             self._current.use()
         if self._several:
-            # Memory goes back to the stream that it was made on, which may be another than the one that reads it here.
+            # Freed memory goes back to the stream that allocated it, which may not be the stream that reads it here.
             self._streams.keep_alive(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)
         if switch.blocking and not self._source.capturing:
             try:

@@ -27,7 +27,7 @@ def gradcheck(
     check_grad_dtypes: bool = False,
     fast_mode: bool = False,
 ) -> bool:
-    """True if the gradients of `func(*inputs)` agree with central differences; every differentiable output is checked.
+    """Whether the gradients of `func(*inputs)` agree with central differences, for every differentiable output.
 
     inputs: those that require grad must be float64 leaves; their elements are moved by `eps` and put back. Outputs are
     weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: if
@@ -52,7 +52,7 @@ def gradgradcheck(
     grad_outputs: Tensor | Sequence[Any] | None = None,
     **options: Any,
 ) -> bool:
-    """True if the gradients of the gradients of `func(*inputs)` agree with central differences of the gradients.
+    """Whether the gradients of the gradients of `func(*inputs)` agree with central differences of the gradients.
 
     inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; they are
     checked as inputs are if they require grad; None: random numbers, which are checked.

@@ -30,9 +30,9 @@ class FunctionContext:
         self._restored: tuple[Any, ...] | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keeps tensors, inputs or outputs, for backward, which raises if one is changed in place until then.
+        """Keeps tensors, inputs or outputs, for backward. Backward raises if one was changed in place in between.
 
-        Raises: DtypeError for what is neither a tensor nor None; keep such things as attributes.
+        Raises: DtypeError for values that are neither tensors nor None; keep them as attributes of `ctx`.
         """
         for x in tensors:
             if x is not None and not isinstance(x, TensorBase):
@@ -47,7 +47,7 @@ class FunctionContext:
         return self._restored
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Says which outputs get no gradient: the indices beside the values, for example."""
+        """Says which outputs get no gradient: for example, the indices that are returned beside the values."""
         self._not_differentiable = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
@@ -55,7 +55,7 @@ class FunctionContext:
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether backward gets zeros for outputs without a gradient (the default), or None."""
+        """Sets whether backward gets zeros (the default) or None for outputs without a gradient."""
         self.materialize_grads = value
 
 

@@ -81,7 +81,7 @@ class _Region:
 
 
 class _SavedArgument(NamedTuple):
-    """A tensor argument without its graph, which the nodes keep; whether it required grad; the count of its version."""
+    """A detached tensor argument (the nodes keep its graph), whether it required grad, and the count of its version."""
 
     tensor: TensorBase
     requires_grad: bool
@@ -96,7 +96,7 @@ def _detach(x: Any) -> Any:
 
 
 def _map_nested(function: Callable[[Any], Any], x: Any) -> Any:
-    """Applies `function` to the values of a list, tuple or dict, for a new one; returns anything else as it is."""
+    """Returns a new list, tuple or dict of `function(value)` for each value of `x`; returns anything else as it is."""
     if type(x) is list or type(x) is tuple:
         return type(x)([function(value) for value in x])
     return {name: function(value) for name, value in x.items()} if type(x) is dict else x
