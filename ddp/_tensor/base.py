@@ -109,7 +109,7 @@ class TensorBase:
         """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
         Assigning a tensor copies it in; assigning None and `del` empty the buffer. Raises: ShapeError, DtypeError if
-        the assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
+        the assigned tensor is unlike this one; ParallelError if each rank holds a part of the gradient (ZeroOptimizer).
         """
         if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
@@ -145,7 +145,7 @@ class TensorBase:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, device: Device) -> None:
-        """Puts this leaf on another array, and its gradient, too: how modules change dtype and device.
+        """Moves this leaf and its gradient to another array: modules change dtype and device with it.
 
         array: of the same shape if the leaf has a gradient. Raises: GraphError if the leaf has a gradient-ready hook.
         """
@@ -216,8 +216,8 @@ _plain: list[type[Tensor]] = []
 
 
 # A context in which NumPy does not warn of infinities and nan: they are values, as in PyTorch. A copy of a context
-# is made and entered in a fifth of the time of `errstate`. It begins empty: a copy of the importer's context would keep
-# the values of its variables alive, and show them to the ops of every thread.
+# is made and entered in a fifth of the time of `errstate`. This context begins empty: a copy of the importer's would
+# keep the values of context variables alive, and show them to the ops of every thread.
 _silent = contextvars.Context()
 _silent.run(np.seterr, all="ignore")
 
@@ -316,7 +316,7 @@ FLOATS = "fV"  # the kinds of floating dtypes: "V" is bfloat16
 def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
     """Stores the inputs and parameters of an op whose residual changes with its inputs, to run its forward again.
 
-    Stores nothing if the node saved no tensor: it would keep memory alive that backward does not read.
+    Stores nothing if the node saved no tensor: the inputs would keep memory alive that backward does not read.
     """
     if node.versions:
         versions = [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)]
@@ -368,7 +368,7 @@ def make_node(
 
 
 def written_in_graph(x: TensorBase) -> None:
-    """Counts a write into `x` that autograd follows: other views of its memory are stale from now on."""
+    """Counts a write into `x` that autograd records: other views of its memory are stale from now on."""
     x.version.count += 1
     x.version.epoch = x._epoch = x.version.epoch + 1
 
@@ -455,7 +455,7 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
 
 
 def needs_guard(device: Device) -> bool:
-    """Whether an op on a watched device has to run in `guarded_run`, and does not yet."""
+    """Whether an op on a watched device has to run in `guarded_run`, and is not inside it yet."""
     if modes.state.guarded:
         return False
     if device.watched == 2:

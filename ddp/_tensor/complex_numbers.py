@@ -18,10 +18,10 @@ _OF_BOTH = (
 class ComplexTensor:
     """real + i*imag: what `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return.
 
-    real, imag: tensors of one shape and dtype, through which gradients flow. It can be added to, multiplied with and
-    divided by others, tensors and numbers; it has `abs`, `angle`, `conj`, indices, and the shape methods and sums of
-    tensors. It is no `Tensor`: compute everything else from `real` and `imag`. For a complex parameter, make a real one
-    of shape (..., 2), and apply `view_as_complex`.
+    real, imag: tensors of one shape and dtype, through which gradients flow. Complex tensors can be added to,
+    multiplied with and divided by others, tensors and numbers; they have `abs`, `angle`, `conj`, indices, and the shape
+    methods and sums of tensors. They are no `Tensor`s: compute everything else from `real` and `imag`. For a complex
+    parameter, make a real one of shape (..., 2), and apply `view_as_complex`.
     """
 
     def __init__(self, real: Tensor, imag: Tensor) -> None:

@@ -189,7 +189,7 @@ for _mixin in Tensor.__mro__[1:-1]:
         if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
             _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
 
-_WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim
+_WITH_NUMPY_NAMES = (  # also take axis and keepdims instead of dim and keepdim
     "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "
     "max mean median min nanmean nansum prod softmax sort squeeze std sum topk unsqueeze var"
 )

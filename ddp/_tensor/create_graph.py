@@ -6,8 +6,9 @@ result gets the node itself. The residual gets no edge, and counts as constant. 
 (`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
 ops with the same result in fewer steps (`_COMPOSITES`).
 
-A native form has the same residual as its reference. A device form's backward is made of formulas that can be
-recorded, or its residual is converted to the reference's (`Op.reference_residual`).
+The backward of a reference takes the residual of a native form as it is, unless that is computed again. The backward of
+a device form is made of formulas that can be recorded, or its residual is converted to that of the reference
+(`Op.reference_residual`).
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ convolution.correlate.attach_recording_form(
     lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
 )
 convolution.adjoint.attach_recording_form(_adjoint)
-# As many heads at a time as on a GPU: this takes few steps, and dropout draws its masks as there.
+# As many heads at a time as on a GPU: this takes few steps, and draws the masks of dropout as the forward there does.
 attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
 attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
 reduction.moments.attach_recording_form(_moments)
@@ -220,7 +221,7 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
         results = run_reference(node, node.op, g, needs)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
-    is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # it may have any name
+    is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # a Function may have any name
     if node.op.name in ROUNDED_APART and not is_function:
         values = node.run([*map(_array, g)] if isinstance(g, list) else _array(g), needs)
         # Copies: a backward may give the same memory twice, or that of g.
@@ -352,7 +353,7 @@ _COMPOSITES: dict[str, Composite] = {
 
 
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
-    """Returns a gradient as a tensor. Its derivative for values that were only compared is 0, as in PyTorch."""
+    """Returns a gradient as a tensor. Its graph has values that were only compared, with the derivative 0."""
     if x is None:
         return None
     result: Tensor = as_operand(x)

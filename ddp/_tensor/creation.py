@@ -1,7 +1,7 @@
 """Creates tensors from constants, ranges, numbers, lists and arrays, and by PyTorch's older tensor types.
 
-Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. Read-only arrays are shared,
-too: reading them is safe, and writing in place raises.
+Python floats become the default dtype, integers int64, and arrays keep their dtype, as in PyTorch. Read-only arrays are
+shared, too: reading them is safe, and writing in place raises.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Options(TypedDict, total=False):
     dtype: Any
     device: Where
     requires_grad: bool
-    pin_memory: bool  # in page-locked memory, where there is a GPU to copy to
+    pin_memory: bool  # in page-locked memory, if there is a GPU to copy to
 
 
 def new(
@@ -127,7 +127,7 @@ def new(
 
 
 def rename(function: Any, name: str, doc: str) -> Any:
-    """`function`, renamed to `name`, so that it is pickled and shown under it."""
+    """Renames `function`, which is then pickled and shown as `name`."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function
@@ -168,7 +168,7 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 
 
 def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> Tensor:
-    """start, start + step, ... below end: shape (ceil((end - start) / step),); int64 unless a number is a float.
+    """start, start + step, ... before end: shape (ceil((end - start) / step),); int64 unless a number is a float.
 
     Raises: ArgumentError if step is 0, leads away from end, or a number is not finite.
     """
@@ -230,7 +230,7 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
 
 
 def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
-    """Ones on the diagonal: (n, m or n)."""
+    """A matrix with ones on the diagonal and zeros elsewhere: (n, m), or (n, n) without m."""
     shape = parse_shape((n, n if m is None else m), None, "eye")
     return new(lambda xp, dtype: xp.eye(*shape, dtype=dtype), **options)
 
@@ -301,7 +301,7 @@ def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) ->
 
 
 class TypedTensor(type):
-    """The type of `ddp.LongTensor` and its kin: tensors of one dtype on one kind of device.
+    """The type of `ddp.LongTensor` and similar classes: tensors of one dtype on one kind of device.
 
     Called with sizes, it makes an uninitialized tensor; with data, a copy. Every tensor of this dtype on such a device
     is an instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()`
@@ -347,7 +347,7 @@ def cast(array: Any, dtype: Dtype) -> Any:
 
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
-    """Converts `data` to an array of a supported dtype. Also returns whether it is new, or may share memory."""
+    """Converts `data` to an array of a supported dtype. Also returns whether the array is a copy for certain."""
     if isinstance(data, Number) and not isinstance(data, np.generic):
         dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
         if dtype in dtypes.INTEGERS and math.isfinite(data):
@@ -418,7 +418,7 @@ def tensor(
 ) -> Tensor:
     """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
 
-    pin_memory: in page-locked memory, where there is a GPU to copy to.
+    pin_memory: in page-locked memory, if there is a GPU to copy to.
     Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, and for integers with
     requires_grad; ArgumentError for a number that does not fit the dtype.
     """

@@ -135,11 +135,11 @@ class Elementwise(TensorBase):
     __mod__, __rmod__ = _operators(division, ops.remainder)
 
     def add(self, other: Other, *, alpha: float = 1) -> Tensor:
-        """self + alpha*other. Raises: DtypeError for a fractional `alpha` of integers."""
+        """self + alpha*other. Raises: DtypeError for integers with a float `alpha` other than 1."""
         return add_scaled(ops.add, self, other, alpha)
 
     def sub(self, other: Other, *, alpha: float = 1) -> Tensor:
-        """self - alpha*other. Raises: DtypeError for bool, or for a fractional `alpha` of integers."""
+        """self - alpha*other. Raises: DtypeError for bool, or for integers with a float `alpha` other than 1."""
         return add_scaled(ops.sub, self, other, alpha)
 
     subtract = sub
@@ -152,7 +152,7 @@ class Elementwise(TensorBase):
     multiply = mul
 
     def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
-        """self / other; integers divide to float32. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
+        """self / other; integers give the default dtype. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
         Raises: ArgumentError for another mode, or if integers are divided by 0.
         """
@@ -434,7 +434,7 @@ class Elementwise(TensorBase):
 
 
 def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
-    """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
+    """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for integers with a float `alpha`."""
     if alpha == 1:
         return check_operand(binary(op, x, y, swap), op.name, y)
     pair = promote_pair(x, y, op.name)

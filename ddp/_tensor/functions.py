@@ -291,7 +291,10 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
 def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
-    """Repeats each element, or each slice along `dim`, next to itself. With `input` alone: index i, input[i] times."""
+    """Repeats each element, or each slice along `dim`, next to itself.
+
+    With `input` alone: repeats each index i input[i] times.
+    """
     if repeats is None:
         places = wrap(input.device.xp.arange(input.numel()), input.device)
         return places.repeat_interleave(input, 0)

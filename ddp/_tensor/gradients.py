@@ -69,8 +69,8 @@ class Gradients(TensorBase):
     ) -> None:
         """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
 
-        gradient: of this tensor's shape; 1 for a tensor of one element. retain_graph: keeps the graph for another
-        backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
+        gradient: of this tensor's shape; None: 1, for one element. retain_graph: keeps the graph for another backward.
+        inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
         Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
@@ -86,7 +86,7 @@ class Gradients(TensorBase):
         return x
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls `hook(grad)` in each backward, with the gradient of this tensor; what the hook returns replaces it.
+        """Calls `hook(grad)` in each backward, with this tensor's gradient; a tensor that the hook returns replaces it.
 
         grad: a copy, which the hook may change and keep. Hooks run in the order of registration; those of a leaf run
         before its gradient is accumulated. Raises: GraphError unless this tensor requires grad; ShapeError, DtypeError
@@ -151,7 +151,7 @@ def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
 
 
 def hold_grad(x: TensorBase, g: TensorBase) -> None:
-    """Makes a copy of g, with the same edge, the `grad` of x."""
+    """Sets the `grad` of x to a copy of g with the same edge."""
     with on(x.device):
         x.grad_view = wrap(g.array.copy(), x.device)
     x.grad_view.edge = g.edge
@@ -162,7 +162,7 @@ Like = tuple[Ints, Any]  # the gradient has this shape and dtype
 
 
 def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:
-    """Copies the gradients that a node gets to tensors for the user's code, since the arrays may be shared.
+    """Copies the gradients of a node's results to tensors for the user's code, since the arrays may be shared.
 
     g: an array, or a list with an array or None for each result. zeros: replaces None by zeros; otherwise None stays.
     """
@@ -200,7 +200,7 @@ def sink_gradients(
 ) -> list[Any]:
     """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched.
 
-    They are arrays, or tensors with create_graph. retain_graph: None: as create_graph
+    The gradients are arrays; under create_graph, tensors. retain_graph: None: as create_graph
     """
     keep = create_graph if retain_graph is None else bool(retain_graph)
     if create_graph:
@@ -223,8 +223,8 @@ def run_backward(
 ) -> None:
     """Adds the gradients of all `tensors` to the leaves they depend on, or to `inputs` (a tensor or several) alone.
 
-    Raises: ArgumentError for no inputs; GraphError if one requires no grad, or is a parameter under DataParallel, whose
-    gradient the other ranks would not reduce; what `GradReadyHook.recording` raises.
+    Raises: ArgumentError for no inputs; GraphError if an input requires no grad, or is a parameter under DataParallel:
+    the other ranks would not reduce its gradient; what `GradReadyHook.recording` raises.
     """
     if inputs is None and not create_graph:
         _engine.backward(*_starts(tensors, gradients), bool(retain_graph))

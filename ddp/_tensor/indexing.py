@@ -55,7 +55,7 @@ def _as_parts(index: Any) -> Step:
 
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
-    """Adds an Ellipsis if there is none, and drops all after the first, which stand for no dimension."""
+    """Adds an Ellipsis if there is none, and drops all after the first one: those stand for no dimension."""
     places = [i for i, part in enumerate(parts) if part is ...]
     if not places:
         return (*parts, ...)
@@ -300,7 +300,7 @@ def _scatter(
 ) -> Call:
     """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
 
-    index: int64, in no dimension larger than src, nor than this tensor except along `dim`. reduce: None or "add".
+    index: int64, in no dimension larger than src or, except along `dim`, than this tensor. reduce: None or "add".
     """
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -399,7 +399,7 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
 
 
 def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
-    """Expands `x` to the shape that it and the mask broadcast to. Returns it and the mask's array.
+    """Expands `x` to the shape that `x` and the mask broadcast to. Returns the expanded tensor and the mask's array.
 
     Raises: DtypeError, ShapeError.
     """

@@ -41,7 +41,7 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    Called before each write, recorded or not: if an op saved its own result in this memory, it gets a copy of it.
+    Called before each write, recorded or not. If an op saved its result in this memory, a copy replaces the saved one.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
@@ -119,7 +119,7 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
-    """Converts `y` for a write into `x`: to a number, or an array on its device that broadcasts to its shape.
+    """Converts `y` for a write into `x`: to a number, or to an array on the device of `x` that fits its shape.
 
     Raises: ShapeError, DtypeError.
     """

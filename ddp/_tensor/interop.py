@@ -204,8 +204,8 @@ class Interop(TensorBase):
     ) -> Any:
         """A DLPack capsule that shares the memory.
 
-        stream: the consumer's stream, which will wait for the work of the current one so far: its address; 1 or None
-        for CUDA's null stream; 2 for the per-thread default stream; -1 for no synchronization; None on the CPU.
+        stream: the address of the consumer's stream, which will wait for the current stream's work so far; 1 or None:
+        CUDA's null stream; 2: the per-thread default stream; -1: no stream waits. On the CPU only None is valid.
         dl_device: (1, 0) copies from a GPU to the CPU, and waits. copy: True: makes a copy; False: shares the memory,
         or raises.
         Raises: GraphError if the tensor requires grad; BufferError for any other dl_device than its own and (1, 0);

@@ -43,7 +43,7 @@ def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
 
 
 def check_ndim(name: str, *expected: tuple[TensorBase, int]) -> None:
-    """Raises: ShapeError unless every tensor has its number of dimensions."""
+    """Raises: ShapeError unless every tensor has the expected number of dimensions."""
     if any(x.array.ndim != ndim for x, ndim in expected):
         got = ", ".join(str(x.array.shape) for x, _ in expected)
         raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in expected)}, got shapes {got}")
@@ -175,7 +175,9 @@ def _labels(term: str, equation: str) -> Labels:
 def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> Terms:
     """Replaces "..." in the labels by negative numbers, one for each dimension, counted from the right.
 
-    out: None: the dimensions of "...", then the labels that occur once, in order. Raises: ArgumentError.
+    out: the labels of the result; None: the dimensions of "...", then the labels that occur once, in order
+
+    Raises: ArgumentError.
     """
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
@@ -220,7 +222,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
         x, labels = _sum_out(x, labels, later.union(others))
         y, others = _sum_out(y, others, later.union(labels))
         kept = [k for k in dict.fromkeys([*out, *labels, *others]) if k in later and (k in labels or k in others)]
-        if len(kept) == len({*labels, *others}):  # nothing is summed: dtypes may differ, and autocast leaves it alone
+        if len(kept) == len({*labels, *others}):  # nothing is summed: dtypes may differ, and autocast casts nothing
             x = _aligned(x, labels, kept) * _aligned(y, others, kept)
         else:
             check_same_dtype("einsum", x, y)
@@ -252,7 +254,7 @@ def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
 
 
 def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
-    """Sums `x` over the labels that are not in `wanted`: no other operand has them, and neither has the result."""
+    """Sums `x` over the labels that are not in `wanted`, because the other operands and the result do not have them."""
     dims = [i for i, k in enumerate(labels) if k not in wanted]
     return (x.sum(dims), [k for k in labels if k in wanted]) if dims else (x, labels)
 
@@ -260,7 +262,7 @@ def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     """The p-norm of every difference of rows: (..., n, d), (..., m, d) to (..., n, m); leading dimensions broadcast.
 
-    compute_mode: accepted, and changes nothing: it computes differences, never matrix products, which are less exact.
+    compute_mode: accepted, and changes nothing: matrix products, which are less exact, are never used.
     All differences are in memory at once. Raises: ShapeError, DtypeError.
     """
     a, b = x1.shape, x2.shape

@@ -38,13 +38,13 @@ def as_ddp_error(name: str, error: Exception) -> DdpError:
     return (DtypeError if isinstance(error, TypeError) else ArgumentError)(f"{name}: {error}")
 
 
-REJECTED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1, uint8 + 300
+REJECTED = (TypeError, ValueError, OverflowError)  # raised for bool - bool, integer ** -1, uint8 + 300
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
     """Converts `x` and `y` to the dtype of their result; returns None if `y` is no operand.
 
-    floating: integers become float32, as in a true division. Raises: ShapeError if they do not broadcast.
+    floating: integers become the default dtype, as in a true division. Raises: ShapeError if they do not broadcast.
     """
     if isinstance(y, np.generic):
         y = y.item()  # a NumPy scalar counts as a number; its float64 must not widen the result
@@ -110,7 +110,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     xp = device.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
-        if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to it
+        if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to bfloat16
             operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a comparison with nan is no error
             one, other = operands[::-1] if swap else operands

@@ -47,7 +47,7 @@ def set_printoptions(
 
     Options that are not passed stay as they are, except `sci_mode`: None chooses by the numbers.
     precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
-    linewidth: characters; profile: "default", "short" or "full", which the others then change.
+    linewidth: characters; profile: "default", "short" or "full"; the other options then change it.
     Raises: ArgumentError for another profile.
     """
     global _options
@@ -129,7 +129,7 @@ def _format_integers(array: Any) -> tuple[Callable[[Any], str], int]:
 def _format_floats(array: Any) -> tuple[Callable[[float], str], int]:
     """Returns a function that formats a float, and the width of its results.
 
-    Integral values as `2.`, others with decimals; or all with an exponent.
+    All values have the same form: `2.` if all are integral, otherwise decimals, or an exponent.
     """
     values = array[np.isfinite(array) & (array != 0)].astype(np.float64)
     sizes = np.abs(values)

@@ -43,7 +43,7 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Returns the array of a recording array, which is marked as compared; anything else as it is.
+    """Returns the array of a recording array, which it marks as compared; returns anything else as it is.
 
     No gradient passes through the result.
     """

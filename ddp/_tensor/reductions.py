@@ -44,7 +44,7 @@ def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
 
 
 def at_least_1d(x: Any) -> Any:
-    """Returns `x`; if it is 0-d, as a vector of one element."""
+    """Returns `x`, or a vector of one element if `x` is 0-d."""
     return x if x.array.ndim else x.reshape(1)
 
 
@@ -221,7 +221,7 @@ class Reductions(TensorBase):
     std = _spread("std", "The square root of var()")
 
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The product; int64 for integers and bool. The gradient is correct if there are zeros, too."""
+        """The product; int64 for integers and bool. The gradient is correct even if there are zeros."""
         x = to_dtype(self, dtype)
         return apply(reduction.prod, (x,), dims=resolve_axes(x, dim, "prod"), keepdim=keepdim)
 

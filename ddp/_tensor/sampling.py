@@ -338,8 +338,8 @@ class Sampling(TensorBase):
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) if only low is given.
 
-        Without arguments: from 0 to the largest number up to which the dtype represents all integers. Raises:
-        ArgumentError for an empty range.
+        Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
+        Raises: ArgumentError for an empty range.
         """
         if high is None:
             low, high = 0, low or _COUNTS.get(self.array.dtype.name) or dtypes.iinfo(self.array.dtype).max + 1

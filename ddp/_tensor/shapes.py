@@ -66,7 +66,7 @@ class Shapes(TensorBase):
     def view(self, *shape: Any, size: Sequence[int] | None = None) -> Tensor:
         """As reshape, but never a copy: view(2, -1). view(dtype): the same bytes as numbers of another dtype.
 
-        A dtype of another size changes the last dimension; no gradient passes such a view.
+        A dtype of another size changes the last dimension. No gradient passes through a view of another dtype.
 
         Raises: ShapeError if the memory does not allow the shape, or the dtype, as a view.
         """
@@ -112,7 +112,7 @@ class Shapes(TensorBase):
         return _reshaped(self, (*old[:axis], *infer_shape((n,), tuple(sizes), "unflatten"), *old[axis + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """Two dimensions exchanged."""
+        """Exchanges two dimensions."""
         dims = list(range(self.array.ndim))
         a, b = resolve_axis(self, dim0, "transpose"), resolve_axis(self, dim1, "transpose")
         if dims:
@@ -122,7 +122,7 @@ class Shapes(TensorBase):
     swapdims = transpose
 
     def swapaxes(self, axis0: int, axis1: int) -> Tensor:
-        """Two dimensions exchanged: transpose with NumPy's names."""
+        """Exchanges two dimensions: transpose with NumPy's names."""
         return self.transpose(axis0, axis1)
 
     def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
@@ -134,7 +134,7 @@ class Shapes(TensorBase):
         return _permuted(self, places)
 
     def movedim(self, source: Dims, destination: Dims) -> Tensor:
-        """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
+        """Moves dimensions to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
         pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
         taken, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
         if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
@@ -326,7 +326,7 @@ class Shapes(TensorBase):
         return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """Like repeat; fewer numbers than dimensions are those of the last dimensions."""
+        """Like repeat, but fewer numbers than dimensions apply to the last dimensions."""
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 

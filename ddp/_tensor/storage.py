@@ -49,9 +49,9 @@ class Storage(TensorBase):
         Assigning a tensor makes this one share that tensor's memory. The assignment may change the shape, dtype and
         device of a leaf.
 
-        Raises: GraphError if it would change those of a parameter of a wrapped model; ShapeError if it would change
-        those of the result of an op, or if the leaf has a gradient of another shape; DtypeError if this tensor requires
-        grad and integers are assigned.
+        Raises: GraphError for such a change of a parameter of a wrapped model; ShapeError for such a change of the
+        result of an op, or if the leaf has a gradient of another shape; DtypeError if this tensor requires grad and
+        integers are assigned.
         """
         return wrap(self.array, self._device)
 
@@ -260,7 +260,7 @@ def _is_only_reference(x: Any) -> bool:
 
 
 class _Sample:
-    """Holds an array, to find the counts of one that nothing else holds: they differ between versions of Python."""
+    """Holds an array that nothing else holds, to count its references: the counts differ between versions of Python."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -374,8 +374,9 @@ class Conversion(TensorBase):
     def record_stream(self, stream: Any) -> None:
         """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which was made on another stream.
 
-        When the tensor dies, its memory is used again only after the work that `stream` has by then. Without this call,
-        later work of the stream that made the tensor may use it at once. Raises: DeviceError for a tensor on the CPU.
+        When the tensor is freed, its memory is reused only after the work that `stream` was given before. Without this
+        call, later work of the stream that made the tensor may use it at once. Raises: DeviceError for a tensor on the
+        CPU.
         """
         if self._device is CPU:
             raise DeviceError("record_stream: this tensor is on the CPU, whose work no stream runs")
