@@ -13,8 +13,8 @@ from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
 
 # Smooth activations. A curve returns the value and a function that computes the derivative from intermediate results of
-# the value. Backward evaluates the curve again: to keep the derivative would cost memory in addition to x, which second
-# derivatives need in any case.
+# the value. Backward evaluates the curve again: keeping the derivative would cost memory in addition to x, and second
+# derivatives need x in any case.
 
 
 ValueAndDerivative = tuple[Array, Callable[[], Array]]  # z, and a function that computes z'
@@ -128,7 +128,7 @@ def _gelu(xp: Any, x: Array, tanh: bool) -> ValueAndDerivative:
 gelu = _smooth("gelu", _gelu)
 
 
-# z = s*x for x > 0, else s*a*(e^(i*x) - 1);  z' = s, else s*a*i*e^(i*x)
+# z = s*x for x > 0, else s*a*(e^(i*x) - 1);  z' = s, else s*a*i*e^(i*x);  s = scale, a = alpha, i = input_scale
 def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> ValueAndDerivative:
     e = xp.expm1(xp.minimum(x, 0) * input_scale)
     positive = x > 0
@@ -168,7 +168,7 @@ glu = Op("glu", _glu, _glu_backward, inputs=("x",), saves=("x",))
 # Piecewise linear or quadratic activations: backward needs to know the piece of each input.
 
 
-# z = max(x, 0);  dx = g unless z = 0: g also where z is nan, as in PyTorch
+# z = max(x, 0);  dx = g where z != 0 or z is nan (as in PyTorch), else 0
 relu = unary_op("relu", lambda xp, x: xp.maximum(x, 0), lambda xp, g, z: where_or_zero(xp, z != 0, g), "out")
 
 
@@ -238,7 +238,7 @@ threshold = formula_op(
 
 # z = x/(1 - p) where kept, so that the expectation stays the same, else 0;  dx = g/(1 - p) where kept, else 0
 def _dropout(xp: Any, x: Array, p: float, shape: Ints, generator: Any) -> ForwardResult:
-    """shape: of the random numbers, which broadcast over x: whole channels are dropped if it is 1 along their axes."""
+    """shape: that of the random numbers, which broadcast over x. (N, C, 1, 1) drops whole channels of images."""
     keep = generator.random(shape, dtype=xp.float32) >= p
     scale = 1 / (1 - p) if p < 1 else 0.0
     return x * keep * scale, (keep, scale)

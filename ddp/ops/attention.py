@@ -22,7 +22,7 @@ Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice 
 
 @array_function
 def score_bytes(xp: Any) -> int:
-    """Bytes of scores that exist at a time. On the CPU they stay in cache; a GPU has more, for few launches."""
+    """Bytes of scores that exist at a time. On the CPU they stay in cache; a GPU gets more, for few launches."""
     return 512 << 10
 
 

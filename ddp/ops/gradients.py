@@ -1,4 +1,8 @@
-"""Norm, clipping and scaling of many gradients at once. On a device, each is one launch, without a wait."""
+"""Norm, clipping and scaling of many gradients at once.
+
+On a GPU, a kernel works on all gradients of a dtype (norms of an order other than 2 take more launches), and the host
+does not wait.
+"""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ gather = Op("gather", _gather, _gather_backward, inputs=("x",), supports_bfloat1
 def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
     """The positions, in a flattened array of `shape`, of the elements that `gather` reads with `index` along `dim`.
 
-    index: not negative; its axes except `dim` are no longer than those of `shape`. Returns a new int64 array of its
-    shape.
+    index: not negative; its axes except `dim` are no longer than those of `shape`. Returns a new int64 array of the
+    shape of index.
     """
     flat_index = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
     base: Any = None

@@ -1,7 +1,7 @@
 """Memory formats: the order of an image's elements in memory, which may differ from the order of its axes.
 
-Channels last puts the channels of a pixel side by side: the shape is (N, C, H, W), the order in memory N, H, W, C. The
-matrix units of a GPU need this order. To keep it costs nothing: results take the order of the arrays they come from.
+Channels last puts the channels of a pixel side by side: the shape is (N, C, H, W), the order in memory N, H, W, C. GPUs
+convolve images in this order faster. Keeping it costs nothing: results take the order of the arrays they come from.
 """
 
 from __future__ import annotations
@@ -86,5 +86,5 @@ def as_format(xp: Any, x: Array, last: bool) -> Array:
 
 
 def order_of(x: Array) -> tuple[int, ...]:
-    """The axes of x: those of size 1, then by decreasing stride. Axes with equal strides keep their order."""
+    """The axes of x: first those of size 1, then the others by decreasing stride. Equal strides keep their order."""
     return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]) if x.shape[axis] != 1 else -math.inf))

@@ -10,8 +10,8 @@ from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float3
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
-# Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers per row instead of
-# the normalised input, which would be one more array to keep.
+# Normalization over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers per row instead of
+# the normalized input, which would be one more array to keep.
 
 
 def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
@@ -19,7 +19,7 @@ def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
     return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
 
-# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes;
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
 def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> ForwardResult:
     """w, b: of the shape of the last `axes` axes of x."""
@@ -86,7 +86,7 @@ NEEDED = {"x": ("w", "x"), "w": ("x",), "b": ()}
 layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w", "b"), saves=NEEDED, derived=True)
 
 
-# z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes, which hold n elements;
+# z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes;
 # with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
 def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> ForwardResult:
     """w: of the shape of the last `axes` axes of x."""
@@ -152,7 +152,7 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), saves=("x",), derived=True)
 
 
-# Normalisation over channels: batch_norm, group_norm. A layout says which channels of which samples are normalised
+# Normalization over channels: batch_norm, group_norm. A layout says which channels of which samples are normalized
 # together; this is the only difference between the two. Statistics are float64.
 
 
@@ -160,7 +160,7 @@ Tell = Callable[[Array, Array, int], None]
 
 
 class ChannelGroups:
-    """What is normalised together: a channel of all samples, or one of `groups` groups of channels of a sample.
+    """What is normalized together: a channel of all samples, or one of `groups` groups of channels of a sample.
 
     shape: (N, C, positions), of the input; count: over how many elements a statistic is taken, at least 1
     members: the number of channels of a sample that share a statistic. Channel c of sample n has the statistic with
@@ -172,7 +172,7 @@ class ChannelGroups:
     def __init__(self, shape: Ints, groups: int | None = None) -> None:
         samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
         self.members = 1
-        self._view = self.shape  # elements that are normalised together lie along the first and the last axis
+        self._view = self.shape  # elements that are normalized together lie along the first and the last axis
         if groups is not None:
             self.members = channels // int(groups)  # CuPy's repeat takes no NumPy integer
             self._view = (1, samples * int(groups), self.members * positions)
@@ -317,7 +317,7 @@ group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), sa
 def _channel_affine(
     xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
 ) -> ForwardResult:
-    """Normalises with given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
+    """Normalizes with given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)

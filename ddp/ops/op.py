@@ -40,8 +40,8 @@ class Op:
     view: the op changes no number, and the result may share the memory of the first input.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
         recording arrays.
-    reference_residual: of a device form whose backward takes no recording arrays: the function (xp, residual) -> the
-        residual of the reference.
+    reference_residual: for a device form whose backward takes no recording arrays: a function that takes xp and its
+        residual, and returns the residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
         gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward

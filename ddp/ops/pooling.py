@@ -48,7 +48,7 @@ def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     return dx.astype(g.dtype, copy=False)
 
 
-# z = max of x under the window;  dx = g where it lies
+# z = max of x under the window;  dx = g at the maximum
 def _max_pool2d(xp: Any, x: Array, window: Window) -> ForwardResult:
     top, index = maxima(xp, x, window)
     return top, (index, window)
@@ -61,7 +61,7 @@ def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
 max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",))
 
 
-# z = max of x under the window, and its index in the flattened (H, W);  dx = g there
+# z = max of x under the window, and its index in the flattened (H, W);  dx = g at this index
 def _max_pool2d_with_indices(xp: Any, x: Array, window: Window) -> tuple[tuple[Array, Array], Any]:
     top, index = maxima(xp, x, window)
     return (top, index.astype("int64")), (index, window)
@@ -149,7 +149,7 @@ def _bins(n: int, out: int) -> list[slice]:
     return [slice(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
 
 
-# z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (number of these)
+# z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (number of these elements)
 def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
     rows, columns = _bins(x.shape[2], size[0]), _bins(x.shape[3], size[1])
     lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x))
@@ -183,7 +183,7 @@ adaptive_avg_pool2d = Op("adaptive_avg_pool2d", _adaptive_avg_pool2d, _adaptive_
 
 
 class Tap(NamedTuple):
-    """What outputs read along an axis: output i has a term weight[i] * x[read[i]]. `read` is sorted. On the host."""
+    """What outputs read along an axis: output i has a term weight[i] * x[read[i]]. `read` is sorted."""
 
     read: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any] | None  # None: all weights are 1

@@ -152,7 +152,7 @@ def merges_batches(xp: Any) -> bool:
 def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
     """The product of x and y, summed over the labels that `of_out` lacks.
 
-    Each of the three has a label once. A label that only one factor has must be in `of_out`.
+    No label occurs twice in one of the three. A label that only one factor has must be in `of_out`.
     """
     batch = [k for k in of_out if k in of_x and k in of_y]
     rows = [k for k in of_out if k in of_x and k not in of_y]
@@ -252,7 +252,7 @@ linear_act = Op(
     _linear_act,
     _linear_act_backward,
     inputs=("x", "w", "b"),
-    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: it makes `keep_call` keep the call
+    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: saving it makes `keep_call` store the call
     derived=True,
     grad_out=True,
 )
@@ -320,7 +320,7 @@ def _cholesky(xp: Any, x: Array) -> Array:
     return xp.linalg.cholesky(x.astype(compute_dtype(x))).astype(x.dtype)
 
 
-# x = z @ z^T, z lower triangular;  with p = z^T @ g, l its lower triangle and s that without the diagonal:
+# x = z @ z^T, z lower triangular;  with p = z^T @ g, l its lower triangle, and s = l without the diagonal:
 # dx = z^-T @ (l + s^T)/2 @ z^-1.  Source: Murray 2016, arXiv:1602.07527.
 def _cholesky_gradient(xp: Any, g: Array, z: Array) -> Array:
     p = product(xp, z.swapaxes(-1, -2), g)

@@ -60,7 +60,7 @@ def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Arr
 def _weights(
     xp: Any, needs: Needs, d_in: Array, d_re: Array, x: Array, hs: Array, w: Array, reverse: bool
 ) -> tuple[Array | None, ...]:
-    """dx, dw_ih, dw_hh, db_ih, db_hh, or None where `needs` is False, from the gradients before the activations.
+    """Computes dx, dw_ih, dw_hh, db_ih and db_hh, None where `needs` is False, from gradients before the activations.
 
     d_in: (T, N, G) in the order of time, the gradient of w_ih@x + b_ih; d_re: likewise, of w_hh@h + b_hh.
     """
@@ -131,7 +131,7 @@ rnn = Op(
 
 
 def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
-    """(gates * size,): 1 for the third gate, else 0.5. Nothing is copied from the host: CUDA graphs allow this."""
+    """Factors (gates * size,): 1 for the third gate, else 0.5. Made on the device, as CUDA graphs require."""
     halves = xp.full(gates * size, 0.5, dtype)
     halves[2 * size : 3 * size] = 1
     return halves

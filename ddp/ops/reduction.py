@@ -113,7 +113,7 @@ def _median(xp: Any, x: Array) -> ForwardResult:
 median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = x at index along `dim`, where index has size 1: one element of each line;  dx = g there
+# z = x at index along `dim`, where index has size 1: one element of each line;  dx = g at index
 def _select(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
     out = xp.take_along_axis(x, index, axis=dim)
     return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
@@ -171,7 +171,7 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
         return xp.zeros(x.shape[1]), xp.zeros(x.shape[1])
     mean = x.mean(axis=(0, 2), dtype="float64")
     if x.dtype != "float64":
-        # float64 holds squares of float32, and the sum of equal ones, exactly: equal elements have a variance of 0.
+        # float64 holds the sum of equal float32 numbers exactly: equal elements have a variance of 0.
         return mean, x.var(axis=(0, 2), dtype="float64")
     # Sums of float64 are rounded, even of equal numbers: the mean of the deviations corrects the mean.
     correction = (x - mean[:, None]).mean(axis=(0, 2))
@@ -203,7 +203,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # Without degrees of freedom, the result is nan for equal values, for a single one too, and else infinite.
+    # Without degrees of freedom, the result is nan if all values are equal, as a single one is, otherwise infinite.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:
@@ -306,7 +306,7 @@ def _cumsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) ->
 cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
 
 
-# z_i = product of x_j, j <= i;  dx_i = sum of g_j*z_j, j >= i, over x_i;
+# z_i = product of x_j, j <= i;  dx_i = (sum of g_j*z_j, j >= i)/x_i;
 # if an element is 0: dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), without a division
 def _cumprod(xp: Any, x: Array, dim: int) -> ForwardResult:
     return _round_like(xp.cumprod(x, axis=dim, dtype=_sum_dtype(x)), x), dim

@@ -233,7 +233,7 @@ def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), supports_bfloat16=True)
 
 
-# z = x0, x1, ... side by side along a new axis `dim`;  dxi = the i-th of g
+# z = x0, x1, ... side by side along a new axis `dim`;  dxi = g[i] along it
 def _stack(xp: Any, *xs: Array, dim: int) -> ForwardResult:
     return concatenate(xp, [xp.expand_dims(x, dim) for x in xs], dim), dim
 

@@ -116,15 +116,15 @@ _ZETA = (
     0.3224670334241132,
 )
 _EULER = 0.5772156649015329
-# Stirling's series of lgamma, of digamma, and of the derivative of that: Bernoulli's numbers B_k/(k*(k - 1)), B_k/k and
-# B_k, k from 10 down to 2 by 2. From z = 16 on, the first term left out is lost in rounding.
+# Stirling's series of lgamma, digamma and trigamma, from Bernoulli's numbers: B_k/(k*(k - 1)), B_k/k and B_k, k from 10
+# down to 2 by 2. From z = 16 on, the first term left out is lost in rounding.
 _STIRLING = (1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 _FIRST_DERIVATIVE = (1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 _SECOND_DERIVATIVE = (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
 def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
-    """x in float64; for Euler's reflection formula x, or 1 - x where x <= 0; and the angle pi*(x - round(x))."""
+    """Returns x in float64; x or, where x <= 0, 1 - x (Euler's reflection formula); and the angle pi*(x - round(x))."""
     y = x.astype("float64")
     return y, xp.where(y > 0, y, 1 - y), pi * (y - xp.rint(y))
 

@@ -21,14 +21,14 @@ class Pass(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A formula as elementwise passes over numbered registers. The first are the arrays of a row, then scratch."""
+    """A formula as elementwise passes over numbered registers: first the arrays of a row, then scratch memory."""
 
     passes: tuple[Pass, ...]
     registers: int
 
 
 class UpdateRows:
-    """Arrays that are updated by one program: each row holds vectors of one length and of one dtype, in one piece.
+    """Arrays that are updated by one program: each row holds contiguous vectors of one length and one dtype.
 
     addresses: a cache of the native form, None at first: the addresses and sizes of the arrays
     """
