@@ -24,7 +24,7 @@ WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # ker
 WIDE = 16  # as in convolution.c
 MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the gradient of filters faster
 MIN_POSITIONS = 64  # of an image: with fewer, one product for several images is faster than a product per image
-MAX_POSITIONS = 64  # of a depthwise result: above it, or for images of over four times as many, `convolve` is faster
+MAX_POSITIONS = 64  # of a depthwise result: with more, or images of more than 4 times as many, `convolve` is faster
 MIN_WIDTH = 8  # of a result: below this, a product of columns is faster than `convolve`
 IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c
 assert library is not None

@@ -58,7 +58,7 @@ static inline size ratio_up(size a, size b) { return (a + b - 1) / b; }
 #include "threads.c"
 
 /* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that no factor overflows
- * or underflows before the product does. Adding 1.5*2^23 (2^52) leaves the integer k in the low bits. */
+ * or underflows before the product does. Adding 1.5*2^23 (double: 1.5*2^52) leaves k in the low bits. */
 static inline float exp_f32(float x)
 {
     x = x < -104.0f ? -104.0f : x;

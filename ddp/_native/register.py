@@ -102,9 +102,9 @@ def _attach_tiles(op: Op) -> None:
 
 
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
-    """Attaches kernels to a smooth activation; arrays that these cannot take go by tiles.
+    """Attaches kernels to a smooth activation. Arrays that are not plain are computed in tiles.
 
-    kernel_of: from its parameters to the kernels by dtype
+    kernel_of: takes the parameters of the activation, and returns its kernels by dtype. Other dtypes use the formula
     """
 
     def takes(x: Array, parameters: dict[str, Any]) -> bool:
