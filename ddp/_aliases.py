@@ -34,7 +34,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # its package may not import it: it is on a higher floor
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # `ddp.optim` may not import this module, whose floor is higher
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -70,7 +70,7 @@ def attribute(package: str) -> Callable[[str], Any]:
     return __getattr__
 
 
-class _Finder:  # without the base class of importlib.abc, whose import takes as long as all of ours
+class _Finder:  # without the base class of importlib.abc, whose import takes long
     """Finds the modules of the table. Python calls it if no other finder has a module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -93,7 +93,7 @@ class _Finder:  # without the base class of importlib.abc, whose import takes as
 
 
 class _Einops:
-    """Gives einops its backend for our tensors when it is imported, since einops looks into no other package."""
+    """When einops is imported, gives it the backend for our tensors, since einops looks into no other package."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -1,9 +1,9 @@
 """PyTorch's process group functions, as calls of a communicator: for scripts that were written for PyTorch's DDP.
 
-The ranks are those of `collectives.init()`. A group is one of its communicators: what `new_group` returns, or what
-`split` and `create_group` of a communicator return; None and `group.WORLD` are all ranks. As in PyTorch, `src` and
-`dst` are ranks of the world whatever the group is, and `group_src` and `group_dst` ranks in the group; without either,
-the root is rank 0 of the world. On a rank outside the group a collective warns and does nothing.
+The ranks are those of `collectives.init()`. A group is a communicator, from `new_group`, or from `split` or
+`create_group` of another communicator; None and `group.WORLD` are all ranks. As in PyTorch, `src` and `dst` are ranks
+of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the root is
+rank 0 of the world. On a rank outside the group a collective warns and does nothing.
 
 An output must have the dtype, shape and device of what arrives in it, else the call raises ArgumentError. Calls with
 `async_op=True` return a `Work` at once. New code calls the communicator, see docs/collectives.md.
@@ -62,7 +62,7 @@ group = GroupMember  # PyTorch has group.WORLD, too
 class Work:
     """A collective, send or receive under way, as `async_op=True`, `isend` and `irecv` return it.
 
-    Until `wait` returns or `is_completed` is True, its tensors must be neither changed nor, if they are outputs, read.
+    Until `wait` returns or `is_completed` is True, do not change its tensors, and do not read those that are outputs.
     """
 
     def __init__(self, work: collectives.Work[Any], outputs: Sequence[Tensor] = ()) -> None:
@@ -119,7 +119,7 @@ def init_process_group(
     """Joins the world, as `collectives.init()` does. Collective.
 
     backend: "nccl" raises if a rank cannot use it; None and "gloo" use what there is
-    timeout: of every collective, in seconds or as a timedelta
+    timeout: the time limit of every collective, in seconds or as a timedelta
     world_size: only checked, if given here or as WORLD_SIZE in the environment: the launcher decides it
     rank: only checked, if given here
 
@@ -150,7 +150,7 @@ def new_group(
     """Makes a group of some of the ranks. All its members must call this; other ranks may, as they do with PyTorch.
 
     ranks: of the world, the same on every rank; None: all
-    timeout: of every collective of the group, in seconds or as a timedelta; None: the world's
+    timeout: the time limit of every collective of the group, in seconds or as a timedelta; None: that of the world
     sort_ranks: False: the ranks of the group are in the order of `ranks`
     Other arguments change nothing: a group uses the backend of the world.
 
@@ -175,7 +175,7 @@ def destroy_process_group(group: Group = None) -> None:
 
 
 def is_available() -> bool:
-    """True."""
+    """Returns True."""
     return True
 
 
@@ -209,7 +209,7 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The backend for arrays on the CPU: "mpi", or "single" for one rank."""
+    """The backend: "mpi", "single" for one rank, "threads", or "nccl" if `init_process_group` asked for it."""
     return _comm(group).backend
 
 
@@ -487,13 +487,13 @@ def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, g
 
 @_collective
 def irecv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> Any:
-    """Starts to receive into a tensor what rank `src` sends, of its dtype and shape; without `src`, any rank."""
+    """Starts to receive a tensor of the same dtype and shape from rank `src`; without `src`, from any rank."""
     comm, peer = _comm_and_rank(group, src, group_src)
     return comm.recv(peer, tag=tag, out=_written(tensor), async_op=True)
 
 
 def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> int:
-    """Receives into a tensor what rank `src` sends, of its dtype and shape; without `src`, any rank.
+    """Receives a tensor of the same dtype and shape from rank `src`; without `src`, from any rank.
 
     Returns: the sender's rank in the world; -1 on a rank outside the group
     """

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms of float32 and float64, with gradients, under PyTorch's names.
 
 Complex results are a `ComplexTensor`. norm: "backward" or None: inverse transforms are divided by the number of
-elements; "forward": the other transforms are; "ortho": both are divided by its square root.
+elements; "forward": the other transforms are; "ortho": both are divided by the square root of this number.
 """
 
 from __future__ import annotations

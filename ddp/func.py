@@ -1,7 +1,7 @@
 """Functions that differentiate functions: thin wrappers of `ddp.autograd.functional`, which may be nested.
 
-Arguments are tensors, results a tensor or a tuple of them. The results have a graph if something else requires grad
-than the arguments to differentiate by: tensors of an outer call, or a parameter that the function uses.
+Arguments are tensors, results a tensor or a tuple of them. The results have a graph if they depend on a tensor that
+requires grad: an argument, a tensor of an outer call, or a parameter that the function uses.
 """
 
 from __future__ import annotations

@@ -52,5 +52,5 @@ export = unused
 
 
 def is_scripting() -> bool:
-    """False: nothing is compiled."""
+    """Returns False: nothing is compiled."""
     return False

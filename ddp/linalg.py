@@ -1,4 +1,4 @@
-"""Linear algebra: norms of vectors and matrices, under PyTorch's names. Functions by decompositions are not here."""
+"""Linear algebra: norms of vectors and matrices, under PyTorch's names. Functions that need a decomposition are missing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
 def matrix_norm(
     A: Tensor, ord: float | str = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """A norm of matrices. ord: "fro", the root of the sum of squares; 1 and -1, the largest and smallest sum of a
-    column's absolute values; inf and -inf, of a row's.
+    """A norm of matrices. ord: "fro": the root of the sum of squares; 1 and -1: the largest and the smallest sum of a
+    column's absolute values; inf and -inf: the largest and the smallest sum of a row's absolute values.
 
     Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), or unless `dim` names two dimensions.
     """

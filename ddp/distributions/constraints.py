@@ -35,7 +35,7 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """A constraint of arrays, of `reinterpreted_batch_ndims` dimensions: all elements satisfy `base_constraint`."""
+    """Constrains arrays of `reinterpreted_batch_ndims` dimensions: every element must satisfy `base_constraint`."""
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))

@@ -290,7 +290,8 @@ class MultivariateNormal(Distribution):
     def _log_density(self, difference: Tensor, factor: Tensor | None = None) -> Tensor:
         """The log density at loc + difference. difference: (..., n, 1)
 
-        factor: averages over normal differences of this mean, with this Cholesky factor of their covariance
+        factor: returns the mean over normal differences, whose mean is `difference`, and whose covariance has this
+        Cholesky factor
         """
         inverse = apply(products.inverse, (self._factor,))
         squares = (inverse @ difference).square().sum((-2, -1))
