@@ -1,4 +1,4 @@
-"""Linear algebra: norms of vectors and matrices, under PyTorch's names. Functions that need a decomposition are missing."""
+"""Linear algebra: norms of vectors and matrices, under PyTorch's names. No function here uses a decomposition."""
 
 from __future__ import annotations
 

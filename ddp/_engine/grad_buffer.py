@@ -61,7 +61,7 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape): the first of a step is written, later ones are added in place."""
+        """Adds `g` (the leaf's shape) to the gradient: the first of a step is copied, later ones are added in place."""
         if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
@@ -91,7 +91,7 @@ class GradBuffer:
         return self.array
 
     def set(self, array: Array) -> None:
-        """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""
+        """Copies `array` (the leaf's shape) into the buffer, cast to the leaf's dtype; keeps no reference to it."""
         assert array.shape == self.shape, f"gradient of shape {array.shape} for a leaf of shape {self.shape}"
         if self.array is None or self.memory is GRAPH:
             self.array = self.xp.empty(self.shape, self.dtype)

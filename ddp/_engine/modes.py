@@ -169,7 +169,7 @@ class enable_grad(Scope):
 
 
 class inference_mode(Scope):
-    """As no_grad, and enable_grad inside does not turn recording on again. `mode=False` changes nothing."""
+    """As no_grad, but enable_grad inside does not turn recording on. `mode=False` changes nothing."""
 
     def __init__(self, mode: bool = True) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class TensorBase:
 
     @property
     def device(self) -> Device:
-        """Where the memory is."""
+        """The device that holds the memory."""
         return self._device
 
     @property
@@ -170,7 +170,7 @@ def share_storage(self: Self, data: TensorBase) -> Self:
 
 
 def wrap(array: Array, device: Device, like: TensorBase | None = None) -> Tensor:
-    """A tensor around `array`, outside the graph; with `like`, one more view of that tensor's memory."""
+    """A tensor over `array`, outside the graph. like: a tensor over the same memory, whose version is shared."""
     cls = _plain[0]
     self = cls.__new__(cls)
     self.array = array
@@ -202,7 +202,7 @@ def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versi
 
 
 def alias(view: TensorBase, x: TensorBase) -> None:
-    """Makes `view`, which shares the memory of `x`, share its version, too."""
+    """Makes `view`, which shares the memory of `x`, share the version of `x`, too."""
     version = view.version = x.version
     if x._epoch < 0:  # from here on a recorded write into one of the two makes the other stale
         x._epoch = version.epoch
@@ -405,7 +405,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
 
 
 def copy_if_needed(array: Array, *readers: Any) -> Array:
-    """Returns `array`, whose memory others may write to; a copy if backward will read it for one of `readers`.
+    """Returns `array`, or a copy if backward will read it for one of `readers`: others may write to its memory.
 
     An index, a class target or a plain array has no version by which backward could notice a write.
     """

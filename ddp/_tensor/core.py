@@ -116,7 +116,7 @@ class Tensor(
 
     @property
     def grad_fn(self) -> GradFn | None:
-        """Which op made this tensor; None for a leaf."""
+        """The op that made this tensor; None for a leaf."""
         return GradFn(self.edge) if isinstance(self.edge, Node) else None
 
     @property
@@ -140,7 +140,7 @@ class Tensor(
         return bool(self.array.flags.c_contiguous)
 
     def contiguous(self, memory_format: memory_format = contiguous_format) -> Tensor:
-        """This tensor if it is contiguous in that format, else a copy that is.
+        """Returns this tensor if it is contiguous in that format, otherwise a contiguous copy.
 
         Raises: ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """

@@ -88,7 +88,7 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
 
 
 def pin(x: Tensor) -> Tensor:
-    """A new tensor, `x` in page-locked memory; it requires grad if `x` does. Raises: DeviceError if `x` is on a GPU."""
+    """Returns `x` in page-locked memory, requiring grad if `x` does. Raises: DeviceError if `x` is on a GPU."""
     page_locked = x.detach().pin_memory()
     return page_locked.requires_grad_(x.requires_grad)
 
@@ -277,7 +277,7 @@ class Creation(TensorBase):
         return full(size, fill_value, **options_like(self, options))
 
     def new_tensor(self, data: Any, **options: Unpack[Options]) -> Tensor:
-        """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""
+        """A new tensor with a copy of `data`, in this tensor's dtype and on its device, unless others are given."""
         return tensor(data, **options_like(self, options))
 
 

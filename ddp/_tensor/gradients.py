@@ -134,7 +134,7 @@ class Gradients(TensorBase):
 
     @property
     def retains_grad(self) -> bool:
-        """Whether this tensor is no leaf, and backward keeps its gradient nevertheless."""
+        """Whether backward keeps the gradient of this tensor although it is no leaf."""
         edge = self.edge
         return isinstance(edge, Node) and edge.metadata is not None and edge.metadata.retained_grad is not None
 
@@ -177,7 +177,7 @@ def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool =
 
 
 def gradient_array(name: str, g: Any, like: Like) -> Any:
-    """The array of a gradient that the user's code returned, cast to the dtype of `like`; None for None.
+    """The array of a gradient that the user's code returned, cast to the dtype of `like`; None if `g` is None.
 
     Raises: DtypeError if it is no tensor; ShapeError.
     """
@@ -213,7 +213,7 @@ def sink_gradients(
 
 
 def _starts(tensors: Sequence[TensorBase], gradients: Sequence[Any]) -> tuple[list[Node | Leaf], list[Any]]:
-    """Where a backward of all `tensors` begins, and the arrays that it begins with."""
+    """Returns the edges and the gradients (arrays) with which a backward of all `tensors` begins."""
     seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
     return [root_of(x) for x in tensors], seeds
 

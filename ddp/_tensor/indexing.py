@@ -27,9 +27,9 @@ _OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 
 
 def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
-    """Splits an index in two: one that gives a view of `x`, None for `x` itself; and one to apply to this view.
+    """Splits an index in two: a basic one, which gives a view of `x`, or None for `x` itself; and one of this view.
 
-    The second is a basic index if it has no arrays; otherwise it is an array or a full slice for each dimension. So
+    The second is basic, too, if it has no arrays; otherwise it is an array or a full slice for each dimension. So
     integers are applied before arrays, as in PyTorch: NumPy would broadcast them together, and put the new dimension
     elsewhere. Every basic index has an Ellipsis, so that a single element is a view, too.
 
@@ -63,7 +63,7 @@ def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
 
 
 def _parse_part(part: Any, x: TensorBase) -> Any:
-    """One part of an index: an int, slice, None, Ellipsis or bool as it is; tensors, lists and arrays as arrays."""
+    """Converts a part of an index: tensors, lists and arrays to arrays; an int, slice, None, Ellipsis or bool stays."""
     cls = type(part)
     if cls in _PLAIN or cls is bool:
         return part
@@ -384,7 +384,7 @@ def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: An
 
 
 def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: bool = False) -> Call:
-    """self with out[indices] = values, or with `accumulate` += values. indices: a tuple of tensors."""
+    """self with out[indices] = values; `accumulate`: with out[indices] += values. indices: a tuple of tensors."""
     values = drop_leading_ones(_check_source(x, name, values))
     try:
         view, places = index_parts(x, tuple(indices))
@@ -511,7 +511,7 @@ class Indexing(TensorBase):
         return x.gather(axis, _wrap_negative(index, x.array.shape[axis]))
 
     def take(self: Any, index: TensorBase) -> Tensor:
-        """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
+        """The elements at places `index` of the flattened tensor, in the shape of `index`. Raises: RangeError."""
         flat = self.reshape(-1)
         array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
         return read_index(flat, (array,)) if array.ndim else flat[int(array)]

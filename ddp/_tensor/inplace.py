@@ -141,7 +141,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
-    """Writes function(x, y) into `x`; by the array module's `ufunc`, in place, if autograd does not record it."""
+    """Writes function(x, y) into `x`. If autograd does not record it, the array module's `ufunc` works in place."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):

@@ -187,7 +187,7 @@ class Interop(TensorBase):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The protocol of CUDA arrays: shared memory. It names the current stream, for which a reader has to wait.
 
-        Raises: AttributeError on the CPU, if the tensor requires grad, and for bfloat16, which has no name there.
+        Raises: AttributeError on the CPU, if the tensor requires grad, and for bfloat16, which the protocol lacks.
         """
         if self._device is CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")

@@ -128,7 +128,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
 
 
 def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
-    """Converts a number to a 0-d tensor, in the dtype that an op on it and the tensor `x` has; an array to a tensor.
+    """Converts a number to a 0-d tensor, of the dtype of an op on the number and the tensor `x`; an array to a tensor.
 
     Raises: DtypeError for anything else, or if `x` is no tensor.
     """

@@ -181,7 +181,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
 
 
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
-    """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
+    """Random integers in [low, high), or [0, low) without `high`, in the shape, dtype and device of `input`."""
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, input.array.shape, **options_like(input, options))
 
@@ -191,7 +191,7 @@ Self = TypeVar("Self", bound="Sampling")
 
 @guarded_function
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
-    """Normally distributed random numbers: normal(mean, std, size), or a tensor as mean or std gives the shape.
+    """Normally distributed random numbers of shape `size`, or of the shape of mean and std if they are tensors.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
     deviation, or if both are numbers and there is no size; ShapeError if they do not broadcast; DeviceError.
@@ -314,7 +314,10 @@ class Sampling(TensorBase):
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
-        """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
+        """Fills the tensor with random numbers, uniform in [low, high).
+
+        Raises: ArgumentError if low > high; DtypeError unless floating.
+        """
         if low > high:
             raise ArgumentError(f"uniform_: low {low} is above high {high}")
         required_float(self, "uniform_")
@@ -322,21 +325,27 @@ class Sampling(TensorBase):
         return _overwrite(self, "uniform_", generator, lambda rng, shape: rng.random(shape) * (high - low) + low)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
-        """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
+        """Fills the tensor with normally distributed random numbers.
+
+        Raises: ArgumentError if std < 0; DtypeError unless floating.
+        """
         if std < 0:
             raise ArgumentError(f"normal_: std is at least 0, not {std}")
         required_float(self, "normal_")
         return _overwrite(self, "normal_", generator, lambda rng, shape: rng.standard_normal(shape) * std + mean)
 
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
-        """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
+        """Fills the tensor with exponentially distributed random numbers of rate `lambd`.
+
+        Raises: ArgumentError unless lambd is positive.
+        """
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
         xp = self._device.xp
         return _overwrite(self, "exponential_", generator, lambda rng, shape: _exponential(xp, rng, shape) / lambd)
 
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
-        """Random integers in [low, high), or in [0, low) if only low is given.
+        """Fills the tensor with random integers in [low, high), or in [0, low) if only low is given.
 
         Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
         Raises: ArgumentError for an empty range.

@@ -255,7 +255,7 @@ def _references(x: Any) -> tuple[int, ...]:
 
 
 def _is_only_reference(x: Any) -> bool:
-    """Whether no other tensor can be over the memory of `x`; False may be wrong."""
+    """Whether certainly no other tensor is over the memory of `x`."""
     return _references(x) in _PRIVATE
 
 

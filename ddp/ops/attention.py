@@ -60,7 +60,10 @@ class _Attention:
         return self.xp.broadcast_to(x, (*self.lead, *x.shape[-2:]))
 
     def empty(self, like: Array, last: int) -> Array:
-        """An uninitialized array (*lead, rows of `like`, last): in the memory order of `like`, or C-contiguous."""
+        """An uninitialized array (*lead, rows of `like`, last), in the memory order of `like`.
+
+        If `like` is broadcast over heads, the array is C-contiguous.
+        """
         if like.shape[:-2] != self.lead:
             return self.xp.empty((*self.lead, like.shape[-2], last), self.dtype)
         return self.xp.empty_like(like, self.dtype, shape=(*like.shape[:-1], last))
