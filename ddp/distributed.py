@@ -487,13 +487,13 @@ def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, g
 
 @_collective
 def irecv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> Any:
-    """Starts to receive a tensor of the same dtype and shape from rank `src`; without `src`, from any rank."""
+    """Starts to receive into `tensor` one of its dtype and shape from rank `src`; without `src`, from any rank."""
     comm, peer = _comm_and_rank(group, src, group_src)
     return comm.recv(peer, tag=tag, out=_written(tensor), async_op=True)
 
 
 def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> int:
-    """Receives a tensor of the same dtype and shape from rank `src`; without `src`, from any rank.
+    """Receives into `tensor` one of its dtype and shape from rank `src`; without `src`, from any rank.
 
     Returns: the sender's rank in the world; -1 on a rank outside the group
     """

@@ -27,9 +27,9 @@ _OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 
 
 def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
-    """Splits an index in two: a basic one, which gives a view of `x`, or None for `x` itself; and one of this view.
+    """Splits an index in two: a basic index, which gives a view of `x` (None: `x` itself), and an index of that view.
 
-    The second is basic, too, if it has no arrays; otherwise it is an array or a full slice for each dimension. So
+    The second one is basic, too, if it has no arrays; otherwise it has an array or a full slice per dimension. So
     integers are applied before arrays, as in PyTorch: NumPy would broadcast them together, and put the new dimension
     elsewhere. Every basic index has an Ellipsis, so that a single element is a view, too.
 
