@@ -31,7 +31,7 @@ static void list_terms(const window *s, int written, const size *lengths, int32_
     starts[lengths[written]] = count;
 }
 
-/* written: which of x, w and out is computed. For x and w this is their gradient, and out holds the gradient of the result.
+/* written: which of x, w and out is computed. For x or w, that is its gradient, and out holds that of the result.
  * x: (n, channels, H, W), w: (channels, KH, KW), b: (channels,) or NULL, out: (n, channels, OH, OW) */
 int depthwise_f32(const window *s, size n, size channels, int written, float *x, float *w, const float *b, float *out)
 {
