@@ -1,4 +1,4 @@
-"""The code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
+"""Code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
 
 `register` attaches the device forms, so that no other module of `ddp` asks whether an array is on a GPU. `import ddp`
 imports this file alone; the modules that attach something are imported when CuPy is first used.
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 def load() -> Any:
     """Imports the modules, which attach the device forms of all ops. Returns: this package. Compiles no kernel."""
-    with _lock:  # `functools.cache` does not keep two threads from running the function
+    with _lock:  # `functools.cache` would let two threads run the function at the same time
         return _load_modules()
 
 

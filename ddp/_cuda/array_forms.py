@@ -35,7 +35,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 
 def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
-    # x[mask] = number: by copyto. For indices, the host would have to wait for the number of elements selected.
+    # x[mask] = number: by copyto. To turn the mask into indices, the host would have to wait for their number.
     mask = step[0] if isinstance(step, tuple) and step else step
     if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
         x[step] = v
@@ -102,7 +102,7 @@ def keep_image_format(op: Op) -> Pair:
 
 
 def keep_order(op: Op) -> Pair:
-    """The formulas of an elementwise op, with results whose axes have the same order in memory as the operands'.
+    """The formulas of an elementwise op, with results in the operands' memory format.
 
     CuPy's results are in C order. So the op computes on transposed views that are in C order.
     """
@@ -130,9 +130,10 @@ def keep_order(op: Op) -> Pair:
 
 
 def _common_order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
-    """The axes of the first floating array in the order of memory.
+    """The axes of the first floating array, in their order in memory.
 
-    None if it is in C order or has gaps in memory, or if another array has another number of axes.
+    None if no array is floating, if that array is in C order or has gaps in memory, or if the arrays differ in their
+    number of axes.
     """
     first = next((x for x in arrays if x.dtype.kind in "fV"), None)
     if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):

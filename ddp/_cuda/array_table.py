@@ -26,14 +26,15 @@ RowArrays = tuple[Array | None, Array, Sequence[Array | None]]
 # Elements of a chunk; a multiple of 4.
 CHUNK = 8192
 
-# Elements that a thread loads by one instruction, if all addresses in the row are multiples of their size.
+# A thread loads this many elements by one instruction, if all addresses in the row are multiples of their total size.
 _VECTOR = 4
 
 # The most tables that `TableCache` keeps.
 _MAX_CACHED = 16
 
 # The columns of a row: the addresses of parameter, gradient and up to three states, then the number of elements, the
-# number of the row's first chunk, whether vectors can be loaded, and the index of the row's count of steps.
+# number of the row's first chunk, whether vectors can be loaded, and the index of the row's count of steps. `_ROW` is
+# the number of columns.
 _PARAM = 0
 _GRAD = 1
 _STATE = 2
@@ -139,7 +140,7 @@ def _no_array() -> None:
 
 
 class TableCache:
-    """Caches the last used tables, by stream, dtype, and the address and size of each gradient."""
+    """Caches the most recently used tables, by stream, dtype, and the address and size of each gradient."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[Any, ArrayTable] = OrderedDict()
@@ -171,7 +172,7 @@ class TableCache:
 
 
 def stream_key(xp: Any) -> Any:
-    """A key of the current device and stream: a table that was copied on one stream may not be complete on another."""
+    """A key of the current device and stream. Another stream must not use a table whose copy may not be done yet."""
     return xp, xp.cuda.runtime.getDevice(), xp.cuda.get_current_stream().ptr
 
 

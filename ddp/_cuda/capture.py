@@ -1,14 +1,15 @@
-"""The capture of a CUDA graph: what code on the host registers, because a replay repeats work of the device alone.
+"""The capture of a CUDA graph, and what code on the host registers with it: a replay repeats only work of the device.
 
 A replay does not run Python: values that the host computed are constants of the graph, and what the host counts or
 stores does not change. Code that depends on such state registers it with this thread's capture. `now()` returns that
 capture, or None outside of one.
 
     now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else it is captured anew
-    now().before(run)         calls `run()` before every launch, on its stream: updates memory that the graph reads
+    now().before(run)         calls `run()` before every launch, on the launch's stream: updates memory that the graph
+                              reads
     now().after(run)          calls `run()` after every launch: updates state of the host as the step itself would
     now().undo(run)           calls `run()` if the capture fails: restores state of the host
-    now().keep_alive(object)  the object lives as long as the graph, since its kernels use the memory
+    now().keep_alive(object)  the object lives as long as the graph: the graph's kernels use the object's memory
     now().persistent(xp)      a context: arrays allocated in it keep their values between launches. Other memory of a
                               capture comes from the graph's pool, where kernels share it
 
@@ -154,7 +155,7 @@ def refused(error: BaseException) -> bool:
 
 
 def broken(error: BaseException) -> bool:
-    """Whether this is CUDA's error at the end of a broken capture, whose traceback does not show what broke it."""
+    """Whether this is CUDA's error at the end of a broken capture: its traceback does not show what broke it."""
     return getattr(error, "status", None) in _BROKEN
 
 

@@ -37,7 +37,7 @@ def empty_pinned(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any,
 
 
 def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bool:
-    """Whether the memory of `array` is pinned. by_cupy: looks for CuPy's pinned memory alone, without asking CUDA"""
+    """Whether the memory of `array` is pinned. by_cupy: recognizes only CuPy's pinned memory, and does not ask CUDA"""
     if not array.size:
         return False
     root: Any = array
@@ -57,11 +57,12 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bo
 
 
 def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
-    """Copies an array to a GPU, on its current stream. The result has the source's order of axes in memory.
+    """Copies an array to a GPU, on that GPU's current stream. The result has the source's order of axes in memory.
 
-    The source may be written to when this returns. With `non_blocking` and a pinned source, this returns before the
-    copy is done: then the source may be written to only after the stream has done the copy, and is kept alive until
-    then. Raises: CaptureError within a capture.
+    The source may be written to when this returns. Exception: with `non_blocking` and a pinned source, this returns
+    before the copy is done. The source is kept alive until then, and must not be written to.
+
+    Raises: CaptureError within a capture.
     """
     if capturing.now is not None:
         # Every replay would read the source again, which may be freed by then.
@@ -69,7 +70,7 @@ def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: 
     if not array.flags.c_contiguous:
         order = order_of(array)
         dense = array.transpose(order)
-        if dense.flags.c_contiguous:  # CuPy preserves C and Fortran order alone
+        if dense.flags.c_contiguous:  # CuPy preserves no other order than C and Fortran order
             return h2d(xp, dense, device, non_blocking).transpose(inverse(order))
     with xp.cuda.Device(device):
         pinned = is_pinned(xp, array)

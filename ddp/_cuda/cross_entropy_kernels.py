@@ -1,6 +1,6 @@
 """Cross entropy with class indices: one kernel reads the logits for the loss, another reads them for the gradient.
 
-Between the two, no array of the size of the logits is kept: that would be most of the memory with a large vocabulary.
+Between the two, no array of the size of the logits is kept: with a large vocabulary, it would be most of the memory.
 """
 
 from __future__ import annotations

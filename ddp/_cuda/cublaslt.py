@@ -81,7 +81,8 @@ PREFERENCE = {
 REDUCTION_COMPUTE_TYPE = 2
 REDUCTION_MASK = 7
 
-# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here. Bits: 2 RELU, 4 BIAS, 16 BGRAD, 32 GELU, 128 AUX.
+# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here. Bits: 2 RELU, 4 BIAS, 8 DRELU, 16 BGRAD, 32 GELU,
+# 64 DGELU, 128 AUX, 512 BGRADB.
 EPILOGUES = {
     "DEFAULT": 1,
     "BIAS": 4,
@@ -161,7 +162,7 @@ class LtLibrary:
         return pointer.value
 
     def set(self, name: str, target: int, attribute: tuple[int, Any], value: int) -> None:
-        """Sets an attribute, given by an entry of the tables above, by the function `name`. Raises: DeviceError."""
+        """Sets an attribute by the function `name`. attribute: an entry of the tables above. Raises: DeviceError."""
         number, c_type = attribute
         data = c_type(value)
         self.check(name, target, number, ctypes.addressof(data), ctypes.sizeof(data))
@@ -222,7 +223,7 @@ _lock = threading.Lock()
 
 
 def library(xp: Any) -> LtLibrary | None:
-    """The library, loaded at the first call. None: `gemm` multiplies nothing, so our own kernels are used.
+    """The library, loaded at the first call. None if a test has switched it off: then our own kernels multiply.
 
     Raises: DeviceError if there is no library.
     """

@@ -13,7 +13,8 @@ from ddp.errors import CudaError
 # CuPy's classes of CUDA errors, by name, since CuPy may not be installed.
 _CUPY_ERRORS = ("CUDARuntimeError", "CUDADriverError")
 
-# Statuses after which the process can go on: out of memory, invalid devices, errors of capture.
+# Statuses after which the process can go on: out of memory (2), no or an invalid device (100, 101), invalid or
+# destroyed contexts (201, 709), errors of a capture (900 to 908).
 _RECOVERABLE = (2, 100, 101, 201, 709, 900, 901, 902, 903, 904, 905, 906, 907, 908)
 
 _LATE = (
@@ -35,7 +36,7 @@ def is_cuda(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, call: str) -> BaseException:
-    """The error to raise where `call` caught `error`: a CudaError for an error of CUDA, else `error` itself."""
+    """Returns the error to raise if `call` raised `error`: a CudaError for an error of CUDA, else `error` itself."""
     if not is_cuda(error):
         return error
     status = status_of(error)
@@ -47,7 +48,7 @@ def translate(error: BaseException, call: str) -> BaseException:
 
 
 def attribute_to_op(error: BaseException, op: str, inputs: str, line: str) -> BaseException:
-    """For an error of CUDA that came from this op: a CudaError with op, inputs and line. Otherwise `error` itself."""
+    """Returns a CudaError with op, inputs and line, if CUDA raised `error` in this op; otherwise `error` itself."""
     if not is_cuda(error):
         return error
     status = status_of(error)

@@ -154,7 +154,8 @@ def _cudnn_forward(
     stats = xp.ndarray((*queries.shape[:3], 1), "float32")
     arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: stats}
     # Only cuDNN can compute the backward of this forward, so check that it has a plan for backward. With dropout, check
-    # also under no_grad: autograd's checkpoint runs forward again with recording on, and must drop the same elements.
+    # also under no_grad: autograd's checkpoint runs the forward again with recording on. Both runs must drop the same
+    # elements, so both must use cuDNN or neither.
     needs_backward = modes.state.enabled or options.p
     if needs_backward and not _backward_graph(queries, keys, values, out, stats, options).has_plan(xp):
         return None

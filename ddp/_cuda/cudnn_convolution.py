@@ -24,7 +24,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 # Bytes: the alignment of addresses that cuDNN's plans expect.
 ALIGNMENT = 16
 
-# The uid of the result. Those of the operands are 1 and 2.
+# The uid of the result. The operands have the uids 1 and 2.
 _OUT = 3
 
 
@@ -143,7 +143,7 @@ def reference_residual(xp: Any, residual: Any) -> Any:
 
 
 def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    """The gradients of `conv2d` or `conv_transpose2d`. In the latter, x and g have each other's roles."""
+    """The gradients of `conv2d` or `conv_transpose2d`. For the latter, x and g exchange their roles."""
     w, x = saved
     shape, w_shape, channels_last, kernel, transposed = residual
     result, image = (x, g) if transposed else (g, x)

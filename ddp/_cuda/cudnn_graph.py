@@ -28,7 +28,8 @@ log = logging.getLogger("ddp.backends.cudnn")
 class Settings:
     """The user's settings, set through `ddp.backends.cudnn`.
 
-    enabled: False: array formulas are used instead; benchmark: times plans when they are built, and keeps the fastest
+    enabled: False: array formulas are used instead of cuDNN
+    benchmark: times several plans for a graph when it is first used, and keeps the fastest
     deterministic: only plans that give the same bits in every run
     allow_tf32: factors of float32 may be rounded to 10 bits of mantissa; on by default, as in PyTorch for convolutions
     """
@@ -104,7 +105,7 @@ _TIMED_PLANS = 10
 
 
 class ExecutionPlan:
-    """A built graph. workspace: bytes; index: of the fastest plan; None: cuDNN's choice"""
+    """A built graph. workspace: its size in bytes; index: that of the fastest plan; None: cuDNN chooses the plan"""
 
     __slots__ = ("graph", "index", "workspace")
 
@@ -128,7 +129,7 @@ class ExecutionPlan:
 class CudnnLibrary:
     """cuDNN for one device and one thread: a handle, and the plans that were built with it.
 
-    One for each thread, because a handle launches on one stream at a time.
+    Each thread has its own, because a handle launches on one stream at a time.
     """
 
     def __init__(self, cudnn: Any, xp: Any) -> None:

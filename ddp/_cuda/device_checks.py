@@ -25,7 +25,7 @@ _LATE = (
 
 
 class ErrorFlag:
-    """Words of pinned host memory that every device can write to. address: of the first word, for kernels"""
+    """Words of pinned host memory that every device can write to. address: that of the first word, for kernels"""
 
     def __init__(self, xp: Any) -> None:
         self.words = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * _WORDS), np.int64, _WORDS)
@@ -104,7 +104,8 @@ _INT64 = np.dtype("int64")
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
     """Copies indices to int64. Adds `high` to negative ones. Reports an index outside of [low, high).
 
-    An index out of range becomes 0, which is safe to use. message: see `error_code`
+    An index out of range becomes 0, which is safe to use. message: see `error_code`. If no index can be valid
+    (high <= 0), raises `error` at once.
     """
     if index.size and high <= 0:
         raise error(message.format(value="", limit=high, last=high - 1))

@@ -1,9 +1,9 @@
-"""The gradient of an embedding: sums of rows in float32, in a fixed order, so that every run gives the same bits.
+"""The gradient of an embedding: sums of rows in a fixed order, so that every run gives the same bits.
 
 Each block owns some rows and columns of the table, and no other block writes there. The block scans all indices for
 those of its rows, sorts these by row and position in shared memory, and sums the gradients of each row. It also writes
 the zeros of rows that no index names. Every block reads all indices, mostly from the cache: for usual numbers of
-indices that is faster than to sort all indices first.
+indices that is faster than to sort all indices first. Sums of 16-bit gradients are computed in float32.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ def add_rows_in_order(
     EMBEDDING.launch_rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), indices, out, *numbers)
 
 
-# The functions below add by CuPy's atomic additions, so the order, and with it the last bits, varies between runs.
+# `add_rows` and `add_flat` use CuPy's atomic additions, so the order, and with it the last bits, varies between runs.
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """The dtype to add in, one of float32, float64 and uint64, which CuPy's atomic additions take.
+    """The dtype to add in: float32, float64 or uint64, because CuPy's atomic additions take these.
 
     Sums of signed integers have the same bits in uint64.
     """

@@ -53,12 +53,12 @@ def gemm(
 ) -> Array | None:
     """a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, added to the values of `out`.
 
-    epilogue: a name in `cublaslt.EPILOGUES`; except "DEFAULT", they need two matrices, and `out`
-    vector: the bias of out.shape[1] elements, or memory for its gradient
+    epilogue: a name in `cublaslt.EPILOGUES`; all except "DEFAULT" need two matrices, and `out`
+    vector: a bias, or memory for the gradient of one: out.shape[1] elements, for "BGRADB" out.shape[0]
     aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
 
-    Returns: None, without any effect, if a matrix is empty or has too many rows or columns, or if cuBLASLt does not
-    support the dtypes or the epilogue.
+    Returns: the product. None, without any effect, if a length is 0 or above MAX_EXTENT, or if cuBLASLt does not
+    support the dtypes, or the epilogue for these layouts.
     """
     key = (
         a.shape,
@@ -232,7 +232,9 @@ def matrix_layout(x: Array) -> MatrixLayout | None:
 
 
 def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
-    """Elements from one matrix of x to the next: 0 if one matrix serves the whole batch, None if the distance varies.
+    """Elements from one matrix of x to the next: 0 if one matrix serves the whole batch.
+
+    None if this distance varies, is negative, or is no whole number of elements.
 
     batch_shape: of the product; x may lack some of these axes, or be broadcast along them
     """
@@ -445,7 +447,8 @@ class MatmulPlan:
 # The handle of CUDA's per-thread default stream, which is a different stream in each thread.
 PER_THREAD = 2
 
-# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is freed.
+# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is dropped; the
+# memory of a graph's workspace lives as long as the graph.
 WORKSPACES = 16
 
 # Workspaces by (device, handle of the stream, thread). The thread is 0, except for the per-thread default stream.
@@ -469,7 +472,7 @@ def workspace(xp: Any, device: int, stream: int) -> int:
     memory = workspaces.get(key)
     if memory is None:
         if len(workspaces) >= WORKSPACES:
-            # Safe while work uses it: the pool reuses a block in the order of the stream that it was allocated on.
+            # Safe while work uses the oldest: the pool reuses a block in the order of the stream it was allocated on.
             workspaces.pop(next(iter(workspaces)), None)
         memory = xp.empty(workspace_size(xp, device), "uint8")
         workspaces[key] = memory

@@ -1,6 +1,7 @@
 """Kernels over many gradients: their norm, clipping, unscaling, and the update of a GradScaler's scale.
 
-One launch works on all gradients of a dtype, and the host never waits.
+One launch works on all gradients of a dtype; only a norm of another order than 2 takes some launches for each gradient.
+The host never waits.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     # The table holds addresses alone: this list keeps copies alive until the launch.
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
-    # Zeros, because the emulation of tests may run fewer blocks.
+    # Zeros, because the GPU emulation of the tests may run fewer blocks.
     parts = xp.zeros(max(1, min(table.count, _BLOCKS)), opmath_dtype(dtype))
     GRADIENTS.launch_rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts)
     total = parts.sum()
@@ -134,7 +135,10 @@ def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array)
 def update_scale(
     xp: Any, scale: Array, growth_tracker: Array, found_infs: Array, growth: float, backoff: float, interval: int
 ) -> None:
-    """Updates the scale after a step, and sets `found_infs` to 0. growth_tracker: int32, good steps in a row"""
+    """Updates the scale after a step, and sets `found_infs` to 0.
+
+    growth_tracker: int32, the steps in a row that were not skipped, since the scale grew last
+    """
     numbers = (float(growth), float(backoff), interval)
     GRADIENTS.launch_rows(xp, "update_scale", _SINGLE, 1, scale, growth_tracker, found_infs, found_infs.size, *numbers)
 

@@ -1,8 +1,9 @@
 """GPU memory shared between processes by CUDA IPC: the receiver maps the allocation that contains the sender's array.
 
 CUDA does not count references across processes, so the sender has to keep the array until no other process uses it. A
-pipe tells when: its write end is sent along with the handle, and the receiver closes that end when it has dropped its
-last array over the memory. The operating system closes it if the receiver dies, or if the message is never read.
+pipe tells the sender when: the pipe's write end is sent along with the handle, and the receiver closes that end when it
+has dropped its last array over the memory. If the receiver dies, or the message is never read, the operating system
+closes it.
 
 The sender waits for its current stream, so that all writes are done before the receiver reads. When the receiver drops
 an array, the mapping stays until the work that was launched on its current stream is done.
@@ -153,7 +154,7 @@ def export_array(array: Array, device: device) -> ExportedArray:
 
 
 def import_array(message: ExportedArray) -> Array:
-    """The array that another process exported; in the exporting process, that array itself.
+    """The array that another process exported; in the exporting process, that array itself or a view of its memory.
 
     Raises: SharingError if CUDA cannot open the memory, or this process does not have the device.
     """
@@ -174,7 +175,7 @@ def import_array(message: ExportedArray) -> Array:
 
 
 def _view(xp: Any, array: Array, message: ExportedArray) -> Array:
-    """The array that another process sent back to this one: `array`, or a view of the same allocation."""
+    """The array of a message that came back to the exporting process: `array`, or a view of the same allocation."""
     if (array.dtype, array.shape, array.strides) == (message.dtype, message.shape, message.strides):
         return array
     if not message.handle:
@@ -243,7 +244,7 @@ def _mapping(xp: Any, index: int, handle: bytes, pid: int) -> _Mapping:
     return mapping
 
 
-@functools.cache  # CUDA takes a millisecond to tell it
+@functools.cache  # CUDA needs a millisecond to answer
 def _uuid(xp: Any, index: int) -> bytes:
     """The identity of a device, which is the same in every process."""
     return bytes(xp.cuda.runtime.getDeviceProperties(index).get("uuid", b""))

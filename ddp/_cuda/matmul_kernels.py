@@ -1,7 +1,7 @@
 """Matrix products on a GPU, by cuBLASLt (`gemm`) or by a kernel of ours for what cuBLASLt lacks; and linear layers.
 
 cuBLASLt multiplies matrices of most layouts without a copy, also in 16 bits. Its epilogues compute, in the same launch,
-the bias, ReLU and GELU (the tanh formula alone), and in backward their derivatives and the bias gradient. If it has no
+the bias, ReLU and GELU (only the tanh formula), and in backward their derivatives and the bias gradient. If it has no
 epilogue for a dtype or layout, the parts are launched one by one, and compute the same.
 """
 
@@ -82,7 +82,7 @@ def product_by_kernel(xp: Any, a: Array, b: Array, out: Array | None = None) -> 
 
 
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g (rows, n) over its rows. out: memory for a 16-bit result"""
+    """The sum of g (rows, n) over its rows. out: memory for the result, used if it has 16 bits"""
     if g.dtype.itemsize > 2:
         return total(g, 0)
     # As a product with ones, which cuBLASLt sums in float32.
@@ -94,7 +94,7 @@ def _rows(x: Array) -> Array:
 
 
 def _gradient_rows(xp: Any, g: Array) -> Array:
-    """A gradient as (rows, n). Copied once if every product would copy it, like the broadcast gradient of a sum."""
+    """A gradient as (rows, n). If every product would copy it, copies it once: the broadcast gradient of a sum, say."""
     g = _rows(g)
     row_stride, column_stride = g.strides
     readable = (column_stride == g.itemsize and row_stride > 0) or (row_stride == g.itemsize and column_stride > 0)
@@ -102,7 +102,7 @@ def _gradient_rows(xp: Any, g: Array) -> Array:
 
 
 def _contiguous_bias(xp: Any, b: Array) -> Array:
-    return b if b.strides == (b.itemsize,) else contiguous(xp, b)  # compared first: a call of CuPy takes longer
+    return b if b.strides == (b.itemsize,) else contiguous(xp, b)  # to compare takes less time than to call CuPy
 
 
 def _affine(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
@@ -142,7 +142,7 @@ def _unless_accumulating(grad_out: Any) -> Array | None:
 
 
 def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
-    """a @ b, written to `grad_out`, added to an `AccumulateInto`, or in a new array for None."""
+    """Writes a @ b to `grad_out`, adds it to an `AccumulateInto`, or returns a new array if `grad_out` is None."""
     if type(grad_out) is not AccumulateInto:
         return product(xp, a, b, grad_out)
     out = grad_out.array

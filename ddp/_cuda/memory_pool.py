@@ -40,11 +40,12 @@ class DeviceCounts:
     """Calls and bytes of one device.
 
     mallocs, frees: calls of cudaMalloc and cudaFree; retries: repeated calls of cudaMalloc, after blocks were freed
-    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed; peak: the most bytes that arrays held
-    limit: of `reserved`; sizes: bytes of each block, by address
+    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed, and reserved_peak their most
+    peak: the most bytes that arrays held; limit: the most that `reserved` may be, or None; sizes: bytes of each block
+    from cudaMalloc, by address
     """
 
-    # Used without a lock: every count changes by a single `+=`.
+    # Used without a lock: every count changes by a single `+=`. A peak may miss what two threads do at the same time.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0
@@ -76,11 +77,11 @@ class Allocator:
         self.counts: dict[int, DeviceCounts] = {}
         self.counted = malloc is None
         self._pool = self._counted_pool() if self.counted else pool
-        # The private pools, each with CuPy's pool behind it. After a private pool was dropped, CuPy's pool stays here
+        # Pairs of a private pool and CuPy's pool behind it. After a private pool was dropped, its CuPy pool stays here
         # while arrays use its memory.
         self._private: list[tuple[weakref.ref[PrivatePool], Any]] = []
         self._inner: Malloc = self._pool.malloc if malloc is None else malloc
-        # With CuPy's own limit, the pool raises CuPy's error before it calls `_cuda_malloc`.
+        # If the user set CuPy's own limit, the pool raises CuPy's error before it calls `_cuda_malloc`.
         direct = self.counted and not os.environ.get("CUPY_GPU_MEMORY_LIMIT")
         self.malloc = self._inner if direct else self._malloc_with_our_error
         self._tracks_peak = False
@@ -152,7 +153,7 @@ class Allocator:
             self.install()
 
     def peak(self, device: int) -> int:
-        """The peak of allocated bytes. Before the first `reset_peaks`, it is noted only when the pool grows."""
+        """The peak of allocated bytes. Before the first `reset_peaks`, it is updated only when the pool grows."""
         return max(self.of(device).peak, self.allocated_and_reserved(device)[0])
 
     def set_limit(self, device: int, nbytes: int | None) -> None:
@@ -282,8 +283,8 @@ _lock = threading.Lock()
 def allocator(cupy: Any) -> Allocator:
     """The allocator of this process, installed at the first call.
 
-    By default "pool"; "given" if the user has called `cupy.cuda.set_allocator`; or the one that `use` chose. Inside of
-    `cupy.cuda.using_allocator` none can be installed: then returns a new one, which CuPy does not use.
+    It is "pool" by default, "given" if the user has called `cupy.cuda.set_allocator`, or the one that `use` chose.
+    Inside of `cupy.cuda.using_allocator` none can be installed: then returns a new one, which CuPy does not use.
     """
     with _lock:
         if _installed and _installed[0].cupy is cupy:
@@ -304,7 +305,10 @@ def private_pool(cupy: Any) -> PrivatePool:
 
 
 def use(cupy: Any, which: str | Malloc) -> None:
-    """Installs "pool", "async" or a function. Raises: ArgumentError; DeviceError after the first allocation."""
+    """Installs "pool", "async" or a function as the allocator.
+
+    Raises: ArgumentError; DeviceError after the first allocation, or if the GPU has no cudaMallocAsync.
+    """
     if not callable(which) and which not in ("pool", "async"):
         raise ArgumentError(
             f"memory.use({which!r}): expected 'pool', 'async' or an allocator as cupy.cuda.set_allocator takes it"

@@ -1,9 +1,9 @@
 """Kernels of optimizers: one launch updates all parameters of a group, and reads and writes each element once.
 
 The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
-give the same bits. A small launch before it counts the steps and computes the scalars of the formula on the device. So
-a step that is skipped because a gradient is not finite is not counted, and the host need not know. Settings are
-arguments of the launch, or in device memory, where a CUDA graph reads them.
+give the same bits. Before the update, a small launch counts the steps and computes the scalars of the formula on the
+device. So a step that is skipped because a gradient is not finite is not counted, and the host need not know. Settings
+are arguments of the launch, or in device memory, where a CUDA graph reads them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def kernels(
 ) -> KernelSource:
     """Returns the kernels of a formula.
 
-    lines: statements in C; scalars, factor: expressions in C; settings, states: the names that these use
+    lines: statements in C; scalars, factor: expressions in C; settings, states: the names that this C code uses
     """
     body = [f"A& {name} = s[{j}];" for j, name in enumerate(states)] + list(lines)
     source = _SOURCE % {
@@ -135,7 +135,7 @@ def update(
 ) -> None:
     """Counts a step of every parameter in a table, and updates it.
 
-    steps: (n, 2) float32: for each parameter its count of steps, and the product of the formula's factor of each step
+    steps: (n, 2) float32: for each parameter its count of steps, and the product of `factor` over these steps
     scalars: (rows, number of scalars), memory for the scalars of each row, in the dtype to compute in
     found_inf: one float32: if it is not zero, the step is skipped; None: no step is skipped
     device_settings: (8,) float64 on the device, used instead of `settings`; or None

@@ -1,8 +1,8 @@
 """CUDA kernels written as C++ text, and their compilation and launch.
 
-They are `RawKernel`s, because tests compile the same text without CuPy: by NVRTC, and by a C++ compiler that emulates a
-GPU. A kernel gives the right result with any number of blocks and threads. Python numbers are always passed as
-`long long` and `double`.
+They are `RawKernel`s, because tests compile the same text without CuPy: by NVRTC, and by a C++ compiler, with an
+emulation of a GPU. A kernel gives the right result with any number of blocks and threads. Python numbers are always
+passed as `long long` and `double`.
 
 A kernel is compiled before its first launch, which takes NVRTC some tenths of a second. CuPy stores the binary in
 `~/.cupy/kernel_cache`, from which later processes load it in milliseconds.
@@ -89,8 +89,8 @@ KERNEL_SOURCES: dict[str, KernelSource] = {}
 class KernelSource:
     """The text of some kernels, which are compiled separately for each dtype.
 
-    name: in `KERNEL_SOURCES`; None for a text that is generated at run time
-    dtypes: those that T can be; options: of the compiler
+    name: its key in `KERNEL_SOURCES`; None for a text that is generated at run time
+    dtypes: the dtypes that T can be; options: more options for the compiler
     """
 
     def __init__(
@@ -158,7 +158,7 @@ def contiguous(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:
     return None if x is None else xp.ascontiguousarray(x, dtype)
 
 
-# C++ for parameters and their gradients, which may have another dtype than T: float32 parameters of a 16-bit model.
+# C++ for parameters and their gradients. Their dtype may differ from T: float32 parameters with 16-bit activations.
 PARAMETERS = """
 // A parameter as a pointer in T, or in A, or neither.
 struct Parameter {
@@ -186,7 +186,7 @@ struct GradOut {
 def parameter_arguments(xp: Any, x: Array | None, dtype: Any, compute: Any) -> tuple[Array | None, Array | None]:
     """The two pointers of a C++ `Parameter`: (x, None) if x has dtype T, else (None, x in dtype A).
 
-    x: may be None: then both are None; dtype, compute: the dtypes of T and A
+    If x is None, both are None. dtype, compute: the dtypes of T and A
     """
     if x is None:
         return None, None

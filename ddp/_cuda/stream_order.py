@@ -71,7 +71,7 @@ class DeviceStream:
     @property
     def capturing(self) -> bool:
         """Whether work on this stream is captured into a CUDA graph instead of run."""
-        # While another stream is captured, CUDA refuses the question for the default stream.
+        # Asked about the default stream while another stream is captured, CUDA raises an error.
         return self.cupy_stream.ptr not in _DEFAULT_HANDLES and bool(self.cupy_stream.is_capturing())
 
 
@@ -127,7 +127,7 @@ _collecting = threading.Lock()
 def keep_alive(stream: DeviceStream, *objects: Any, event: Any = None) -> None:
     """Keeps the objects alive until all work that was launched on `stream` is done. Never waits.
 
-    event: one that was recorded on `stream` after that work; by default, a new one is recorded
+    event: an event that was recorded on `stream` after that work; None: records a new one
     """
     capture = _device.capturing.now
     if capture is not None:
@@ -174,12 +174,12 @@ def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> D
     return stream
 
 
-# By id of an array: the streams that use it besides the one it was allocated on, and a weak reference to the array.
+# By id of an array: the streams that use it besides the stream it was allocated on, and a weak reference to the array.
 _users: dict[int, tuple[set[DeviceStream], weakref.ref[Any]]] = {}
 
 
 def record(array: Array, stream: DeviceStream) -> None:
-    """Records that `stream` uses `array`. If the array is dropped, its memory is kept until that work is done."""
+    """Records that `stream` uses `array`. A dropped array's memory is kept until the work of that stream is done."""
     key = id(array)
     entry = _users.get(key)
     if entry is None or entry[1]() is not array:
