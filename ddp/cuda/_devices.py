@@ -26,7 +26,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """The same as `is_available`, since devices are initialized at the first use."""
+    """The same as `is_available`: CUDA is initialized at the first use, so there is no state to report."""
     return is_available()
 
 
@@ -65,12 +65,12 @@ def _cupy() -> Any:
 
 
 def current_device() -> int:
-    """The number of this thread's current device, for which "cuda" stands. Raises: DeviceError without a GPU."""
+    """The number of this thread's current device, which "cuda" names. Raises: DeviceError without a GPU."""
     return _index(None)
 
 
 def set_device(device: DeviceLike) -> None:
-    """Makes a device this thread's current one, for which "cuda" stands. A negative number changes nothing.
+    """Makes a device this thread's current one, which "cuda" names. A negative number changes nothing.
 
     Raises: DeviceError without a GPU, or for a device that does not exist.
     """

@@ -1,8 +1,9 @@
 """`graphed_step`: a whole training step as one CUDA graph, captured after a few eager calls.
 
 The host needs some microseconds to launch a kernel. In the step of a small model, that limits the speed. A CUDA graph
-launches all kernels at once, but a replay can change nothing except the values of its inputs. So everything else that
-the step depends on is compared before each launch; if something has changed, the step is captured again.
+launches all kernels at once, but every launch does the same work: only the values of the inputs can differ. So
+everything else that the step depends on is compared before each launch; if something has changed, the step is captured
+again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DEVICE_TO_DEVICE = 3
 _DDP = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
-# Functions of `ddp` that wrap the op whose name an error should show.
+# Functions of `ddp` that wrap a call of an op. An error shows the name of the op instead.
 _WRAPPERS = ("inner", "hooked", "guarded_run")
 
 
@@ -53,9 +54,9 @@ def graphed_step(
             optimizer.step()
             return loss
 
-    warmup: calls that first run without a graph, on another stream: they create gradients, optimizer state,
-        communicators and workspaces. They are usual steps. The next call captures the step and launches the graph;
-        later calls launch it again. After the first capture, other arguments need only one such call
+    warmup: the number of first calls that run without a graph, on another stream, to create gradients, optimizer state,
+        communicators and workspaces. They are complete training steps. The next call captures the step and launches
+        the graph; later calls launch it again. After the first capture, other arguments need only one such call
     keep: the most graphs that are kept, one for each combination of inputs; the least recently used is dropped
     modules: modules that the step uses, besides those that are found in the closure, globals and object of `fn`
 
@@ -63,19 +64,19 @@ def graphed_step(
     of the graph, and `fn` gets the copies, which are on the GPU. `fn` must not keep them. A tensor in pinned memory is
     copied without waiting: do not write to it before the copy is done. Other arguments are constants of a graph.
     Tensors that `fn` returns are detached, and their memory is the graph's: the next call overwrites it, so `clone()`
-    what you keep. Gradients are in `param.grad`. Random numbers are the same as without a graph.
+    what you keep. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
 
     The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
     or requires_grad; if a gradient exists before the call that did not exist before the captured call, or the reverse;
-    with another autocast or grad mode; and if an optimizer's settings have changed, unless it keeps them in device
-    memory.
+    with another autocast mode, grad mode or TF32 setting; and if an optimizer's settings have changed, unless the
+    optimizer keeps them in device memory.
 
     Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 
     Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError if the step cannot be captured, with the
     op and the line. Ops that make the host wait (item, numpy, print, bool(), a boolean mask) cannot be captured, and
-    neither can ops on CPU tensors or copies of such tensors. A call that raises has no effect, and the step can be
-    called again.
+    neither can ops on CPU tensors or copies of such tensors. A capture that fails changes no parameters, gradients or
+    generators, and the step can be called again.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -182,7 +183,7 @@ class GraphedStep:
         settings = self._state.settings()
         inputs = [_input_like(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, even if param.grad is held
+            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, even if .grad is held
         start = [GradSnapshot(leaf) for leaf in self._leaves]
         random_state = _device.thread_generator(_device.CPU).snapshot()
         cuda_graph = CUDAGraph()
@@ -228,7 +229,7 @@ class GraphedStep:
 
 
 class GradSnapshot:
-    """The state of a leaf's gradient buffer on the host. empty: records the buffer as empty"""
+    """A snapshot of a leaf's gradient buffer: its state and its array, not the values. empty: records it as empty"""
 
     __slots__ = ("array", "leaf", "state", "withheld")
 
@@ -250,7 +251,8 @@ class GradSnapshot:
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
-        # An empty buffer may have other memory, unless it is bound to a bucket: a replay replaces it by the graph's.
+        # An empty buffer may have other memory, because a replay replaces it by the graph's. Not if it is bound to a
+        # bucket.
         is_empty = self.state is EMPTY
         if buffer.full is is_empty:
             return False
@@ -260,7 +262,7 @@ class GradSnapshot:
 class CapturedStep:
     """A captured step: copies inputs into the graph's memory, launches the graph, and updates the host's state.
 
-    key: of the call that was captured; start, end: the gradients before and after that call
+    key: that of the call that was captured; start, end: the gradient buffers before and after that call
     """
 
     def __init__(
@@ -283,7 +285,7 @@ class CapturedStep:
         self._results = tensors_of(outputs, [])
 
     def is_valid(self) -> bool:
-        """Whether the gradients are as at the capture, and every guarded value is the same."""
+        """Whether the gradient buffers are as before the capture, and every guarded value is the same."""
         return all(map(GradSnapshot.matches, self._start)) and self._graph.captured.is_valid()
 
     def replay(self, tensors: Sequence[TensorBase]) -> Any:

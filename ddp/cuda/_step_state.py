@@ -15,7 +15,7 @@ from ddp._engine.modes import state
 from ddp._tensor.base import TensorBase
 from ddp.errors import ArgumentError
 
-# How many references are followed from a step function to find its modules and optimizers.
+# The longest chain of references that is followed from a step function to find its modules and optimizers.
 _DEPTH = 4
 
 
@@ -30,7 +30,7 @@ def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
 
 
 def arguments_key(value: Any) -> Hashable:
-    """A key of arguments: shape and dtype of tensors, other values as they are. Raises: ArgumentError if unhashable."""
+    """A key of arguments: shape and dtype of tensors, other values themselves. Raises: ArgumentError if unhashable."""
     if isinstance(value, TensorBase):
         array = value.array
         return TensorBase, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16"
@@ -107,7 +107,7 @@ class StepState:
             tuple(map(_training, self._modules)),
             tuple(map(id, map(_array, self._tensors))),
             tuple(map(_edge, self._tensors)),
-            # Not of optimizers with a formula: they upload changed settings before each launch.
+            # Without optimizers that have a formula: they upload changed settings before each launch.
             self.settings([optimizer for optimizer in self._optimizers if not hasattr(optimizer, "formula")]),
         )
 
@@ -123,7 +123,7 @@ class StepState:
         )
 
     def replaced(self) -> list[str]:
-        """The paths of tensors that were put into modules since the last call of `now`."""
+        """The paths of tensors in the modules that the last call of `now` did not find there."""
         known = set(map(id, self._tensors))
         return [
             path

@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is captured once and launched as a whole, which saves the host's time for each kernel.
+"""CUDA graphs: work that is captured once and launched as a whole, so that the host does not launch each kernel.
 
 As in PyTorch: `with ddp.cuda.graph(g): y = f(x)` captures, `g.replay()` runs it again on the same memory.
 """
@@ -35,8 +35,8 @@ class CUDAGraph:
 
     Memory that was allocated during the capture is in the graph's pool, from which no other code allocates. Graphs that
     share a pool have to be replayed in the order of their captures, and not at the same time. Other memory (parameters,
-    gradients, optimizer state, inputs) must live as long as the graph. A replay does not run Python code: numbers of
-    the host are constants of the graph.
+    gradients, optimizer state, inputs) must live as long as the graph. A replay does not run Python code: numbers that
+    the host computed during the capture are constants of the graph.
 
     captured: the callbacks and guarded values of the captured code; see `ddp._cuda.capture`
 
@@ -75,7 +75,7 @@ class CUDAGraph:
         if stream.ptr in (0, 1, 2):
             raise ArgumentError("capture_begin: the default stream cannot be captured; use ddp.cuda.graph()")
         for generator in _device.thread_generators():
-            _ = generator.rng  # creates its state now: created during the capture, it would begin anew at every replay
+            _ = generator.rng  # creates its state: a state created in the capture would begin anew at every replay
         self._pool = memory_pool.private_pool(self._xp) if pool is None else pool
         self._stream = stream
         self.captured = Capture(partial(memory_pool.private_pool, self._xp))
@@ -133,7 +133,8 @@ class CUDAGraph:
     def reset(self) -> None:
         """Drops the graph, so that another one can be captured. Results that are still used keep their memory.
 
-        Other memory of the graph is freed at the next capture, by `empty_cache`, or before an allocation fails.
+        Other memory of the graph is freed now if possible, otherwise at the next capture, by `empty_cache`, or before
+        an allocation fails.
         """
         if self._contexts is not None:
             raise CaptureError("reset: the capture is under way")
@@ -177,7 +178,7 @@ class graph:
     def __enter__(self) -> None:
         _check_not_capturing()
         xp = self._graph._xp
-        gc.collect()  # now, so that it frees no memory during the capture
+        gc.collect()  # now, so that no garbage collection frees memory during the capture
         xp.cuda.Device().synchronize()
         # Frees cached blocks of this stream, from a warm-up for example: the graph allocates from another pool.
         memory_pool.allocator(xp).release(self._guard.stream.cupy_stream)

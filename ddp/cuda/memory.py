@@ -34,7 +34,7 @@ __all__ = [
 def _used(device: DeviceLike) -> tuple[Any, int] | None:
     """The allocator and the number of a device; None if this process has not used the device.
 
-    A query must not create a CUDA context on such a device, as reading the pool's numbers would.
+    To read the pool's numbers would create a CUDA context on an unused device, which a query must not do.
     """
     cupy = found_cupy()
     if cupy is None:
@@ -75,8 +75,8 @@ def empty_cache() -> None:
 def ipc_collect() -> None:
     """Frees tensors that were sent to other processes or received from them, and are no longer used.
 
-    This happens by itself when a tensor is sent, and when the device is full. So call it after the last tensor was sent
-    or received.
+    This also happens whenever a tensor is sent, and when the device is full. So call it only after the last tensor was
+    sent or received.
     """
     stream_order.collect()  # received tensors
     ipc.exported.collect()
@@ -97,8 +97,8 @@ def memory_reserved(device: DeviceLike = None) -> int:
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The peak of `memory_allocated` since `reset_peak_memory_stats`; 0 without a GPU.
 
-    Before the first call of `reset_peak_memory_stats`, only the moments when the pool grew are counted, so the peak may
-    be too low: to count every array costs time.
+    Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows, and may be too
+    low: to count every array costs time. The same holds for allocations during a capture at any time.
     """
     used = _used(device)
     return 0 if used is None else int(used[0].peak(used[1]))
@@ -113,7 +113,7 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Resets the peaks to the present values.
 
-    From now on the allocator "pool" counts every allocation, which costs 0.2 us for each.
+    From now on the allocator "pool" counts every allocation outside of captures, which costs 0.2 us for each.
     """
     cupy = found_cupy()
     if cupy is not None:
@@ -125,7 +125,8 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
 
     num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree, which a training step makes only at the
         beginning; missing with another allocator than "pool"
-    num_alloc_retries: allocations that were tried again after cached memory was freed; num_ooms: OutOfMemoryErrors
+    num_alloc_retries: calls of cudaMalloc that were repeated after cached memory was freed
+    num_ooms: OutOfMemoryErrors
     allocated_bytes.all.*, reserved_bytes.all.*: see memory_allocated and memory_reserved, and their peaks
     """
     cupy = found_cupy()
@@ -143,7 +144,7 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 def set_per_process_memory_limit(nbytes: int | None, device: DeviceLike = None) -> None:
     """Limits the bytes that this process reserves for arrays on the device; None: no limit.
 
-    An allocation beyond the limit raises OutOfMemoryError, also if the device has free memory.
+    An allocation beyond the limit raises OutOfMemoryError, even if the device has free memory.
 
     Raises: ArgumentError unless positive; DeviceError without a GPU, or with another allocator than "pool".
     """

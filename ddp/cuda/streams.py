@@ -41,8 +41,9 @@ def _wait(call: str, synchronize: Any) -> None:
 class Stream:
     """A queue of work on a GPU. Its work runs in order, and concurrently with the work of other streams.
 
-    device: the GPU, by default the current one; priority: negative for work that goes first. There is no implicit order
-    with the default stream: use `wait_stream` or events.
+    device: the GPU, by default the current one; priority: negative for work that goes first
+
+    There is no implicit order with the default stream: use `wait_stream` or events.
 
     Raises: DeviceError without a GPU.
     """
@@ -110,7 +111,7 @@ class Stream:
 
 
 class ExternalStream(Stream):
-    """A stream that another library made. stream_ptr: its handle; it must exist as long as this object is used
+    """A stream that another library made. stream_ptr: its handle; the stream must exist while this object is used
 
     Raises: DeviceError without a GPU.
     """
@@ -217,7 +218,7 @@ class Event:
         self.enable_timing = bool(enable_timing)
         self.blocking = bool(blocking)
         self._event: Any = None
-        self._device_stream: DeviceStream | None = None  # on which it was recorded last
+        self._device_stream: DeviceStream | None = None  # the stream on which the event was recorded last
 
     @property
     def cuda_event(self) -> int:
@@ -226,7 +227,7 @@ class Event:
 
     @property
     def device(self) -> device | None:
-        """The GPU on which it was recorded; None before the first record."""
+        """The GPU on which the event was recorded; None before the first record."""
         return None if self._device_stream is None else _device.device("cuda", self._device_stream.device)
 
     def record(self, stream: Stream | None = None) -> None:
@@ -281,7 +282,7 @@ class Event:
 
 
 def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
-    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError, while CuPy's `done` is False after an error."""
+    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError after an error; CuPy's `done` would be False then."""
     runtime = stream.xp.cuda.runtime
     try:
         status = getattr(runtime, query)(handle)
@@ -339,8 +340,8 @@ def fetch(tensor: Tensor) -> Fetched:
         ...                         # some steps later
         print(log.value())
 
-    The copy goes to pinned memory, on the current stream. Later writes to the tensor do not change it. A tensor on the
-    CPU is copied at once, so that the same loop works on the CPU. Gradients do not flow through the copy.
+    The copy goes to pinned memory, on the current stream. Later writes to the tensor do not change the copy. A tensor
+    on the CPU is copied at once, so that the same loop works on the CPU. Gradients do not flow through the copy.
     """
     if not isinstance(tensor, TensorBase):
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
