@@ -334,7 +334,7 @@ class GLU(_Activation, function=glu):
 
 
 class PReLU(Layer, shown="num_parameters="):
-    """input where it is positive, else weight * input. weight: (num_parameters,), each `init` at first.
+    """input where it is positive, else weight * input. weight: (num_parameters,), all equal to `init` at first.
 
     num_parameters: 1, or C for an input of shape (N, C, ...).
     """

@@ -32,10 +32,9 @@ def embedding(
 ) -> Tensor:
     """weight[input]: the rows of a table. input: integers in [0, V), any shape; weight: (V, D); returns (*input, D).
 
-    padding_idx: a row that gets no gradient. max_norm: first shortens to it, in place, the used rows with a larger
-    norm of order `norm_type`. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in input.
-
-    sparse: accepted; warns once that the gradient is dense.
+    padding_idx: a row that gets no gradient. max_norm: used rows whose norm (of order `norm_type`) is larger are first
+    scaled down to it, in place. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in
+    input. sparse: accepted; warns once that the gradient is dense.
 
     Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
     """
@@ -66,7 +65,7 @@ def embedding(
 
 
 def _check_padding_idx(name: str, padding_idx: int, rows: int) -> int:
-    """Returns padding_idx counted from the front, also if it is negative. Raises: RangeError."""
+    """Returns padding_idx, counted from the front if it is negative. Raises: RangeError."""
     if not -rows <= padding_idx < rows:
         raise RangeError(f"{name}: padding_idx {padding_idx} is not one of the {rows} rows")
     return padding_idx % rows
@@ -105,8 +104,8 @@ def embedding_bag(
     input's shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the
     bags. The others: see embedding.
 
-    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not ascend from 0 to at
-    most N; ArgumentError for another mode, or for per_sample_weights that do not fit the mode or the input.
+    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not begin with 0, descend
+    or exceed N; ArgumentError for another mode, or for per_sample_weights that do not fit the mode or the input.
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")

@@ -74,8 +74,8 @@ class HasHooks:
         grad_input.
 
         grad_input, grad_output: tuples with a gradient for each positional input, and for each result: zeros for a
-        tensor without a gradient, None for what is no tensor. If no input requires grad, grad_input has only None, and
-        the hook, which must return None, is called as soon as grad_output is known.
+        tensor without a gradient, None for other values. If no input requires grad, grad_input has only None, and the
+        hook, which must return None, is called as soon as grad_output is known.
         """
         return self._add_hook("backward", (hook,), prepend)
 
@@ -221,7 +221,7 @@ def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
 
 
 def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[int]) -> tuple[Any, ...]:
-    """Returns the values; the ones at `positions` have become results of one node of `op`."""
+    """Returns the values, with those at `positions` replaced by results of one node of `op`."""
     if not positions:
         return values
     tensors = [values[i] for i in positions]

@@ -191,7 +191,7 @@ def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator |
 
 @no_grad()
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Sets a tensor to `gain` times a random matrix with orthonormal rows, or columns if there are more rows.
+    """Sets a tensor to `gain` times a random matrix with orthonormal rows (columns, if it has more rows than columns).
 
     tensor: (out, ...), as a matrix of `out` rows.
 

@@ -45,8 +45,8 @@ def linear_act(
 ) -> Tensor:
     """activation(linear(input, weight, bias)), on a GPU in one launch. Shapes: as in `linear`.
 
-    activation: "relu" or "gelu"; approximate: as in `gelu`. cuBLASLt has only the gelu with tanh, so the exact gelu is
-    a second launch. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    activation: "relu" or "gelu"; approximate: as in `gelu`. cuBLASLt has only the gelu with tanh, so the exact gelu
+    needs a second launch. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
     act = _parse_activation("linear_act", activation, approximate)
     if not _is_fusable(act, weight):

@@ -1,6 +1,7 @@
 """Losses, and distances.
 
-All losses take reduction="mean", "sum" or "none", or in its place PyTorch's deprecated size_average and reduce.
+All losses take reduction="mean", "sum" or "none". In place of it, they accept PyTorch's deprecated size_average and
+reduce.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
 
 
 def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **named: Any) -> dict[str, Any]:
-    """Returns the other arguments, with the `reduction` for PyTorch's deprecated flags, if there are any."""
+    """Returns the other arguments. If one of PyTorch's deprecated flags is set, adds the `reduction` for it."""
     if size_average is None and reduce is None:
         return named
     mean = size_average is None or size_average
@@ -126,7 +127,7 @@ def cross_entropy(
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...).
 
     target: int64 classes in [0, C), or `ignore_index`, which is left out; or floating, of the input's shape: the
-    probability of each class. weight: (C,), of each class; the mean over class numbers is then weighted.
+    probability of each class. weight: (C,), one for each class; if the targets are classes, the mean is then weighted.
     label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
     "none" (of the shape (), (N,) or (N, ...)).
 
@@ -230,9 +231,9 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
-    """-target * log(input) - (1 - target) * log(1 - input), with logarithms of at least -100; all of one shape.
+    """-target * log(input) - (1 - target) * log(1 - input), with logarithms clamped to at least -100.
 
-    input: probabilities. weight: multiplies the losses, broadcast to their shape.
+    input: probabilities; target: of the input's shape. weight: multiplies the losses, broadcast to their shape.
 
     Raises: ShapeError for shapes that differ; ArgumentError for an input outside [0, 1].
     """
@@ -385,7 +386,7 @@ def poisson_nll_loss(
     element_losses = x.exp() - t * x if log_input else x - t * (x + eps).log()
     if full:
         large = t > 1
-        n = t * large + ~large  # 1 where nothing is added: the logarithm of 0 times 0 would be nan
+        n = t * large + ~large  # 1 where nothing is added, because 0 * log(0) would be nan
         element_losses = element_losses + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
     return _reduce_losses(element_losses, reduction)
 
@@ -579,11 +580,14 @@ class NLLLoss(_Loss, function=nll_loss):
 
 
 class BCELoss(_Loss, function=binary_cross_entropy):
-    """-target * log(input) - (1 - target) * log(1 - input), with logarithms of at least -100. All of one shape."""
+    """-target * log(input) - (1 - target) * log(1 - input), with logarithms clamped to at least -100.
+
+    input, target: of one shape.
+    """
 
 
 class BCEWithLogitsLoss(_Loss, function=binary_cross_entropy_with_logits):
-    """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
+    """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the shape of the losses."""
 
 
 class KLDivLoss(_Loss, function=kl_div):
@@ -655,7 +659,7 @@ class TripletMarginWithDistanceLoss(_Loss, function=triplet_margin_with_distance
 
 
 class CosineSimilarity(FunctionModule, function=cosine_similarity, inputs=2):
-    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result has no `dim`."""
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`, which the result lacks. x1, x2: broadcast."""
 
     extra_repr = Module.extra_repr
 

@@ -25,13 +25,16 @@ _registrations = 0
 
 
 def note_registration() -> None:
-    """Counts the parameters, buffers and children that were added to any module so far: adds one."""
+    """Adds one to `registration_count`: a module got a new parameter, buffer or child, or a new list of children."""
     global _registrations
     _registrations += 1
 
 
 def registration_count() -> int:
-    """The number of parameters, buffers and children that were added to modules. While it is the same, none is new."""
+    """The number of times that parameters, buffers or children were registered in modules, or replaced there.
+
+    Not counted: a plain tensor that is assigned to a buffer's name, and load_state_dict(assign=True).
+    """
     return _registrations
 
 
@@ -45,7 +48,7 @@ class Module(HasStateDict, HasHooks):
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
     # The settings that `repr` shows, separated by spaces; "name=" shows a setting with its name.
     _shown: ClassVar[str] = ""
-    # Settings that `repr` shows only if they differ from this value.
+    # By name: the usual values of settings that `repr` shows only if they have another value.
     _usual: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -119,7 +122,7 @@ class Module(HasStateDict, HasHooks):
         return sorted({*super().__dir__(), *(name for name in parts if not name[0].isdigit())})
 
     def _put(self, name: str, value: Any, own: Any) -> None:
-        """Puts a part under `name`, in place of the previous one. Raises: ArgumentError if it cannot be in a path."""
+        """Puts a part under `name`, in place of the previous one. Raises: ArgumentError, DtypeError for a bad name."""
         if not isinstance(name, str):
             raise DtypeError(f"{type(self).__name__}: a name is a string, not {type(name).__name__}")
         if not name or "." in name:
@@ -183,7 +186,8 @@ class Module(HasStateDict, HasHooks):
     ) -> Iterator[tuple[str, Module]]:
         """This module and all below it with their paths, parents first. remove_duplicate: yields each module once.
 
-        memo: modules that are left out, with all modules below them; every module that is yielded is added to it
+        memo: a set, used with remove_duplicate: modules in it are left out, with all modules below them; every module
+        that is yielded is added
         """
         seen = set() if memo is None else memo
         if remove_duplicate:
@@ -263,7 +267,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        """Sets training mode for this module and all below it, by their own train(). Raises: DtypeError."""
+        """Sets training mode (False: evaluation mode), and calls train() of the children. Raises: DtypeError."""
         if not isinstance(mode, bool):
             raise DtypeError(f"train: mode is True or False, not {mode!r}")
         self.training = mode
@@ -393,7 +397,7 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 
 
 class _SettingsSignature:
-    """The signature of a layer that takes the arguments of its function, for `help` and editors."""
+    """For `help` and editors: the signature of a layer whose arguments are those of its function."""
 
     def __get__(self, layer: Any, owner: type[FunctionModule]) -> inspect.Signature:
         if owner.__init__ is not FunctionModule.__init__:

@@ -153,7 +153,7 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
             if running is not None:
                 before = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                # Not before + momentum*(value - before): infinities would become nan.
+                # Not `before + momentum*(value - before)`: there, infinities would become nan.
                 running.copy_(wrap((1 - momentum) * before + momentum * value, running.device))
 
     return move
@@ -164,8 +164,8 @@ def group_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias over groups of channels of each sample. input: (N, C, ...).
 
-    weight, bias: (C,). Raises: ShapeError, also for one value a group; ArgumentError unless num_groups divides C;
-    DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
+    weight, bias: (C,). Raises: ShapeError, also for a single sample with one value a group; ArgumentError unless
+    num_groups divides C; DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
     """
     check_channels("group_norm", input, weight, bias)
     channels = input.shape[1]
@@ -192,7 +192,8 @@ def instance_norm(
     running_var move towards their averages over samples by `momentum`, in place. Otherwise, mean and var are
     running_mean and running_var.
 
-    Raises: ShapeError, also for one position; DtypeError; ArgumentError without any statistics.
+    Raises: ShapeError, also for a single position; DtypeError; ArgumentError if use_input_stats is False and
+    running_mean or running_var is missing.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
     if not use_input_stats:
@@ -316,7 +317,10 @@ class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
 
 
 class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track_running_stats="):
-    """Parameters and running statistics, (C,) each. The statistics and the number of batches are buffers."""
+    """The base of batch and instance norm: parameters and running statistics, all of shape (C,).
+
+    The statistics and the number of batches are buffers.
+    """
 
     _ranks: ClassVar[tuple[int, ...]]  # numbers of dimensions that an input may have
 

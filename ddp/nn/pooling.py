@@ -24,7 +24,7 @@ def max_pool1d(
 ) -> Any:
     """The maximum under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
-    Returns (N, C, OL), as max_pool2d does; with return_indices, also the position of each maximum in L.
+    Returns (N, C, OL), OL like OW in max_pool2d; with return_indices, also the position of each maximum in L.
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """
@@ -61,7 +61,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The mean under a moving window. input: (N, C, L) or (C, L); returns (N, C, OL), as avg_pool2d does.
+    """The mean under a moving window. input: (N, C, L) or (C, L); returns (N, C, OL), OL like OW in avg_pool2d.
 
     Raises: ShapeError, DtypeError, ArgumentError as in avg_pool2d.
     """
@@ -82,7 +82,7 @@ def avg_pool2d(
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     count_include_pad: the zeros of the padding count as elements. divisor_override: divides the sums by this number,
-    not by their number of elements. Returns (N, C, OH, OW), as max_pool2d does.
+    not by their number of elements. Returns (N, C, OH, OW), with the sizes of max_pool2d.
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a stride below 1, a padding beyond half the kernel
     or a divisor of 0.

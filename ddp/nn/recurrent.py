@@ -121,7 +121,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         """input: (T, N, input_size), N first if batch_first, or (T, input_size); hx: the first state, zeros if None.
 
         Returns (output, last state). output: (T, N, directions*H), with N where the input has it; last state:
-        (layers*directions, N, H), for an LSTM a pair of states and cell states. Raises: ShapeError, DtypeError.
+        (layers*directions, N, H), for an LSTM a pair of states and cell states. H is hidden_size; with proj_size, an
+        LSTM's output and states, but not its cell states, have this size instead. Raises: ShapeError, DtypeError.
         """
         name = type(self).__name__
         batched = input.ndim == 3

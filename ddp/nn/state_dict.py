@@ -87,7 +87,7 @@ class HasStateDict:
         def load(part: Module, state: dict[str, Any], prefix: str) -> None:
             state = _match_wrapper(part, state, prefix)
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
-            if _overrides(part, "_load_from_state_dict"):  # it may read its tensors, so it loads at once
+            if _overrides(part, "_load_from_state_dict"):  # the override may read loaded tensors, so it loads at once
                 part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
             else:
                 writes.extend(_plan_writes(part, state, prefix, local_metadata, True, *keys, problems))
@@ -174,7 +174,7 @@ def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
 
 
 def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Adds or drops the "module." of DataParallel after `prefix` in the paths of `state`, if more of them fit then.
+    """Adds or drops the "module." of DataParallel after `prefix` in the paths of `state`, if then more of them fit.
 
     state: the entries whose paths begin with the prefix
     """
@@ -184,7 +184,7 @@ def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[s
     added = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
     dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
     own = module.state_dict(prefix=prefix).keys()
-    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first if equal
+    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first of equals: unchanged
 
 
 def _overrides(module: Module, method: str) -> bool:

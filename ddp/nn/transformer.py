@@ -103,7 +103,9 @@ class _TransformerLayer(Layer):
 
 
 class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
-    """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
+    """Self-attention, then a feed-forward net: linear1, activation, linear2.
+
+    Each of the two parts has dropout, a residual sum and a LayerNorm.
 
     d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
     activation: "relu", "gelu" or a function. norm_first: normalises the input of each part, not the sum after it.
@@ -128,7 +130,7 @@ class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
 
 
 class TransformerDecoderLayer(_TransformerLayer, attentions=("self_attn", "multihead_attn")):
-    """Self-attention, attention to an encoder's result, then linear1, activation, linear2; see the encoder layer."""
+    """Self-attention, attention to an encoder's result, then a feed-forward net; see TransformerEncoderLayer."""
 
     def forward(
         self,
@@ -296,7 +298,7 @@ class Transformer(Module):
 
 
 def _is_causal_mask(mask: Tensor | None) -> bool:
-    """Whether `mask`, (L, L), hides exactly the keys after each query. If so, it need not be read."""
+    """Whether `mask`, (L, L), hides exactly the keys after each query. If so, attention need not read the mask."""
     if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
         return False
     if mask.dtype == bool_:

@@ -1,4 +1,4 @@
-"""Images resized, patches of images as columns, channels as pixels."""
+"""Functions and layers that resize images, take patches of images as columns, and turn channels into pixels."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def interpolate(
     align_corners: aligns the centres of the corner elements of both images, not their outer corners (not for nearest).
     recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for another mode, antialias, both or neither of size
-    and scale_factor, or an empty size.
+    Raises: ShapeError, also if the input or the result is empty; DtypeError unless floating; ArgumentError for another
+    mode, antialias, align_corners with nearest, both or neither of size and scale_factor, or size with
+    recompute_scale_factor.
     """
     if mode not in MODES:
         raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")

@@ -1,6 +1,6 @@
 """Clipping of gradients before an optimizer's step.
 
-Gradients may be views of flat buckets. So each gradient is read once, and changed in place.
+Gradients may be views of flat buckets, so they are changed in place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ def norm_order(norm_type: float) -> float:
 
 
 def _buffers(parameters: list[Tensor]) -> list[Any]:
-    """The arrays of the existing gradients. Their memory stays allocated for the next step."""
+    """The arrays of the existing gradients.
+
+    Avoids reading `p.grad`: a buffer whose tensor a caller may hold drops its memory in zero_grad, and allocates memory
+    in the next step.
+    """
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
@@ -110,7 +114,8 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scales all gradients by max_norm / total_norm if that is below 1. total_norm: 0-d, from get_total_norm.
 
-    On a GPU it is one launch, which reads the norm on the device. Warns if `parameters` is an iterator that gives none.
+    On a GPU it is one launch for each dtype, which reads the norm on the device. Warns if `parameters` is an iterator
+    that gives none.
     """
     for target, params in _by_device(parameters).items():
         _scale(target, params, max_norm, total_norm)
@@ -136,7 +141,7 @@ def clip_grad_norm_(
     """Scales the gradients in place so that their norm, taken together as one vector, is at most `max_norm`.
 
     Returns the norm before, 0-d. norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm first,
-    and so waits for a GPU. foreach: accepted, and ignored. On a GPU it is two launches for all gradients.
+    and so waits for a GPU. foreach: accepted, and ignored. On a GPU, the 2-norm takes a few launches for all gradients.
 
     Warns if `parameters` is an iterator that gives none, such as a generator that was used before.
 

@@ -90,10 +90,10 @@ def spectral_norm(
 ) -> M:
     """Divides a parameter, read as a matrix, by its largest singular value, and returns the module.
 
-    The power method approximates the value: it does `n_power_iterations` whenever the parameter is read in training.
-    dim: the dimension of the matrix's rows; None: that of the outputs, 1 for transposed convolutions, else 0. The state
-    dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. With
-    `nn.utils.spectral_norm` it has NAME_orig, NAME_u and NAME_v instead.
+    The power method approximates the value, by `n_power_iterations` iterations whenever the parameter is read in
+    training. dim: the dimension of the matrix's rows; None: that of the outputs, 1 for transposed convolutions, else 0.
+    The state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. The
+    state dict after `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v instead.
 
     Raises: AttributeError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Miyato et al. 2018, arXiv:1802.05957.

@@ -24,9 +24,10 @@ _values: ContextVar[Any] = ContextVar("values", default=None)
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Inside this context, each parametrized tensor is computed once, when it is first read, and not after changes.
+    """Inside this context, each parametrized tensor is computed only once, when it is first read.
 
-    It saves time if a forward reads such a tensor several times. It applies to this thread only.
+    It saves time if a forward reads such a tensor several times. Later changes of the originals have no effect on the
+    tensor inside the context. The context applies to this thread only.
     """
     token = _values.set(_values.get() or {})
     try:
@@ -99,7 +100,7 @@ def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
 def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: bool = True) -> M:
     """Makes a parametrized tensor the module's own parameter again, and returns the module.
 
-    leave_parametrized: keeps the computed value; False: takes the value of the original, of which there must be one.
+    leave_parametrized: keeps the computed value; False: takes the value of the original, if there is only one.
 
     Raises: ArgumentError if the tensor has no parametrization, or leave_parametrized=False and several originals.
     """
