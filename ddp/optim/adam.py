@@ -21,7 +21,7 @@ _MOMENTS = (
 class Adam(FormulaOptimizer):
     """m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * m/c1 / (sqrt(v/c2) + eps).
 
-    d = grad + weight_decay*p;  c = 1 - beta^step.  amsgrad: the largest v so far takes the place of v.
+    d = grad + weight_decay*p;  c1 = 1 - beta1^step, c2 = 1 - beta2^step.  amsgrad: the largest v so far replaces v.
     decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
     foreach, fused and capturable change nothing: updates are always joined, and on a GPU always fused and capturable.
 
@@ -70,7 +70,7 @@ class SparseAdam(_TwoMoments):
     """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Warns once.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
-    d = grad, or -grad to maximize;  c = 1 - beta^step. Gradients are dense here, also with Embedding(sparse=True).
+    d = grad, or -grad to maximize;  c1, c2: as in `Adam`. Gradients are dense here, also with Embedding(sparse=True).
 
     Raises: ArgumentError for an eps of 0, negative settings, or betas not in [0, 1).
     """
@@ -188,7 +188,7 @@ class NAdam(_TwoMoments):
 class RAdam(_TwoMoments):
     """Adam's m and v;  p -= lr * m/c1 * r*sqrt(c2) / (sqrt(v) + eps), and p -= lr * m/c1 while r is 0.
 
-    d = grad + weight_decay*p;  c = 1 - beta^step;  r = `formula.rectification` of the step and beta2.
+    d = grad + weight_decay*p;  c1, c2: as in `Adam`;  r = `formula.rectification` of the step and beta2.
     decoupled_weight_decay, maximize, foreach and capturable: see `Adam`.
 
     Raises: ArgumentError for negative settings, or betas not in [0, 1).

@@ -47,7 +47,8 @@ class OneCycleLR(_MomentumCycle):
     three_phase: the rate falls to start in as many steps as it rose, then to start/final_div_factor
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for values out of range, or if `step` is called after the last step.
+    Raises: ArgumentError for values out of range, cycle_momentum with an optimizer without momentum, or more than
+    total_steps calls of `step`.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class OneCycleLR(_MomentumCycle):
             )
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
-        # Each phase: its last step, and the settings of a group with its first lr, last lr, first and last momentum.
+        # Each phase: its last step, and the names of the settings of a group that hold its first and last lr, and its
+        # first and last momentum.
         up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
         down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
         back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
@@ -136,7 +138,7 @@ class CyclicLR(_MomentumCycle):
     scale_mode="iterations", of the step
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for another mode, or an optimizer without momentum.
+    Raises: ArgumentError for another mode, or for cycle_momentum with an optimizer without momentum.
     """
 
     def __init__(

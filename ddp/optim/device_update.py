@@ -144,7 +144,7 @@ class DeviceUpdate(GroupUpdate):
         return device_settings
 
     def _check_state(self, indices: Iterable[int]) -> None:
-        if capturing.now is None:  # for a graph, `update_device` does it before each launch
+        if capturing.now is None:  # for a graph, `update_device` does it before a launch, if `optimizer.state` is new
             super()._check_state(indices)
         elif any(not self._states[index] for index in indices):
             raise self._state_in_capture()

@@ -8,8 +8,8 @@ A formula is a few lines of arithmetic. SGD with momentum:
 `p`, `grad`, the states and every name that a line assigns are arrays. Every other name is a setting of the parameter
 group, or `step`, the count of updates including this one, or `mu_product`, the product of a factor over these updates.
 Parts without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the
-dtype of the arrays. Every operation on arrays is rounded by itself, in the order of the formula. So the result has the
-same bits on the CPU and on a GPU, in any memory layout.
+dtype of the arrays (float32 for 16 bits). Every operation on arrays is rounded by itself, in the order of the formula.
+So the result has the same bits on the CPU and on a GPU, in any memory layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
-# The functions of `ddp.ops.update`, by the class of the node of an operator in a formula.
+# For each operator that a formula may have, by its class in `ast`: the name of the function in `ddp.ops.update`.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 # The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
@@ -41,7 +41,7 @@ def rectification(step: float, beta2: float) -> float:
     return math.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
 
-# The functions of scalars that a formula may call. For GPUs they are in the source of ddp._cuda.optimizer_kernels.
+# The functions of scalars that a formula may call. On a GPU, `rectification` is that of ddp._cuda.optimizer_kernels.
 _ON_SCALARS = {"sqrt": math.sqrt, "pow": pow, "rectification": rectification}
 
 
@@ -76,7 +76,7 @@ class Formula:
             expression = self._hoist(assignment.value, arrays)
             out = target if target in updated else None
             self.device_lines.append(f"{'A ' if out is None else ''}{target} = {ast.unparse(expression)};")
-            # If the expression reads its target once, the operation that reads it may overwrite it.
+            # If the expression reads its target once, the operation that does so may overwrite the target.
             reusable = out if Counter(_names(expression))[target] == 1 else None
             self._registers[target] = self._emit(expression, out, reusable)
         order = ["p", "grad", *states, *self._scratch]

@@ -19,7 +19,8 @@ class FormulaOptimizer(Optimizer):
     counted: each parameter's state has a "step" that counts its updates
     factor: an expression of settings and `step`; unless it is "1", each parameter's state has the product of its values
         over all updates as "mu_product", in float32 as in PyTorch
-    eager: the first step creates the state of all parameters; otherwise each parameter's first gradient does
+    eager: the first step creates the state of all parameters; otherwise a step creates the state of a parameter when it
+        has its first gradient
     found_inf: a float32 on the GPU that a GradScaler sets around a step: if it is not zero, kernels skip the step,
         and the host does not notice
     """
@@ -28,7 +29,7 @@ class FormulaOptimizer(Optimizer):
     factor = "1"
     eager = False
     found_inf: Any = None
-    _step_supports_amp_scaling = True  # the attribute by which PyTorch's GradScaler passes on found_inf
+    _step_supports_amp_scaling = True  # PyTorch's name: tells a GradScaler that the step reads found_inf
 
     def _prepare(self) -> None:
         super()._prepare()

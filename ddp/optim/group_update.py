@@ -1,4 +1,4 @@
-"""The update of the parameters of a group by its formula, in one call.
+"""The update of the parameters of a group by the optimizer's formula, in one call.
 
 The optimizer's `state` has a dict for each parameter. If other code replaces a gradient's buffer, a parameter's array
 or a state, the next step uses the new one.
@@ -41,7 +41,7 @@ class GroupUpdate:
     def __init__(self, optimizer: Any, group: Group, device: device, names: tuple[str, ...]) -> None:
         self.group = group
         self.names = names
-        # Weak, as the optimizer refers to this object: a cycle would live until the garbage collector runs.
+        # Weak, because the optimizer refers to this object: a cycle would live until the garbage collector runs.
         self._optimizer = weakref.proxy(optimizer)
         self._device = device
         self._xp = device.xp
@@ -97,7 +97,7 @@ class GroupUpdate:
             plan.run(formula.program, formula.evaluate(count + 1, *values, product))
 
     def _check_params(self, params: Sequence[Tensor]) -> None:
-        """Starts anew for other parameters, and drops the state of a parameter whose array was replaced."""
+        """Starts anew for other parameters. If a parameter's array was replaced, its state will be imported again."""
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
             self._set_params(params)
         for index, p in enumerate(params):

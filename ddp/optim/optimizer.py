@@ -23,7 +23,7 @@ class Optimizer:
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError if there are no parameters, or one is listed twice; DtypeError if one is no tensor.
+    Raises: ArgumentError if there are no parameters, or one is listed twice or no leaf; DtypeError if one is no tensor.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -51,8 +51,8 @@ class Optimizer:
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False
-        # The settings that load_state_dict has set: schedules change them. They are copied when the first schedule
-        # after it is made; until then the list is empty. None: there was no load_state_dict, or a step after it.
+        # A copy of the settings that load_state_dict has set, because schedules change the settings. Empty until the
+        # first schedule after load_state_dict is made. None: there was no load_state_dict, or a step was made after it.
         self._loaded_settings: list[Group] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Optimizer:
         Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
         "module" that DataParallel adds; else by their order.
 
-        state_dict: also one of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
+        state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
         Raises: StateDictError if the groups are not those of this optimizer.
         """
@@ -248,7 +248,7 @@ def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
 
 
 def number(value: Any) -> Any:
-    """A setting as a Python number, also of a tensor of one element."""
+    """A setting as a Python number. value: a number, or a tensor of one element"""
     return value.item() if isinstance(value, Tensor) else value
 
 
