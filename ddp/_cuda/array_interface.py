@@ -47,8 +47,8 @@ def _handle(stream: stream_order.DeviceStream) -> int:
 def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
     """Makes a DLPack consumer's stream wait for the current stream.
 
-    stream: the consumer's; None: CUDA's default stream; -1: makes nothing wait. 0 means the default stream, too: the
-    standard forbids it as ambiguous, but some libraries pass it.
+    stream: CUDA's handle of the consumer's stream; None: the default stream; -1: makes nothing wait. 0 means the
+    default stream, too: the standard forbids it as ambiguous, but some libraries pass it.
 
     Raises: ArgumentError for an invalid stream.
     """

@@ -140,7 +140,7 @@ def inside(capture: Capture) -> Iterator[None]:
 def stream_is_capturing(xp: Any) -> bool:
     """Whether the current stream is being captured."""
     handle = xp.cuda.get_current_stream().ptr
-    # Default streams (handles 0 to 2) are never captured, and CUDA may refuse the question for them.
+    # `capture_begin` refuses default streams (handles 0 to 2). Asked about one of them, CUDA may raise an error.
     return handle > 2 and bool(xp.cuda.runtime.streamIsCapturing(handle))
 
 

@@ -113,7 +113,7 @@ def _order(x: Array) -> tuple[int, ...]:
 
 
 def _empty_like(xp: Any, x: Array, width: int) -> Array:
-    """An array with x's dtype, shape and order of axes in memory, but rows of `width` elements."""
+    """A new array with x's dtype, shape and order of axes in memory, but with rows of `width` elements."""
     return empty_in_order(xp, (*x.shape[:-1], width), x.dtype, _order(x))
 
 

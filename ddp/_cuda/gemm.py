@@ -211,7 +211,10 @@ def _assign(result: Array, out: Array | None, accumulate: bool) -> Array:
 
 
 class MatrixLayout(NamedTuple):
-    """transposed: whether it is column-major; ld: elements from one row (if transposed, from one column) to the next"""
+    """The layout of a matrix in memory. transposed: whether it is column-major
+
+    ld: elements from one row to the next; if transposed, from one column to the next
+    """
 
     transposed: bool
     ld: int

@@ -151,7 +151,7 @@ def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
     return out
 
 
-# The ops of ddp.ops.products.
+# The device forms of ops in ddp.ops.products.
 def linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
     out = _affine(xp, _rows(x), w, b)
     return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0]), x.shape

@@ -40,9 +40,9 @@ class DeviceCounts:
     """Calls and bytes of one device.
 
     mallocs, frees: calls of cudaMalloc and cudaFree; retries: repeated calls of cudaMalloc, after blocks were freed
-    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed, and reserved_peak their most
-    peak: the most bytes that arrays held; limit: the most that `reserved` may be, or None; sizes: bytes of each block
-    from cudaMalloc, by address
+    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed; reserved_peak: the most so far
+    peak: the most bytes that arrays held; limit: the most that `reserved` may be, or None
+    sizes: bytes of each block from cudaMalloc, by address
     """
 
     # Used without a lock: every count changes by a single `+=`. A peak may miss what two threads do at the same time.

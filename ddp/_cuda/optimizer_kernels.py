@@ -1,4 +1,4 @@
-"""Kernels of optimizers: one launch updates all parameters of a group, and reads and writes each element once.
+"""Kernels of optimizers: one launch updates all parameters of a dtype, and reads and writes each element once.
 
 The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
 give the same bits. Before the update, a small launch counts the steps and computes the scalars of the formula on the

@@ -36,7 +36,7 @@ def init() -> None:
 
 
 def _index(device: DeviceLike) -> int:
-    """The number of a device; of the current one for None or a negative number.
+    """The number of a device. None, or a negative number: the current device.
 
     Raises: DeviceError without a GPU, or for a device that does not exist; DtypeError.
     """

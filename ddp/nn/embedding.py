@@ -100,7 +100,7 @@ def embedding_bag(
     """The sum, mean or maximum of the rows weight[input] of each bag; zeros for an empty bag. Returns (B, D).
 
     input: (B, N), a bag a row, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or with
-    `include_last_offset` (B + 1,), where the last one is N. mode: "sum", "mean" or "max". per_sample_weights: of the
+    `include_last_offset` (B + 1,), ending in N. mode: "sum", "mean" or "max". per_sample_weights: of the
     input's shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the
     bags. The others: see embedding.
 
@@ -150,9 +150,9 @@ def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_l
 
 
 def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
-    """The row with the maximum of each column in each bag that is not empty; the first of equal rows.
+    """For each bag that is not empty and each column: the number of the row with the maximum; of equals, the first.
 
-    rows: (N, D); bag: (N,); sizes: (B,)
+    rows: (N, D); bag: (N,); sizes: the number of rows in each bag
     """
     order = xp.argsort(-upcast(rows), axis=0, kind="stable")
     order = xp.take_along_axis(order, xp.argsort(bag[order], axis=0, kind="stable"), axis=0)

@@ -126,7 +126,7 @@ class HasHooks:
 def _run_pre_hook(
     module: Any, hook: Hook, with_kwargs: bool, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Calls a forward pre-hook, and returns the arguments, with its changes."""
+    """Calls a forward pre-hook, and returns the arguments as the hook has changed them."""
     result = hook(module, inputs, options) if with_kwargs else hook(module, inputs)
     if result is None:
         return inputs, options

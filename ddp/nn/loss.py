@@ -311,7 +311,7 @@ def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target
 def _difference_loss(
     op: Any, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None = None, **parameters: Any
 ) -> Tensor:
-    """Applies a loss op, which has the name of its function, and multiplies by `weight` if there is one."""
+    """Applies a loss op, and multiplies by `weight` if there is one. The op has the name of the loss function."""
     pair = _broadcast_pair(op.name, input, target, warn=True)
     if weight is None:
         return apply(op, pair, reduction=reduction, **parameters)

@@ -140,7 +140,7 @@ deferred = _DeferredStatistics()
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """Makes a function of (means, biased variances, number of values of each) that moves the running statistics.
 
-    Means and variances: (C,), or (N*C,), which are averaged over the N samples. Returns None if both are None.
+    Means and variances: (C,), or (N*C,), which are averaged over the N samples. Returns None if neither is given.
     """
     if running_mean is None and running_var is None:
         return None

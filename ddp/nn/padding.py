@@ -14,7 +14,7 @@ from ddp.ops import pooling
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """`input` with elements added around it. pad: (before, after) of the last dimension, the one before, and so on.
+    """`input` with elements added around it. pad: (before, after) for the last dimension, then for the second last, ...
 
     A negative width crops. mode: "constant" (`value`, or 0) pads any dimensions; "reflect" (mirrored without the edge),
     "replicate" (the edge) and "circular" (from the other end) pad the last 1, 2 or 3 dimensions of a sample or a batch:

@@ -22,7 +22,9 @@ GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[Any], reverse: bool = False) -> Any:
-    """Runs one direction of one layer. x: (T, N, I); returns (T, N, H), the last state, for LSTM the last cell state.
+    """Runs one direction of one layer. x: (T, N, I)
+
+    Returns: the output, (T, N, H), the last state and, for an LSTM, the last cell state.
 
     Raises: DtypeError unless all tensors have one dtype, or autocast is on.
     """

@@ -184,7 +184,7 @@ def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[s
     added = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
     dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
     own = module.state_dict(prefix=prefix).keys()
-    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # the first of equals: unchanged
+    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # if several fit equally, the first
 
 
 def _overrides(module: Module, method: str) -> bool:

@@ -16,15 +16,15 @@ _CAST = {float16, bfloat16, float32}  # the dtypes that autocast casts
 
 
 def pair(value: Size, name: str) -> Pair:
-    """Returns (value, value) for a number, the numbers of a sequence of two. Other arguments: see `numbers`."""
+    """Converts a number to (value, value), and a sequence of two numbers to a tuple. Otherwise as `numbers`."""
     h, w = numbers(value, 2, name)
     return h, w
 
 
 def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
-    """Repeats a number, or the number of a sequence of one, `n` times; else returns the sequence.
+    """Repeats a number, or the number of a sequence of one, `n` times; returns a sequence of `n` numbers as a tuple.
 
-    Raises: ArgumentError if its length is neither 1 nor `n`.
+    Raises: ArgumentError for a sequence of another length.
     """
     if not isinstance(value, Sequence):
         return (value,) * n

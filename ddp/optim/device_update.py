@@ -1,4 +1,4 @@
-"""The update of a parameter group on a GPU: one launch for all parameters.
+"""The update of a parameter group on a GPU: two launches for all parameters of a dtype.
 
 The host never waits, and a step copies nothing to the device if no array was replaced since the last one: tables of
 addresses are cached, steps are counted on the device, and settings are arguments of the launch. In a CUDA graph,
@@ -26,7 +26,7 @@ from ddp.optim.group_update import GroupUpdate, settings
 
 Array = Any
 
-# The maximum number of cached lists of batches. Each is for one combination of addresses of gradients.
+# The maximum number of cached lists of batches. Each list is for one combination of addresses of gradients.
 MAX_CACHED = 8
 
 # Pairs (target, source).

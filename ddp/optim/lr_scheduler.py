@@ -145,7 +145,10 @@ class PolynomialLR(_FactorLR):
 
 
 class _FunctionLR(LRScheduler):
-    """The base of schedules by functions. A state dict holds the attributes of callable objects, but no functions."""
+    """The base of schedules that call the user's functions.
+
+    A state dict holds the attributes of a callable object, and nothing of a plain function.
+    """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
@@ -353,7 +356,7 @@ class _Composed(LRScheduler):
 class SequentialLR(_Composed):
     """Uses `schedulers` one after another, each from its own beginning.
 
-    milestones: the epochs at which the second and later ones begin: one fewer than schedulers
+    milestones: the epochs at which the second and later schedules begin, one fewer than schedulers
 
     Raises: ArgumentError for another number of milestones, or schedules of different optimizers.
     """

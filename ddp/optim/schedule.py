@@ -86,7 +86,7 @@ class LRScheduler:
     def step(self, epoch: None = None) -> None:
         """Goes on to the next epoch. Call it after `optimizer.step()`. Raises: ArgumentError if `epoch` is given.
 
-        Warns if the optimizer has made no step before the second call: the first rate would be skipped.
+        Warns if the optimizer has made no step before the first call: the first rate would be skipped.
         """
         if epoch is not None:
             raise ArgumentError(f"{type(self).__name__}: step() goes on to the next epoch, and to no other")
@@ -122,7 +122,7 @@ class LRScheduler:
         return [_read_lr(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """All attributes but the optimizer; for functions and other schedules, their state."""
+        """All attributes except the optimizer. Functions and other schedules are replaced by their state."""
         return {
             name: _state_of(value) if name in _STATEFUL else value
             for name, value in self.__dict__.items()

@@ -131,5 +131,5 @@ old_spectral_norm = _older(spectral_norm, orig="original", u="0._u", v="0._v")
 
 
 def remove_norm(module: M, name: str = "weight") -> M:
-    """Removes the older form: the weight is a parameter again, with its value. Raises: ArgumentError."""
+    """Removes a normalization: the weight becomes a parameter again, with its present value. Raises: ArgumentError."""
     return remove_parametrizations(module, name)

@@ -57,7 +57,7 @@ class ParametrizationList(ModuleList):
 
 
 def register_parametrization(module: M, tensor_name: str, parametrization: Module, *, unsafe: bool = False) -> M:
-    """Has `parametrization` compute the module's parameter of that name, and returns the module.
+    """Makes `parametrization` compute the module's parameter `tensor_name`, and returns the module.
 
     The parameter becomes parametrizations.NAME.original, which is trained and is in the state dict. Its value is
     parametrization.right_inverse(parameter) if there is such a method, otherwise it is unchanged. If right_inverse
