@@ -47,9 +47,10 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
 
 
 def default_convert(data: Any) -> Any:
-    """Converts the NumPy arrays in `data` to tensors that share their memory; leaves everything else as it is.
+    """Converts the NumPy arrays in `data` to tensors that share their memory, and NumPy's scalars to 0-d tensors.
 
-    Looks into mappings, named tuples and sequences as `default_collate` does.
+    Looks into mappings, named tuples and sequences as `default_collate` does: a tuple becomes a list. Leaves everything
+    else as it is.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
         return _as(data, [default_convert(value) for value in data])
@@ -102,7 +103,7 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _check_kind(samples: Sequence[Any], cls: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) > 1:  # else all are of the first one's class, which is `cls`
+    if len(set(map(type, samples))) > 1:  # otherwise all are of the class of the first one, which is a `cls`
         for index, sample in enumerate(samples):
             if not isinstance(sample, cls):
                 first = type(samples[0]).__name__

@@ -103,12 +103,12 @@ def _npy(path: Path) -> Array:
     size = len(data := _map(path))
     begin = bytes(data[:12])
     header = int.from_bytes(begin[8 : 10 if begin[6:7] == b"\1" else 12], "little")
-    # NumPy would allocate as many bytes as the file says that its header has.
+    # NumPy would allocate as many bytes as the file declares for its header.
     if begin[:6] == np.lib.format.MAGIC_PREFIX and header > size:
         raise DataFileError(f"{path}: no .npy file: its header of {header:,} bytes is longer than the file")
     try:
         array = np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy raises many kinds for a bad header
+    except Exception as error:  # NumPy raises errors of many classes for a bad header
         raise DataFileError(f"{path}: no .npy file of plain numbers: {error}") from None
     if array.offset + array.nbytes != size:
         raise DataFileError(f"{path}: {size:,} bytes, expected {array.offset + array.nbytes:,} for its array")
@@ -127,7 +127,7 @@ class _MappedDataset(Dataset[Any]):
     _mapped: Any
 
     def _map_files(self) -> Any:
-        """The value of `_mapped`. Raises: DataFileError"""
+        """Maps the files, and returns the value of `_mapped`. Raises: DataFileError"""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,8 +181,8 @@ class TokenFile(_MappedDataset):
     path: a file of tokens, and nothing else
     dtype: of the tokens in the file: any integers, such as "uint16", or ">u2" for big-endian ones
     block_size: tokens of an input
-    stride: tokens from the beginning of a block to that of the next; None: block_size, so that each token is a target
-    once. The rest at the end of the file that is shorter than a block is left out.
+    stride: tokens from the beginning of a block to that of the next; None: block_size, so that no token is a target
+    twice. Tokens at the end of the file that do not fill a block are left out.
 
     Raises: DataFileError for a file that does not hold whole tokens, or too few for one block.
     """
@@ -229,7 +229,7 @@ class _Pictures(Dataset[Any]):
         self.data, self.targets = self._read()
 
     def _read(self) -> tuple[Array, Array]:
-        """`data` and `targets`. Raises: DataFileError"""
+        """Reads `data` and `targets`. Raises: DataFileError"""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -244,7 +244,7 @@ class _Pictures(Dataset[Any]):
     def _path(self, name: str, below: str, endings: Sequence[str] = ("",)) -> str:
         """Finds a file in the folder, or in its subfolder `below`, where archives and PyTorch's downloads put it.
 
-        endings: tried after `name`
+        endings: of the file's name after `name`; they are tried in this order
         """
         for path in (os.path.join(self.folder, place, name + ending) for place in ("", below) for ending in endings):
             if os.path.exists(path):

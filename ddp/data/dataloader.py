@@ -44,7 +44,8 @@ class DataLoader:
     shuffle: read the samples in random order, another one in each pass
     sampler: indices in the order in which they are read, e.g. a DistributedSampler
     batch_sampler: lists of indices, instead of batch_size, shuffle, sampler and drop_last
-    num_workers: processes that fetch; 0: this one does. The batches, and their order, are the same for any number
+    num_workers: processes that fetch; 0: this one does. If the dataset has an index, and draws random numbers from
+    `ddp` only, the batches and their order are the same for any number
     collate_fn: makes a batch of a list of samples; None: `default_collate`, or `default_convert` without batches
     pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs
     drop_last: leave out the last batch if it is shorter
@@ -59,7 +60,7 @@ class DataLoader:
     pin_memory_device: which GPU; "": the current one
     in_order: accepted; batches always come in order
 
-    Every `iter` is one pass. `epoch` counts the passes that were completed: those of which all batches were handed out.
+    Every `iter` is one pass. `epoch` counts the completed passes: those that handed out all their batches.
 
     Raises: ArgumentError for arguments that exclude each other.
     """
@@ -151,7 +152,7 @@ class DataLoader:
             from ddp.data import fork_server
 
             self._modules = fork_server.modules_of(worker_init_fn, self.collate_fn, type(dataset))
-            fork_server.fork_server(self._modules)  # it is ready by the time that workers are wanted
+            fork_server.fork_server(self._modules)  # now, so that it is ready when workers are wanted
 
     def __len__(self) -> int:
         """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
@@ -198,7 +199,7 @@ class DataLoader:
         return {**state, "sampler": inner}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter` continue with the batch after that position.
+        """Makes the next `iter` continue with the batch after the position in this state.
 
         Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset.
         """
@@ -228,7 +229,7 @@ class DataLoader:
         self._began = None
 
     def _sampler_of_rank(self) -> Any:
-        """The sampler that gives each rank its part, if there is one."""
+        """The sampler that gives each rank its part. If there is none: the sampler of batch_sampler, or None."""
         return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
 
     def _steps(self) -> DistributedSampler | None:
@@ -253,7 +254,7 @@ class DataLoader:
             self._began = None
 
     def _leave(self, source: Batches, failed: bool = False) -> None:
-        """Ends a pass early. It counts as complete if all of it was handed out."""
+        """Ends a pass early. It counts as complete if all its batches were handed out."""
         if self._current is source:
             if source.leave(self._batches, failed):
                 self._complete(source)
@@ -263,7 +264,7 @@ class DataLoader:
         """Starts a pass, at the position of a loaded state if there is one, and returns its batches."""
         steps = self._steps()
         if self._seed is None:
-            # With micro_batches all ranks have one seed, while the state of a thread's generator depends on its rank.
+            # With micro_batches all ranks need the same seed; the state of a thread's generator depends on the rank.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks with the same seed need different random numbers: their rank is mixed in.
         holder = self._sampler_of_rank()
@@ -329,7 +330,10 @@ def count_samples(batch: Any) -> int:
 
 
 class _Pass(Iterator[Any]):
-    """One pass of a loader, as its user sees it. It ends its workers when it is over, fails or is dropped."""
+    """One pass of a loader, as its user sees it.
+
+    When it fails, it ends its workers. When it is over or dropped, it ends them unless they are persistent.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader

@@ -52,7 +52,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     """Sample i is `(t[i] for t in tensors)`, as a tuple.
 
     tensors: (N, ...) each, with the same N; tensors, NumPy arrays, or other objects with `shape` that can be indexed
-    Raises: ArgumentError if there are none, or one has no `shape`; ShapeError if their first dimensions differ.
+    Raises: ArgumentError if there are none, or one has no `shape`; ShapeError if first dimensions differ or one is 0-d.
     """
 
     def __init__(self, *tensors: Any) -> None:
@@ -115,7 +115,7 @@ class StackDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         if type(self).__getitem__ is not StackDataset.__getitem__:
-            return [self[index] for index in indices]  # a subclass says what a sample is
+            return [self[index] for index in indices]  # a subclass defines what a sample is
         columns = [fetch_samples(dataset, indices) for dataset in self._each()]
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
 
@@ -124,7 +124,7 @@ class StackDataset(Dataset[Any]):
 
 
 class ConcatDataset(Dataset[T_co]):
-    """The samples of one dataset after those of another.
+    """The samples of several datasets, one dataset after the other.
 
     Raises: ArgumentError if there are no datasets, or if one is an IterableDataset.
     """
@@ -153,7 +153,7 @@ class ConcatDataset(Dataset[T_co]):
 
 
 class ChainDataset(IterableDataset[T_co]):
-    """The samples of one IterableDataset after those of another. Raises: ArgumentError if one is something else."""
+    """The samples of several IterableDatasets, one after the other. Raises: ArgumentError for any other dataset."""
 
     def __init__(self, datasets: Iterable[Dataset[T_co]]) -> None:
         self.datasets: list[Any] = list(datasets)
@@ -186,7 +186,7 @@ class Subset(Dataset[T_co]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         if type(self).__getitem__ is not Subset.__getitem__:
-            return [self[index] for index in indices]  # a subclass says what a sample is
+            return [self[index] for index in indices]  # a subclass defines what a sample is
         return fetch_samples(self.dataset, [self.indices[index] for index in indices])
 
     def __len__(self) -> int:

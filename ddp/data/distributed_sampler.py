@@ -29,7 +29,7 @@ _TAILS = ("pad", "drop", "exact")
 def count(left: int, rank: int, size: int, tail: str) -> int:
     """The number of samples that a rank takes, if `left` samples are left in the order.
 
-    `[count(7, rank, 3, "exact") for rank in range(3)] == [3, 2, 2]`, "pad" gives 3 to each, "drop" 2
+    `[count(7, rank, 3, "exact") for rank in range(3)] == [3, 2, 2]`; "pad" gives [3, 3, 3], and "drop" [2, 2, 2]
     """
     if tail == "exact":
         return max(0, -(-(left - rank) // size))
@@ -42,28 +42,28 @@ class DistributedSampler(IndexSampler):
     dataset: anything with a length, the same on every rank; or a sampler with a length, e.g. a WeightedRandomSampler:
     the ranks share its indices, in its order. The indices of a sampler of this package follow from (seed, epoch); its
     `generator`, and `shuffle`, are not used. A sampler of another class is iterated once an epoch on every rank, and
-    must give the same indices on all: it may draw from `ddp`, `numpy.random` or `random`, which are seeded from (seed,
-    epoch) meanwhile, or depend on the epoch alone: its `set_epoch(epoch)` is called if it exists
+    must give the same indices on all. If it has `set_epoch`, `set_epoch(epoch)` is called first. It may draw from
+    `ddp`, `numpy.random` or `random`: they are seeded from (seed, epoch) while it is iterated
     num_replicas, rank: the number of ranks, and this rank; None: those of `comm`
     shuffle: draw the order of each epoch anew, from (seed, epoch) alone; False: 0, 1, 2 and so on
     seed: the same on every rank
     drop_last: short for tail="drop"
     comm: the ranks; None: `collectives.init()`
-    tail: what happens to the last samples if there are not as many for every rank. "pad" (as in PyTorch) gives every
-    rank the same number by repeating samples from the beginning of the order; "drop" leaves the last samples out;
+    tail: what happens to the last samples if they cannot be divided evenly among the ranks. "pad" (as in PyTorch) gives
+    every rank the same number by repeating samples from the beginning of the order; "drop" leaves the last samples out;
     "exact" does neither, so that ranks' counts differ by one at most. With "exact" the DataLoader hands an empty batch
     to a rank that has run out, and `model.backward(loss_sum, weight=len(batch))` gives the gradient of the exact mean.
     None: "drop" if drop_last, else "pad"
-    micro_batches: how many a step has, on all ranks together; see `DataParallel`. A DataLoader's batch is one
-    micro-batch, and `tail` is about micro-batches instead of ranks. None: one per rank
+    micro_batches: the number of micro-batches of a step, on all ranks together; see `DataParallel`. A DataLoader's
+    batch is one micro-batch, and `tail` is about micro-batches instead of ranks. None: one per rank
 
     Every `iter` is one epoch, and the next one has an order of its own: `set_epoch` is not needed. An epoch that is
     left early is begun again by the next `iter`, unless a state is loaded first. In a DataLoader the epoch is over when
     its last batch was handed out, whatever was read ahead.
 
     The position is `epoch` and a cursor: how many samples of the epoch's order all ranks together have read. A state
-    that was saved at one number of ranks may be loaded at any other. With micro_batches it counts whole steps: a step
-    of which this rank has read only a part is read again.
+    that was saved at one number of ranks may be loaded at any other. With micro_batches the cursor counts whole steps:
+    a step of which this rank has read only a part is read again.
 
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks. With
     micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
@@ -116,9 +116,9 @@ class DistributedSampler(IndexSampler):
         self.micro_batches_of_rank = (
             None if micro_batches is None else micro_batches_of(micro_batches, self.rank, self.num_replicas)
         )
-        self._stride = micro_batches or self.num_replicas  # how many take turns in the order
+        self._stride = micro_batches or self.num_replicas  # ranks or micro-batches that take turns in the order
         self.epoch = 0
-        self._counted = False  # whether the end of a pass has set `epoch`, and not `set_epoch`
+        self._counted = False  # whether `epoch` was set at the end of a pass, rather than by `set_epoch`
 
     @property
     def num_samples(self) -> int:
@@ -211,7 +211,7 @@ class DistributedSampler(IndexSampler):
         self.epoch, self._counted = int(epoch), False  # int: json cannot write NumPy's integers
 
     def begin_again(self) -> None:
-        """Makes the next `iter` repeat the epoch of the last pass, even if a reader ahead has come to the end of it.
+        """Makes the next `iter` repeat the epoch of the last pass, even if a reader ahead has reached its end.
 
         Changes nothing if `set_epoch` or a loaded state has set the epoch since. A DataLoader calls this for a pass
         that was left early.
@@ -241,7 +241,7 @@ class DistributedSampler(IndexSampler):
         order = self._order(began)
         count_here = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(count_here)
-        return (order[places % length] if length else order,)  # past the end it begins again, to pad
+        return (order[places % length] if length else order,)  # past its end the order begins again, to pad
 
     def _order(self, began: State) -> Order:
         """The order of all ranks in the epoch of a pass."""
@@ -271,7 +271,7 @@ def draw(sampler: Any, seed: int, epoch: int) -> Order:
     """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
-    if isinstance(sampler, IndexSampler):  # it would draw a seed from its own generator
+    if isinstance(sampler, IndexSampler):  # otherwise it would draw a seed from its own generator
         sampler._loaded = {**sampler._next(draw=False), "seed": [seed, epoch]}
     numpy_state = np.random.get_state()
     python_state = random.getstate()

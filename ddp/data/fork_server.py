@@ -8,7 +8,7 @@ in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 by
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, so that it has
 imported their modules by the time that workers are wanted. It is replaced if it has ended, if a loader needs other
-modules, or if a module was loaded again; worker pools keep the server that forked them.
+modules, or if a module was loaded again; a worker pool keeps the server that forked its workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddp.data import worker
 from ddp.errors import ArgumentError, WorkerError
 from ddp.multiprocessing.connections import make_pipe
 
-_GRACE = 2.0  # s that workers have to finish their task after their pool is closed
+_GRACE = 2.0  # time (s) for workers to finish their task after their pool is closed
 
 # Variables that would make a worker join the job as a rank, or start MPI when a script that it imports uses it.
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")

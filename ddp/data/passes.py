@@ -101,8 +101,8 @@ class IndexBatches(Batches):
     def leave(self, handed: int, failed: bool) -> bool:
         """See the base class. If not all batches were handed out, the sampler begins this epoch again.
 
-        If all batches that were read were handed out, the sampler is asked for one more. It counts an epoch only when
-        it is exhausted, and without this request that would depend on how far this rank has read ahead.
+        If all batches that were read were handed out, the sampler is asked for one more. A sampler counts an epoch
+        only when it is exhausted; without this request, the count would depend on how far this rank has read ahead.
         """
         if not failed and handed == self._number and self._at_end():
             return True
@@ -140,7 +140,7 @@ class StreamBatches(Batches):
 
     def _start(self, worker: int) -> tuple[Any, Sequence[int]]:
         assert self.position is not None
-        # The worker's stream has ended. If its state were loaded, its next pass would begin at that end, too.
+        # The worker's stream has ended. If its state were loaded, the worker's next pass would begin at the end.
         if worker not in self.turns:
             return None, ()
         state = self.position["states"][worker]

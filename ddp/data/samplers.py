@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 State = dict[str, Any]  # of JSON values
 Order = np.ndarray[Any, Any]  # of int64
 
-# Indices converted to Python integers at once: those of a whole epoch would take four times the order's memory.
+# Number of indices converted to Python integers at once: all of an epoch would take four times the order's memory.
 _AT_ONCE = 4096
 _PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
 
@@ -30,7 +30,8 @@ class Sampler(Generic[T_co]):
     """Indices of a dataset in the order in which they are to be read: a subclass has `__iter__()`.
 
     It is resumed at its position if it also has `state_dict()`, `load_state_dict(state)`, and `state_after(state, n)`,
-    the state n indices after `state` in the same pass. Otherwise it is read again, and what was consumed is skipped.
+    the state n indices after `state` in the same pass. Otherwise a loader reads it from the beginning, and skips what
+    was consumed.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -60,8 +61,8 @@ def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) ->
 class IndexSampler(Sampler[int]):
     """A sampler of indices that knows where it is: its position is a cursor in an order.
 
-    Every `iter` begins one pass, after `load_state_dict` at the position of that state. A pass that is left early is
-    not continued: the next `iter` begins anew, unless a state is loaded first.
+    Every `iter` begins a pass. The first one after `load_state_dict` begins at the position of that state. A pass that
+    is left early is not continued: the next `iter` begins anew, unless a state is loaded first.
     """
 
     _stride = 1  # how far the cursor goes for each index
@@ -119,7 +120,10 @@ class IndexSampler(Sampler[int]):
         return {**state, "cursor": min(state["cursor"] + count * self._stride, self._span())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter` continue from this state. Raises: StateDictError for another dataset or sampler."""
+        """Makes the next `iter` continue from this state.
+
+        Raises: StateDictError for the state of another dataset or sampler.
+        """
         for name, own in self._fixed().items():
             if state_dict.get(name) != own:
                 raise StateDictError(
@@ -135,7 +139,7 @@ class IndexSampler(Sampler[int]):
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
-        """The values of a state that must be equal to this sampler's."""
+        """The values of this sampler, by name, that a state must have, too, to be loaded."""
         return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:
@@ -198,7 +202,10 @@ class _Drawn(IndexSampler):
         return state if self.generator is None else {**state, "generator": self.generator.snapshot().hex()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter` continue from this state. Raises: StateDictError for another dataset or sampler."""
+        """Makes the next `iter` continue from this state.
+
+        Raises: StateDictError for the state of another dataset or sampler.
+        """
         seed, snapshot = state_dict.get("seed"), state_dict.get("generator")
         if seed is not None:
             check_count(self, state_dict, "seed", 2**63 - 1)
@@ -227,7 +234,7 @@ class RandomSampler(_Drawn):
     """Indices in random order.
 
     data_source: a dataset with a length
-    replacement: every index is drawn from all, so that some come twice and others not at all
+    replacement: draw every index from all of them, so that some may come twice and others not at all
     num_samples: of a pass; None: as many as the dataset has. A larger number without replacement: several permutations
     of the dataset, one after the other
     generator: draws the seed of a pass; None: this thread's generator, which `ddp.manual_seed` seeds
@@ -292,7 +299,7 @@ class WeightedRandomSampler(_Drawn):
 
     weights: (N) numbers of at least 0, not all of them 0
     num_samples: the length of a pass
-    replacement: an index may be drawn again; False: each at most once
+    replacement: an index may be drawn again; False: each index is drawn at most once
     generator: draws the seed of a pass; None: this thread's generator
 
     Raises: ArgumentError for an invalid num_samples or invalid weights, and without replacement if fewer weights than
@@ -337,9 +344,9 @@ class BatchSampler(Sampler[list[int]]):
     Its position is the sampler's, if the sampler has one. If the last list is shorter, it ends the sampler's pass: the
     state after it is the beginning of the next pass.
 
-    All ranks make the same number of lists. If the sampler is a DistributedSampler with tail="exact", a rank that has
-    run out of samples makes empty lists, and `len()` counts them. If it has micro_batches, each list is a micro-batch,
-    and this rank's lists of a step follow each other.
+    If the sampler is a DistributedSampler, all ranks make the same number of lists. With tail="exact", a rank that has
+    run out of samples makes empty lists, and `len()` counts them. With micro_batches, all ranks make lists for the same
+    number of steps instead: each list is a micro-batch, and this rank's lists of a step follow each other.
 
     Raises: ArgumentError if batch_size is not a number above 0.
     """

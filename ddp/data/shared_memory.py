@@ -1,9 +1,9 @@
 """Memory that a loader shares with its workers: for their batches, and for the dataset that they start with.
 
-A worker takes one of its blocks, collates arrays into it, and sends the block's descriptor once; the
-consumer maps the block and makes arrays over the same memory. What holds the arrays (tuples, dicts, a class of the
-user's) is pickled with a number in the place of each array. When the last array over a block has gone, its `Lease`
-ends, and the worker may use the block again. So neither side allocates or faults pages in for each batch.
+A worker takes one of its blocks, collates arrays into it, and sends the block's descriptor once; the consumer maps the
+block and makes arrays over the same memory. The containers of the arrays (tuples, dicts, objects of the user's classes)
+are pickled with a number in the place of each array. When the last array over a block has gone, its `Lease` ends, and
+the worker may use the block again. So neither side allocates or faults pages in for each batch.
 
 The dataset and functions are pickled into one block, with large arrays behind the pickle. Every worker maps it for
 itself: workers share its pages as long as they only read. A page that a worker writes becomes its own, as after a fork.
@@ -77,7 +77,7 @@ class BatchWriter:
         self._blocks: list[Block] = []
         self._free: list[int] = []
         self._slot: int | None = None  # of the batch that is being made
-        self._used = 0  # bytes of its block
+        self._used = 0  # bytes of its block that are in use
         self._usual = 0  # bytes of the largest batch so far
 
     def begin(self, returned: Iterable[int] = ()) -> None:
@@ -189,7 +189,10 @@ class BatchReader:
         return slots
 
     def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
-        """Returns the batch, its arrays over the worker's memory. fd: of a block that is new here; it is closed."""
+        """Returns the batch. fd: of a block that is new here; it is closed.
+
+        Its arrays lie in the worker's block, or are copies if the consumer holds more than `_HELD` blocks.
+        """
         slot, new, leaves, content = batch
         lease = Lease()
         if slot is not None:
@@ -312,7 +315,7 @@ def load_payload(fd: int, layout: Layout) -> Any:
 
 class _PayloadPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Pickles a mapped array as the path of its file, to be mapped again; if that is not known, as its content."""
+        """Pickles a mapped array as the path of its file, which is mapped again; or else as its content."""
         if type(obj) is not np.memmap or not obj.flags.c_contiguous or not obj.size:
             return NotImplemented
         whole: Any = obj

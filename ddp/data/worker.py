@@ -42,7 +42,7 @@ from ddp.errors import ArgumentError
 from ddp.multiprocessing.connections import SharingConnection
 from ddp.multiprocessing.processes import format_error
 
-_GRACE = 0.2  # s that workers have to end by themselves after the training process has ended
+_GRACE = 0.2  # time (s) for workers to end by themselves after the training process has ended
 _LONG = 1024  # bytes; a longer result is sent as a file in memory
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # looked up once, in the server
@@ -130,7 +130,7 @@ def serve(requests_fd: int) -> None:
 def _report_exits(statuses: dict[int, int]) -> None:
     """Writes the exit codes of ended workers to their sockets.
 
-    Signals call it, so a call may be interrupted by another one.
+    A signal handler calls it, so a call may be interrupted by another one.
     """
     for pid in list(statuses):
         with contextlib.suppress(ChildProcessError):  # the other call has waited for it

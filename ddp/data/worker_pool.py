@@ -46,7 +46,7 @@ class WorkerPool:
             args = (child_end, number, count, (SentFd(block), payload.layout), payload.needs_script, environ)
             with child_end:
                 self._processes.append(WorkerProcess(server, args))
-        payload.write()  # while they are forked
+        payload.write()  # while the server forks them
         for process in self._processes:
             process.wait_for_start()
         self._readers = [BatchReader() for _ in range(count)]
@@ -73,9 +73,9 @@ class WorkerPool:
             self._connections[worker].post(pickle.dumps(message, 5), [])
 
     def receive(self, worker: int) -> FetchResult:
-        """The result of a worker's oldest task.
+        """Waits for the result of a worker's oldest task, and returns it.
 
-        Raises: WorkerError if there was an exception in the worker, it died, or takes longer than the time limit.
+        Raises: WorkerError if the worker raised an exception, died, or takes longer than the time limit.
         """
         result = self._take(worker)
         if result.failure is not None:
