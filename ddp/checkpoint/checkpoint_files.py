@@ -91,7 +91,7 @@ class TensorEntry(NamedTuple):
 
     @classmethod
     def decode(cls, value: Any) -> TensorEntry:
-        """Makes an entry of the nested lists that JSON has in its place."""
+        """Makes an entry from the nested lists by which JSON represents it."""
         dtype, shape, pieces = value
         return cls(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
 
@@ -147,7 +147,7 @@ def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, T
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of a manifest's file."""
+    """Encodes a manifest as the bytes of its file."""
     rest = json.dumps({**_FORMAT, **manifest._asdict()}, separators=(",", ":"))[1:].encode() + b"\n"
     return b'{"sha256":"%b",' % hashlib.sha256(rest).hexdigest().encode() + rest
 
@@ -237,12 +237,12 @@ def write_shard(
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder. All functions of this module take paths or URLs. Raises: OSError, as they all do."""
+    """The names in a folder. All functions of this module that take a path take a URL, too. Raises: OSError."""
     return remote_files.list_names(path) if is_url(path) else os.listdir(path)
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or folder at that path."""
+    """Whether there is a file or folder at this path."""
     return remote_files.exists(path) if is_url(path) else os.path.exists(path)
 
 
@@ -258,7 +258,7 @@ def write_file(path: str, chunks: Iterable[memoryview]) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     written = 0
     started = 0
-    # The block also holds the close, at which a network file system may report that it is full.
+    # The block includes closing the file: a network file system may report only then that it is full.
     with os.fdopen(fd, "wb", _SMALL) as file:
         for chunk in chunks:
             written += file.write(chunk)

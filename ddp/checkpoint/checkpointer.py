@@ -1,7 +1,7 @@
 """`Checkpointer`: saves and restores the state of training, and continues the loop at the same batch.
 
 Whether a save is due depends only on what all ranks know: the number of the step, and the requests that they exchanged
-in the last synchronized backward. So all ranks decide the same, without a call."""
+in the last synchronized backward. So all ranks decide the same, without another collective."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class Checkpointer:
         self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
         self._loaded = False
         self._loader_state: Any = None  # to be loaded into the loader of `resume`
-        self._restored: Restorer | None = None  # that of the last `load`, until the loop begins
+        self._restored: Restorer | None = None  # the Restorer of the last `load`, until the loop begins
         self._in_step = False  # the loop's body is running, and its step is not counted yet
         self._left_early = False  # a loop was left before its end
         self._stepped = False  # an optimizer has made a step for this batch
-        self._due = False  # all ranks are to save, after the end of an accumulation
+        self._due = False  # all ranks are to save; during an accumulation, after its end
         self._saved_time = 0.0  # when the last save of the loop began
         self._closed = False
         self._resizable = False  # the launcher has been told that the job can be resized during this loop
@@ -142,14 +142,14 @@ class Checkpointer:
         First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
         step: after it, `step` is incremented, and the state is saved if a save is due. If a rank was asked to stop
         (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. They also leave
-        after a step if `ddp-launch --resize` asks for another number of ranks, and these continue. After the last pass
-        the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch counts as
-        a step, and another loop continues after it.
+        after a step if `ddp-launch --resize` asks for another number of ranks, and the new ranks continue. After the
+        last pass the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch
+        counts as a step, and another loop continues after it.
 
         During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
-        Raises: DtypeError if the loader lacks one of these; CheckpointError from a save, on all ranks; SystemExit to
-        stop.
+        Raises: DtypeError if the loader lacks such a method or `epoch`; CheckpointError from a save, on all ranks;
+        SystemExit to stop.
         """
         methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
         missing = [name for name in methods if not hasattr(loader, name)]
@@ -211,8 +211,8 @@ class Checkpointer:
         In the body of `resume` it is saved as the state of the next step, because the loader has counted the batch. So
         call it after the optimizer's step.
 
-        Raises: CheckpointError on all ranks, also if an earlier save in the background has failed; ArgumentError, with
-        its name, for state that a checkpoint cannot hold.
+        Raises: CheckpointError on all ranks, also if an earlier save in the background has failed; ArgumentError,
+        naming the place, for a value that a checkpoint cannot hold.
         """
         self._raise_if_closed()
         self._end_saving()
@@ -377,7 +377,7 @@ class Checkpointer:
         self._requests.requested[HOLD] = False
 
     def _hold(self, captured: Captured | None = None) -> None:
-        """Copies the state to memory. captured: what this rank writes, if it is known"""
+        """Copies the state to memory. captured: what this rank writes; None: the state as it is now"""
         if self._memory is None:  # an earlier copy has failed on this rank alone
             raise CheckpointError("this rank does not copy its state to memory any more")
         node = (self._comm.local_rank, self._comm.local_size)
@@ -387,7 +387,7 @@ class Checkpointer:
         """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
         ranks = self._store.ranks
         captured = None
-        if self._copying and self._memory is not None:  # on all ranks or on none: with copies, a write fails on all
+        if self._copying and self._memory is not None:  # the same on all ranks: with copies, a write fails on all
             captured = state_memory.capture_with_copies(self._training, ranks, self._memory)
         ranks.run_on_all_ranks(state_memory.FAILED, lambda: self._hold(captured))
         world.report(held=self._reached)
@@ -525,7 +525,7 @@ class Checkpointer:
         else:
             self._hold_due |= requests.received[HOLD] == self._comm.size
         if self._accumulating():
-            return  # the requests stay received until after the next step
+            return  # the requests are kept, and served when the accumulation has ended
         if requests.received[STOP] or self._leaving:
             self.stop()
         if self._due and self._saving is None:
@@ -572,7 +572,7 @@ class Checkpointer:
 
 
 def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, user: Any) -> TrainedObjects:
-    """The objects of a Checkpointer. Raises: DtypeError for objects of other types."""
+    """Checks and collects the objects of a Checkpointer. Raises: DtypeError for objects of other types."""
     if model is not None and not isinstance(model, Module):
         raise DtypeError(f"Checkpointer: model is a Module or a DataParallel, not {type(model).__name__}")
     optimizers = _as_list(optimizer)

@@ -2,8 +2,9 @@
 
 A second job would remove checkpoints that the first still needs. The lock is an flock, which the system releases when a
 process is killed. Some network file systems have no flock, or one for each host (NFS with `local_lock=flock`). There a
-second job can save, too. It destroys nothing, because the name of an incomplete folder contains a random token, but
-`keep` then counts the checkpoints of both jobs."""
+second job can save, too, and `keep` counts the checkpoints of both jobs. Their saves do not write to the same folder,
+because the name of an incomplete folder contains a random token. Without flock, incomplete folders are not removed:
+they may be the other job's. With one flock for each host they are removed, and the other job's save fails."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _log = logging.getLogger("ddp.checkpoint")
 class FolderLock:
     """Rank 0's lock on a folder, held until `close` or until this process ends, even if it is killed.
 
-    exclusive: True if no other job can use the folder; False if the file system has no locks
+    exclusive: whether the folder is locked; False at a URL, and if the file system has no locks
     """
 
     def __init__(self, folder: str) -> None:

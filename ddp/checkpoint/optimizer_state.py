@@ -2,8 +2,8 @@
 
 Both are saved as (parameter, start, stop, state of these elements), so that either can be loaded into the other, on any
 number of ranks. Parameters are saved by number, as in every optimizer's state dict, together with their names in the
-model. By these names they are found in an optimizer that has them in another order, and an optimizer of another model
-is recognized."""
+model. The names match parameters that an optimizer has in another order, and show that an optimizer is of another
+model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ class SavedOptimizer:
                 known.append(piece)
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Raises: StateDictError, with names, if the optimizer is of another class or has other parameters."""
+        """Checks that the optimizer is of the saved class and has the same parameters.
+
+        Raises: StateDictError, with names, if it is not.
+        """
         saved = self._described
         kind = _kind(optimizer)
         if saved["kind"] != kind:

@@ -48,7 +48,7 @@ def list_names(url: str) -> list[str]:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at that URL."""
+    """Whether there is a file or folder at this URL."""
     with _file_system(url) as (system, path):
         try:
             system.info(path)  # unlike `system.exists`, it raises for storage that cannot be reached

@@ -1,8 +1,9 @@
 """Restores a checkpoint. Everything is checked before anything is changed.
 
-On the number of ranks that saved it, every rank gets back its own state. On another number, rank r gets the own state
-of rank r % size. Exceptions are the random numbers of additional ranks, which are seeded anew, and the residuals of
-communication hooks, which are divided again. `load_model` restores the model alone, in one process."""
+If as many ranks load a checkpoint as saved it, every rank gets back its own state. Otherwise rank r gets the own state
+of rank r % n, if n ranks saved it. Exceptions are the loader's state, which is rank 0's, the random numbers of
+additional ranks, which are seeded anew, and the residuals of communication hooks, which are divided again. `load_model`
+restores the model alone, in one process."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
 
 
 class Restorer:
-    """Loads one checkpoint into the objects of one rank. rank, size: of the ranks that load it"""
+    """Loads one checkpoint into the objects of one rank. rank, size: this rank, and the number of ranks that load it"""
 
     def __init__(self, saved: Saved, training: TrainedObjects, rank: int, size: int, strict: bool) -> None:
         self._saved = saved
@@ -67,7 +68,11 @@ class Restorer:
         self.notes: list[str] = []  # for a warning: what differs from the state that was saved
 
     def check(self) -> None:
-        """Raises: StateDictError, with names, if the checkpoint does not fit the objects. Changes nothing."""
+        """Checks whether the checkpoint fits the objects. Changes nothing.
+
+        Raises: StateDictError, with names, if it does not and `strict` is set; CheckpointError if no Checkpointer wrote
+        it.
+        """
         state = self._saved.state
         if not isinstance(state, dict) or state.keys() != PARTS:
             raise CheckpointError(f"{self._saved.path} was not written by a Checkpointer: open it with open_checkpoint")
@@ -262,7 +267,7 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
-    # A single checkpoint is verified as it is read; of several, all bytes are verified first, to find an undamaged one.
+    # A single checkpoint is verified as it is read. Several are verified whole first, to find an undamaged one.
     single = exists(os.path.join(path, MANIFEST_FILE))
     saved: Any = open_checkpoint(path) if single else find(RankGroup(), path)
     if saved.state["model"] is None:

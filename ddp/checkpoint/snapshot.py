@@ -35,8 +35,8 @@ _REST = 0.2
 class Snapshot:
     """A copy of the state. `copy` completes it.
 
-    later: ids of the versions of tensors that only a step changes, which `copy` copies; buffers: memory by name, used
-    again for the copies
+    later: ids of the versions of tensors that only a step changes: `copy` copies them; buffers: memory of earlier
+    copies by name, which is used again
     arrays: the copies on the host, by name, complete once `copied` is set; intact: False if a tensor was changed
     before its copy was complete
     """
@@ -74,7 +74,7 @@ class Snapshot:
         self._compare_versions()
 
     def wait(self) -> None:
-        """Returns when everything has been copied, and may be changed. Called in the training thread."""
+        """Waits until everything has been copied, so that it may be changed. Called in the training thread."""
         self.copied.wait()
         self._compare_versions()
 
@@ -116,7 +116,7 @@ _NICE = 19
 
 
 class BackgroundSave:
-    """A save that runs in a thread. The process waits for it before it ends.
+    """A save that runs in a thread. The process waits for the save before it ends.
 
     write: `Store.write` with all arguments but `ready`; done: called at the end
     """

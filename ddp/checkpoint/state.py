@@ -91,7 +91,7 @@ def user_state(user: Any) -> Any:
 
 
 def missing_user_state(user: Any, saved: JSON) -> list[str]:
-    """The user's objects without a saved state: `["user.ema"]`. saved: the encoded `user_state`, None: nothing"""
+    """The user's objects without a saved state: `["user.ema"]`. saved: the encoded `user_state`; None: there is none"""
     if hasattr(user, "load_state_dict"):
         return ["user"] if saved is None else []
     known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
@@ -148,7 +148,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
 class TrainedObjects:
     """The objects that training changes.
 
-    model: a Module, a DataParallel, or a Module that contains some; parallel: the DataParallel modules in it, in order
+    model: a Module, which may be a DataParallel or contain some; parallel: the DataParallel modules in it, in order
     user: a dict, or an object with a state_dict; loader: the argument of `resume`
     began: the loader's epoch at the start of the pass that is being made; None: no pass is being made
     """

@@ -6,7 +6,7 @@ them is always complete. A slot consists of
 
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
     header     format, job, and the fields of `Stamp`
-    arrays     from byte 4096 on, each at a multiple of 64: first this rank's part of what is equal on all ranks
+    arrays     from the second page on, each at a multiple of 64: first this rank's part of what is equal on all ranks
     arrays     from byte `own_at` on: those of this rank alone, and copies of pieces of ranks on other nodes
     text       the ranks whose pieces are copied here; then JSON: the rest of the state, and the positions of the arrays
 
@@ -73,7 +73,7 @@ class Stamp(NamedTuple):
 
     owner: a hash that identifies the Checkpointer; start: which start of the job wrote it, from 0
     node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
-    sharded: whether this rank holds a part of an optimizer's state that no other rank has
+    sharded: whether this rank holds pieces of a sharded optimizer, or ranks hold copies of such pieces
     own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
     copied: the ranks on other nodes whose pieces are copied in this slot; the text begins with them
     """
@@ -252,7 +252,7 @@ class StateMemory:
         On another host, PID may be of another process, or of none.
         """
         name = f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}"
-        if os.readlink(path).startswith(name):  # to open a terminal or a pipe of another process has effects
+        if os.readlink(path).startswith(name):  # opening another process's terminal or pipe would have side effects
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             # By now the path may be of another file.
             if os.readlink(f"/proc/self/fd/{fd}").startswith(name) and os.fstat(fd).st_uid == os.geteuid():
@@ -322,7 +322,7 @@ class StateMemory:
             step=step,
             node=comm.node,
             node_size=comm.local_size,
-            # Copies are made only of a sharded optimizer, of which this rank may have no part.
+            # Copies are made only if an optimizer is sharded. This rank may have no piece of it.
             sharded=bool(captured.pieces) or "copied" in captured.own_state,
             own_at=[*starts, text_at][count],
             text_at=text_at,
@@ -342,7 +342,8 @@ class StateMemory:
     def newest(self, ranks: RankGroup, same_pieces: bool = True) -> SavedInMemory | None:
         """The newest complete state of earlier starts; None if there is none. Collective.
 
-        same_pieces: whether each rank, if their number is unchanged, needs the same pieces of a sharded optimizer again
+        same_pieces: whether each rank needs the same pieces of a sharded optimizer again if the number of ranks is
+        unchanged
 
         Every state of a later start of the job is newer than all states of earlier starts.
 
@@ -516,7 +517,7 @@ def offered() -> bool:
 
 
 def take(owner: str, comm: Communicator) -> StateMemory:
-    """The launcher's memory, for the Checkpointer of the folder `owner`. Raises: OSError as `StateMemory` does."""
+    """Opens the launcher's memory for the Checkpointer of the folder `owner`. Raises: OSError as `StateMemory` does."""
     world_comm = joined()
     assert world_comm is not None
     start = int(os.environ.get(world.ATTEMPT, "0"))

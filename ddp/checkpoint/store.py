@@ -68,7 +68,7 @@ class Store:
     folder: is made if it does not exist; all ranks must see the same one. Or a URL of fsspec, "s3://bucket/run", which
         cannot be locked: only one job may save there
     comm: the ranks' communicator. Calls go over a duplicate of it; one thread of each rank at a time may make them
-    keep: how many undamaged checkpoints are kept when another has been written, at least 1; None: all
+    keep: number of checkpoints that remain after a save, at least 1; damaged ones do not count; None: all
 
     Raises: CheckpointError on every rank if ranks see different folders, another job uses the folder, or it cannot be
     written to; ArgumentError for an invalid `keep` or an empty name.
@@ -109,7 +109,8 @@ class Store:
     ) -> Path | str | None:
         """Writes a checkpoint. Returns its folder, once it exists for all ranks.
 
-        step: the same on all ranks; tensors: the NumPy arrays that this rank writes, by names that no other rank uses
+        step: the same on all ranks; tensors: the NumPy arrays that this rank writes, by name; only pieces may
+            have a name that another rank uses
         state, own_state: JSON values. The state of rank 0 is saved, and the own_state of every rank
         pieces: by name, (start, stop, shape) of each array that is a one-dimensional piece: elements start to stop, in
             C order, of a tensor of this shape. Other ranks write the tensor's other pieces under the same name
@@ -230,7 +231,7 @@ class Store:
         return unfinished, path
 
     def _commit(self, unfinished: str, path: str, manifest: files.Manifest) -> None:
-        """Writes the manifest, syncs it to the disk and renames the folder, except at a URL."""
+        """Writes the manifest, syncs it to the disk and, except at a URL, renames the folder."""
         file = os.path.join(unfinished, files.MANIFEST_FILE)
         data = memoryview(files.encode_manifest(manifest))
         most = files.MOST_MANIFEST_BYTES
