@@ -1,13 +1,14 @@
 """Saves and loads objects in the safetensors format: a JSON header and the raw bytes of tensors. No code is loaded.
 
 The library of that name is not used: for NumPy it has no bfloat16, its errors do not name the file, and importing it
-takes longer than importing NumPy. The tests compare the two. An object that is not a plain dict of tensors is described
-by JSON in the header's metadata:
+takes longer than importing NumPy. The tests compare its files with ours. An object that is not a plain dict of tensors
+is described by JSON in the header's metadata:
 
     "structure"   as `ddp.serialization.structure` encodes it. A module is
                   {"module": ["package.module:Class", {"dict": its attributes}]}. Attributes may also be {"set": [...]},
                   {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]}.
-                  {"same_module": n} is a module that appears again: n counts the descriptions that end before its own
+                  {"same_module": n} is a module that appears again: n is the number of descriptions that end before the
+                  module's own
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format

@@ -1,7 +1,7 @@
 """Converts objects to safetensors and back. Tensors are named by their path in the object.
 
-A file may name classes and functions. A name is looked up in `ddp.nn` and among the names that the reader has listed:
-a file can neither import nor call anything."""
+A file may name classes and functions. A name is looked up among the layers and functions of this package, and among
+those that the reader has listed: a file can neither import nor call anything."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reference(value: Any) -> str:
 
 
 def look_up(name: str) -> Any:
-    """The class or function of that name; None if files may not name it."""
+    """The class or function of this name; None if files may not name it."""
     module, _, attribute = name.partition(":")
     if module in _PUBLIC or module.startswith(_OURS):
         value: Any = getattr(sys.modules.get(module), attribute, None)

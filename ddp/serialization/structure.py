@@ -61,7 +61,7 @@ def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JS
     """Encodes `value` as JSON. Its arrays are given to `keep`, under `name` and their path inside the value.
 
     other: encodes values of all other types
-    Raises: ArgumentError, with the path, for what cannot be encoded.
+    Raises: ArgumentError, with the path, for a value that cannot be encoded.
     """
     if isinstance(value, TensorBase):
         return {"tensor": keep(name, value.array, value)}
@@ -110,7 +110,7 @@ class Decoder:
         self.fetch = fetch
 
     def tensor(self, name: str) -> Any:
-        """The tensor that is stored under that name."""
+        """The tensor that is stored under this name."""
         return wrap(self.fetch(name), CPU)
 
     def other(self, tag: str, inner: JSON) -> Any:
