@@ -1,4 +1,4 @@
-"""Training on many devices: `DataParallel` and what it is made of; collectives that autograd sees.
+"""Training on many devices: `DataParallel` and its parts; collectives that autograd sees.
 
 The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s says how that sum
 changes with rank s's x. Forward and backward are each one collective, and each is the adjoint of the other:

@@ -72,7 +72,7 @@ def weight_of(weight: Any) -> float:
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """Warns once of all arguments that have no effect. Raises: TypeError for arguments that do not exist."""
+    """Warns of all arguments that have no effect, in one warning. Raises: TypeError for arguments that do not exist."""
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
         raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")

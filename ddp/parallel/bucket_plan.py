@@ -83,7 +83,7 @@ def plan_buckets(
 
     nbytes: each gradient's size, in the order of the forward pass: backward makes the last one first
     cap: bytes that a bucket holds at most; a larger gradient gets a bucket of its own
-    first: the cap of the first bucket; None: the same
+    first: the cap of the first bucket; None: `cap`
     kinds: gradients of different kinds (dtypes) never share a bucket; None: all are of one kind
     order: the gradients in the order in which they are complete; None: the last first
     Returns: the gradients' indices, each once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`

@@ -44,7 +44,7 @@ class BucketAssignment:
     """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
 
     parameters: the number of the parameter of each gradient in the buckets
-    bucket_of: each parameter's bucket, None if it has none (it is frozen, or no rank uses it)
+    bucket_of: each parameter's bucket; None: it was frozen when the model was wrapped, and no rank has used it since
     """
 
     def __init__(self, plan: Plan, names: Sequence[str], leaves: Sequence[Leaf], comm: Communicator) -> None:

@@ -89,7 +89,10 @@ class ParameterCheck:
         self._seen = registration_count()
 
     def check(self) -> None:
-        """Looks for new parameters, if any module has got a part since the last check. Raises: ParallelError."""
+        """Looks for new parameters, if any module has got a parameter, buffer or child since the last check.
+
+        Raises: ParallelError if there is one.
+        """
         now = registration_count()
         if now == self._seen:
             return

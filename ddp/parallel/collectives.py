@@ -6,7 +6,8 @@ record a node, and the result requires grad on all of them. The message also con
 backward needs. Under `no_grad` nothing is exchanged or recorded.
 
 The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, at the same
-time as DataParallel's reductions and calls of the user. On one communicator their order would differ between ranks.
+time as DataParallel's reductions and calls of the user. If all these shared one communicator, their
+order would differ between ranks.
 """
 
 from __future__ import annotations

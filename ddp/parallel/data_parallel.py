@@ -60,7 +60,8 @@ class DataParallel(Module):
     a notebook's cell runs twice, replaces the first wrapper: gradients are cleared, and using the first wrapper raises.
 
     With `micro_batches=V` each forward and backward computes one micro-batch of a `DistributedSampler(dataset,
-    micro_batches=V)`. This rank's last one in a step leaves the mean over all V; before it, `accumulating` is True:
+    micro_batches=V)`. The backward of this rank's last micro-batch in a step leaves the mean over all V; before it,
+    `accumulating` is True:
 
         for x, t in loader:
             F.cross_entropy(model(x), t).backward()
@@ -226,7 +227,7 @@ class DataParallel(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module. In training it first broadcasts buffers, if they are due.
 
-        Raises: ParallelError if the parameters of the module have changed since it was wrapped, or after `close`.
+        Raises: ParallelError if the module has got a parameter since it was wrapped, or after `close`.
         """
         self.check_open()
         self._parameters_check.check()
@@ -251,11 +252,11 @@ class DataParallel(Module):
         return result
 
     def backward(self, loss_sum: Tensor, weight: float) -> None:
-        """Backward of a sum over `weight` samples (or tokens). Gradients become sum of gradients / sum of weights.
+        """Runs backward from a sum over `weight` samples. Gradients become sum of gradients / sum of weights.
 
         loss_sum: (), the sum of the losses on this rank, not their mean. If no parameter was used for it, this rank
         contributes zeros
-        weight: the number of samples, 0 for an empty batch; weights add up over `no_sync()`
+        weight: the number of samples (or tokens), 0 for an empty batch; weights add up over `no_sync()`
 
         Raises: ParallelError if there still are gradients of an earlier synchronized backward, if other ranks call
         `loss.backward()` instead, or if the weight is negative.
@@ -308,7 +309,7 @@ class DataParallel(Module):
         throw_on_early_termination: raise on all ranks when the first one is out of data
         optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
-        Raises: ParallelError for a model with a ZeroOptimizer; EarlyStop, a ParallelError, with
+        Raises: ParallelError for a model with micro_batches or a ZeroOptimizer; EarlyStop, a ParallelError, with
         throw_on_early_termination.
         """
         self.check_open()

@@ -54,7 +54,7 @@ class Exchange:
         """Called whenever a gradient is complete: continues reductions of several steps, without waiting."""
 
     def finish(self) -> None:
-        """Waits until every bucket is reduced. Raises: the error of the first that failed, with its name."""
+        """Waits until every bucket is reduced. Raises: the error of the first bucket that failed, with its name."""
         for index, work in enumerate(self._works):
             with error_context(self._buckets.describe(index)):
                 work.wait()

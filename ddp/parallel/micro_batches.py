@@ -6,7 +6,7 @@ compute one more than the others. Everything that otherwise depends on the rank 
 Order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: first 2k and 2k + 1, then
 blocks of two, of four and so on. If V is not a power of two, a block without a neighbour stays as it is, and is added
 later to a larger block. A rank adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded
-up, beside the gradient (up to two more if V is above 48, depending on where its part begins):
+up, beside the gradient (a few more if V is above 48, depending on where its part begins):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
     sums of each rank   (0 + 1), 2             3, (4 + 5)             (6 + 7)
@@ -14,9 +14,9 @@ up, beside the gradient (up to two more if V is above 48, depending on where its
 
 Exchange. In the backward of a rank's last micro-batch, each full bucket completes the rank's own blocks. Each rank then
 sums one part of the bucket: it receives this part of all blocks by an all-to-all, adds them in the order of the tree
-and scales the sum. An all-gather joins the parts. If each rank has one block and all blocks are equally long, this is
-`all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Otherwise buckets go
-through these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
+and scales the sum. An all-gather joins the parts. If each rank has one block and all but the last are equally long,
+this is `all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Otherwise
+buckets go through these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
 
 Random numbers are seeded by step and micro-batch. Batch norm normalizes by the statistics of one micro-batch. At the
 end of a step the ranks exchange these statistics, and each updates its running statistics by all of them, in the order
@@ -218,10 +218,10 @@ _latest = _Latest()
 def begin_micro_batch(first: bool) -> None:
     """Seeds this thread's random numbers for the next micro-batch of the model that it wrapped last, if any.
 
-    A DataLoader calls it before it returns a micro-batch, so that random numbers drawn since the last one do not change
-    it. first: whether it is the first micro-batch of a step
+    A DataLoader calls this before it returns a micro-batch, so that the micro-batch does not depend on random numbers
+    that were drawn before. first: whether it is the first micro-batch of a pass
 
-    Raises: ParallelError if it is the first one, but the model is in the middle of a step.
+    Raises: ParallelError if a pass begins while the model is in the middle of a step.
     """
     micro_batches = _latest.reference()
     if micro_batches is None:
@@ -290,7 +290,7 @@ class MicroBatches:
         deferred.records = self._records
 
     def end_backward(self) -> None:
-        """Called after a backward."""
+        """Called after a backward. Batch norms no longer record for this model."""
         if deferred.records is self._records:
             deferred.records = self._outer
 
@@ -359,7 +359,7 @@ class MicroBatches:
         return {"count": self.count, "seed": self.seed, "step": self.step, "machine": machine()}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continues from that state, on any number of ranks. Warns if the last bits may differ on this machine.
+        """Continues from this state, on any number of ranks. Warns if the last bits may differ on this machine.
 
         Raises: ParallelError if the state has another number of micro-batches.
         """

@@ -210,7 +210,9 @@ def _seconds(comm: Communicator, array: Any) -> float:
 
 
 class ArrivalTimer:
-    """Measures when gradients are complete, in the first backwards. count: the number of gradients; device: theirs
+    """Measures when gradients are complete, in the first backwards.
+
+    count: the number of gradients; device: the gradients' device
 
     On a GPU the host runs ahead, so times are events in the stream. Reading them waits for the device.
     """

@@ -154,7 +154,7 @@ class Reducer:
             self._start(reached, [index in used for index in range(len(self.leaves))], self.gradients.weights.weight)
 
     def ready(self, leaf: Leaf) -> None:
-        """Called when the leaf's gradient is complete in its grad_buffer. Launches its bucket if that is full now."""
+        """Called when a leaf's gradient is complete in its grad_buffer. Launches full buckets, in the plan's order."""
         if not self._reducing:
             return
         index = self._index[leaf]
@@ -300,7 +300,7 @@ class Reducer:
                 self.end()
 
     def join_no_op(self, weight: float) -> None:
-        """Takes part in a backward of the other ranks without gradients. weight: of this rank"""
+        """Takes part, without gradients, in a backward of the other ranks. weight: of this rank"""
         self.check_usable()
         self.gradients.begin(set())
         for index, leaf in enumerate(self.leaves):

@@ -93,11 +93,11 @@ class Stats:
     """The steps of one period, on one rank. Times are host times in milliseconds, means over the steps.
 
     rank, size: this rank, and the number of ranks; steps: how many synchronized backwards are counted, at most 1,000
-    step: from the end of one backward to the end of the next; None, like `other`, before there are two
+    step: from the end of one backward to the end of the next; None, as `other` is, before there are two steps
     forward: the last forward before each backward; None if the model was not called
     backward: from its begin until its last node has run
     communication: time in which some bucket was launched and not yet reduced, on the wire or waiting for a rank
-    hidden: the part of it in which backward computed; both are None if the exchange does not record it
+    hidden: the part of `communication` in which backward computed; both are None if the exchange does not record times
     exposed: time from the last node of backward until all buckets were reduced
     other: the rest of a step: data, loss, optimizer, logging
     buckets: of the current plan, in launch order; None for what is not known
@@ -139,7 +139,10 @@ class Stats:
         return self.hidden / self.communication if self.communication and self.hidden is not None else None
 
     def summary(self) -> str:
-        """`200 steps of 45.2 ms: forward 12.1, backward 24.0, exposed communication 3.1 (of 18.4, 83 % hidden), ...`"""
+        """The statistics in one line.
+
+        `200 steps of 45.2 ms: forward 12.1, backward 24.0, exposed communication 3.1 (of 18.4, 83 % hidden), ...`
+        """
         if self.steps == 0:
             return "no step"
         parts = []
@@ -249,7 +252,7 @@ class Timeline:
         step_trace.register(self)
 
     def set_buckets(self, buckets: Buckets) -> None:
-        """Takes the buckets of later backwards."""
+        """Sets the names and sizes of the buckets of later backwards."""
         names = (tuple(buckets.names[index] for index in members) for members in buckets.members)
         self._contents = tuple(zip(names, (int(buffer.nbytes) for buffer in buckets.memory.buffers), strict=True))
 

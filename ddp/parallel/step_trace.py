@@ -71,7 +71,7 @@ class Step:
         if self.forward is not None and self.forward[1] <= self.begun:
             ends = [("forward", self.forward[1]), ("loss", self.begun), *ends]
             start = self.forward[0]
-        # A forward may have begun in the step before: its phase begins where that one ended.
+        # A forward may have begun in the step before. Its phase begins when that step has ended.
         begin = self.since or start
         for name, end in [("other: data, optimizer, logging", start), *ends]:
             if end > begin:
@@ -79,7 +79,7 @@ class Step:
                 begin = end
 
     def communication(self) -> tuple[float, float] | None:
-        """(nanoseconds in which some bucket was being reduced, those in which backward computed); None if not known."""
+        """(nanoseconds in which some bucket was being reduced, the part of it beside backward); None if not known."""
         spans = [span for span in self.times if span is not None]
         hidden = [(begin, min(end, self.computed)) for begin, end in spans]
         return (covered(spans), covered(hidden)) if spans else None

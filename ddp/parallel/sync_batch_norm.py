@@ -213,7 +213,10 @@ class _SyncBatchNormBackward:
         return gradients
 
     def record_backward(self, node: Node, g: Tensor | None, needs: Any) -> Any:
-        """Gradients with a graph. That of x is computed even if only other ranks need theirs."""
+        """Returns gradients with a graph.
+
+        The gradient of x is computed even if only other ranks need the gradient of their x.
+        """
         from ddp._tensor.create_graph import run_reference  # imported late: few trainings need it
 
         return run_reference(node, self._op, tied(node, node.saved[1], g), (True, *needs[1:]))

@@ -36,8 +36,8 @@ result when that is complete; meanwhile backward goes on. (In a hook, never call
 - `bucket.names` and `bucket.gradients` (views of the buffer) are the parameters' names and gradients, `bucket.used`
   says whether any rank used each parameter in this step. Plans change after the first steps: keep state by name, not by
   `bucket.index`.
-- A hook with a `state_dict` serves one model at a time. Its attribute `same_on_all_ranks`, a dict of settings if it has
-  one, is compared between ranks when a model is wrapped.
+- A hook with a `state_dict` serves one model at a time. If a hook has an attribute `same_on_all_ranks`, a dict of
+  settings, ranks compare it when a model is wrapped.
 - A Work keeps its arrays alive; do not change them until it is complete.
 - Arrays are NumPy's, or CuPy's with the hook on a stream of its own. A hook should not make the host wait.
 

@@ -31,7 +31,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale: float) -> Array:
-    """M_r, in the gradient's shape and its `working_dtype`. The caller subtracts in place what was sent.
+    """Computes M_r, in the gradient's shape and its `working_dtype`. The caller subtracts in place what was sent.
 
     The result is the array in `residuals` itself, which is e_r after the subtraction.
 

@@ -20,8 +20,8 @@ class GradBucket:
     buffer: (n,) this rank's gradients, summed over its samples, with gaps of zeros between them. The hook leaves in it
     what becomes `param.grad`.
     names: of its parameters; a name is the same in every plan; gradients: views of the buffer, each in its own shape
-    used: whether any rank used each parameter in this step, the same on all ranks; otherwise `param.grad` will be None,
-    whatever the hook leaves
+    used: whether any rank used each parameter in this step, the same on all ranks; if none did, `param.grad` will be
+    None, whatever the hook leaves
     scale: the sum of all ranks' buffers times this is the mean; the same on all ranks
     comm: the communicator for the hook's collectives, called with async_op=True
     """

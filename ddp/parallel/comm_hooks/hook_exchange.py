@@ -64,7 +64,7 @@ class HookExchange(Exchange):
     """Reduces buckets by a communication hook. See `ddp.parallel.comm_hooks`.
 
     hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
-    names: of all parameters, in the order of the control message; device: theirs
+    names: of all parameters, in the order of the control message; device: of the parameters
     replaced: the exchange of a model that is wrapped again, from which this one takes the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
@@ -153,7 +153,7 @@ class HookExchange(Exchange):
         return [(launched, self._done[index]) for index, launched in enumerate(self._launched)]
 
     def _pipeline(self) -> Iterator[tuple[int, Any]]:
-        """Runs the hook on all buckets. Yields (bucket, the Work that it waits for; None if it waits to be full)."""
+        """Runs the hook on all buckets. Yields (bucket, the Work that it waits for; None: it is not full yet)."""
         self._control.wait()
         self._used = dict(zip(self._names, self._control.used(), strict=True))
         runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # by bucket: its run, and the Work that it waits for
@@ -254,7 +254,7 @@ class HookStream:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Inside, this thread computes on the hook's stream."""
+        """A context in which this thread computes on the hook's stream."""
         if self._stream is None:
             yield
             return

@@ -102,7 +102,7 @@ class TopK:
 
 
 def largest(x: Array, count: int) -> Array:
-    """The indices (count,), ascending, of the entries of largest magnitude. NaN is largest; of equals the first count.
+    """The indices (count,), ascending, of the entries of largest magnitude. NaN is largest; of equal ones the first.
 
     x: (n,) of at most 2^31 - 1 real numbers
     """

@@ -455,8 +455,8 @@ class WholeGradientExchange(ShardedExchange):
 def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:
     """Joins the pieces of all ranks, with arrays on the host, into the whole state, by the numbers of the parameters.
 
-    A state is elementwise if in every piece it has as many elements as the piece. In a single piece of length 1 a step
-    count would look elementwise, too.
+    A state is elementwise if in every piece it has as many elements as the piece. All pieces count, because in a piece
+    of length 1 any single value would look elementwise.
     """
     # By number and name: (length, value) of each piece.
     parts: dict[int, dict[str, list[tuple[int, Any]]]] = {}

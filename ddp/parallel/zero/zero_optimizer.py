@@ -36,11 +36,12 @@ class ZeroOptimizer(Optimizer):
     params: the model's parameters or groups of them; every one that requires grad must be included; None: all
     defaults: the settings of optimizer_class
 
-    Use it like that optimizer: schedulers, GradScaler, closures and `state_dict()` work. The results are those of that
-    optimizer without shards, bit for bit if the collectives add in the same order. All ranks make the same calls:
-    `step`, `clip_grad_norm_` and `state_dict` are collective. No rank has whole gradients, so reading `param.grad`
-    raises, and clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan of buckets
-    changes, which happens in the first backwards; a view (`p.detach()`) that was made before then keeps the old memory.
+    Use it like `optimizer_class`: schedulers, GradScaler, closures and `state_dict()` work. The results are those of
+    `optimizer_class` without shards, bit for bit if the collectives add in the same order. All ranks make the same
+    calls: `step`, `clip_grad_norm_` and `state_dict` are collective. No rank has whole gradients, so reading
+    `param.grad` raises, and clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan
+    of buckets changes, which happens in the first backwards; a view (`p.detach()`) that was made before then keeps the
+    old memory.
 
     Raises: DtypeError if the class is not an optimizer; ArgumentError for missing parameters, and for those of another
     model; ParallelError if the model has a communication hook or a ZeroOptimizer already.
