@@ -152,7 +152,10 @@ def _spans(step: Step, late: dict[int, tuple[int, int]]) -> Iterator[tuple[int, 
 
 
 def typical_step(parts: Sequence[TracePart]) -> tuple[int, int] | None:
-    """The first model's step of median length: (its number, the number of common steps). None if none has a length."""
+    """The first model's step of median length: (its number, the number of steps that all ranks have).
+
+    None if no such step has a known length.
+    """
     steps = parts[0].models[0]
     common = sorted(number for number in steps if all(number in part.models[0] for part in parts))
     lengths = {number: steps[number].ended - steps[number].since for number in common if steps[number].since}
