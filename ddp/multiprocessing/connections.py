@@ -27,7 +27,7 @@ from typing import Any
 from ddp.errors import SharingError
 from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
-# What precedes each message: the number of its descriptors, and its length in bytes.
+# The header of a message: the number of its descriptors, and its length in bytes.
 _HEADER = struct.Struct("!IQ")
 # The most descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
 _MAX_FDS = 253

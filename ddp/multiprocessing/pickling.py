@@ -35,7 +35,8 @@ _blocks: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
 class PackedObject:
     """A pickled object with its descriptors.
 
-    fd_owners: on the sending side the objects that own them, each with a `fileno()`; at the receiver their numbers
+    fd_owners: at the sender, the objects that own the descriptors, each with a `fileno()`; at the receiver, the
+    descriptors
     """
 
     __slots__ = ("data", "fd_owners")
@@ -70,7 +71,7 @@ _unpacking = _Unpacking()
 
 
 def take_fd(index: int) -> int:
-    """One descriptor of the message that is being unpickled; the caller owns it from now on."""
+    """Takes a descriptor of the message that is being unpickled; the caller owns it from now on."""
     fds = _unpacking.fds
     assert fds is not None, "only a channel's message holds such a thing"
     fd = fds[index]
@@ -116,7 +117,7 @@ def pack(obj: Any) -> PackedObject:
 def share_small_tensors(obj: Any) -> None:
     """Moves the small tensors in nested lists and dicts to one shared block, so that they need one descriptor.
 
-    Each module there gets a block of its own. Larger tensors are left out: a block lives as long as any tensor in it.
+    Each Module in them gets a block of its own. Larger tensors are left out: a block lives as long as any tensor in it.
     """
     small: list[TensorBase] = []
     visited: set[int] = set()

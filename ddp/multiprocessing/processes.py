@@ -52,7 +52,7 @@ class _SharingContext(context.BaseContext):
         return SimpleQueue(ctx=self.get_context())
 
     def get_context(self, method: str | None = None) -> Any:
-        """The context of that start method: "spawn", "forkserver" or "fork"; this one for None.
+        """The context of a start method: "spawn", "forkserver" or "fork"; this one for None.
 
         It offers everything that this module does. Raises: ValueError for another method.
         """
@@ -119,7 +119,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     Process = Process  # which asks this context for its method
 
     def get_context(self, method: str | None = None) -> Any:
-        """The context of that start method: "spawn", "forkserver" or "fork"; the one in use for None.
+        """The context of a start method: "spawn", "forkserver" or "fork"; the one in use for None.
 
         It offers everything that this module does. Raises: ValueError for another method.
         """
@@ -128,7 +128,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     def set_start_method(self, method: str | None, force: bool = False) -> None:
         """Sets how processes are started: "spawn", the default, "forkserver" or "fork"; once, unless `force`.
 
-        Raises: RuntimeError if it is set already; ValueError.
+        Raises: RuntimeError if it is set already; ValueError for another method.
         """
         super().set_start_method(method, force)
 
@@ -145,7 +145,7 @@ default = DefaultContext(_BY_METHOD["spawn"])
 
 
 class ProcessException(Exception):
-    """A process that was started by `spawn` has failed. error_index: which of them; pid: its number."""
+    """A process that was started by `spawn` has failed. error_index: its index; pid: its process id."""
 
     def __init__(self, msg: str, error_index: int, pid: int) -> None:
         super().__init__(msg, error_index, pid)
@@ -182,7 +182,7 @@ class ProcessContext:
         self._running: dict[Any, int] = {}  # sentinel of a process: its index
 
     def pids(self) -> list[int]:
-        """The numbers of the processes."""
+        """The process ids, in order of index."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
