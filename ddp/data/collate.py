@@ -120,7 +120,7 @@ def _check_same(values: Sequence[Any], what: str, path: str, error: type[Argumen
 
 
 def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
-    """(N, ...) from N arrays of shape (...)."""
+    """Stacks N arrays of shape (...) into a tensor of shape (N, ...)."""
     _check_kind(arrays, (np.ndarray, np.generic), path)
     shape = arrays[0].shape
     dtype = arrays[0].dtype

@@ -222,7 +222,8 @@ class DistributedSampler(IndexSampler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
-        Raises: StateDictError if the state is of a dataset of another length or of another order, or is no such state.
+        Raises: StateDictError if the state is of a dataset of another length or of another order, or is not of a
+        DistributedSampler.
         """
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)
@@ -267,7 +268,7 @@ def epoch_order(length: int, seed: int, epoch: int) -> Order:
 def draw(sampler: Any, seed: int, epoch: int) -> Order:
     """The indices that a sampler draws in an epoch: (len(sampler)). The caller's random numbers are not affected.
 
-    Raises: ArgumentError if it draws more or fewer indices.
+    Raises: ArgumentError if it draws more or fewer indices than its length.
     """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)

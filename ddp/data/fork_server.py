@@ -68,7 +68,7 @@ def preparation_data(script: bool) -> dict[str, Any]:
 class ForkServer:
     """A fork server that has imported `modules`. It ends when this object is freed.
 
-    Requests go through a socket pair, of which the server inherits one end: it needs no file and no folder.
+    Requests go through a socket pair, and the server inherits one end of it. So no file and no folder is needed.
 
     modules: names; "__main__" stands for the user's script
 
@@ -98,7 +98,10 @@ class ForkServer:
             raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
 
     def fits(self, modules: set[str]) -> bool:
-        """Whether it can fork workers that need `modules`: it runs, has these, and no module was loaded again since."""
+        """Whether the server can fork workers that need `modules`.
+
+        It must run, have imported `modules`, and no module may have been loaded again since it was started.
+        """
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
         if not (same and modules <= self.modules and self.owner == os.getpid()):
             return False
@@ -177,7 +180,7 @@ def modules_of(*objects: Any) -> set[str]:
 class WorkerProcess(popen_forkserver.Popen):
     """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
 
-    `wait_for_start` sets `pid`, not the constructor: so several processes are forked at the same time.
+    `pid` is set by `wait_for_start`, not by the constructor: so several processes are forked at the same time.
     """
 
     pid: int

@@ -167,7 +167,7 @@ class StreamBatches(Batches):
 
 
 def check_streams(position: Any, workers: int) -> None:
-    """Raises: StateDictError unless `position` is a position in the streams of `workers` workers."""
+    """Checks that `position` is a position in the streams of `workers` workers. Raises: StateDictError if it is not."""
     try:
         count = len(position["states"])
     except (KeyError, TypeError):

@@ -135,7 +135,7 @@ class IndexSampler(Sampler[int]):
         self._cursor = None
 
     def _next(self, draw: bool) -> State:
-        """The position at which a new pass begins. draw: whether to draw its seed, because it begins now"""
+        """The position at which a new pass begins. draw: whether it begins now, so that its seed is drawn"""
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
@@ -155,7 +155,7 @@ class IndexSampler(Sampler[int]):
 
 
 class SequentialSampler(IndexSampler):
-    """0, 1, 2 and so on."""
+    """The indices 0, 1, 2 and so on."""
 
     def __init__(self, data_source: Any) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Drawn(IndexSampler):
     def __init__(self, source: BaseGenerator | None) -> None:
         super().__init__()
         if source is not None:
-            generator(CPU, source)  # raises for one of a GPU
+            generator(CPU, source)  # raises for a generator of a GPU
         self.generator = source
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
@@ -220,7 +220,7 @@ class _Drawn(IndexSampler):
 
 
 def _sizes(wanted: int) -> Iterator[int]:
-    """The sizes of draws that together give `wanted` indices: the same indices as a single draw would give."""
+    """The sizes of draws that together give the same `wanted` indices as a single draw."""
     return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 

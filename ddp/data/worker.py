@@ -147,7 +147,10 @@ def _write_number(status: int, number: int) -> None:
 
 
 def _become_worker(start: int, fds: list[int], unused: list[int]) -> NoReturn:
-    """Runs the process object that is read from `start`, and exits. fds: the resource tracker's, then the object's"""
+    """Runs the process object that is read from `start`, and exits.
+
+    fds: the descriptor of the resource tracker, then those of the object
+    """
     code = 1
     try:
         serve_one: Any = vars(forkserver)["_serve_one"]  # -1: we have no server of the standard library

@@ -132,7 +132,7 @@ def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess
 
 
 def _worker_error(failure: WorkerFailure) -> WorkerError:
-    """Makes the error for a worker's exception, with its attributes; if possible, also an instance of its class."""
+    """Makes an error with the attributes of a worker's exception, and if possible also an instance of its class."""
     error = WorkerError(failure.message)
     with contextlib.suppress(Exception):  # the class cannot be imported, or cannot be a second base
         cls = pickle.loads(failure.pickled_class)
