@@ -300,8 +300,7 @@ def remove_folder(path: str) -> None:
 class ShardReader:
     """A rank's file, open for reading. Every read is compared with its checksum.
 
-    Raises: DamagedCheckpoint for bytes that are not as written, for a file of another length, and for one that cannot
-    be read.
+    Raises: DamagedCheckpoint if bytes are not as they were written, or the file has another length or cannot be read.
     """
 
     def __init__(self, path: str, shard: ShardInfo) -> None:

@@ -140,7 +140,8 @@ class Saved:
     ) -> Iterator[Callable[[int], None]]:
         """Yields a function that is called with the number of bytes of each read.
 
-        It calls `progress`, and where many bytes are read it moves a progress bar, which rank 0 shows after a second.
+        The function calls `progress`. If `size` is large, it also moves a progress bar, which rank 0 shows after a
+        second.
         """
         label = f"{verb} {os.path.basename(self.path)}"
         open_bar = partial(progress_bar, desc=label, delay=1.0, unit="B", unit_scale=True, leave=False)

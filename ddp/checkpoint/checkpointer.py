@@ -393,7 +393,7 @@ class Checkpointer:
         world.report(held=self._reached)
 
     def _held_by_all(self) -> bool:
-        """Copies the state into memory; False, on all ranks, if one of them cannot. Collective."""
+        """Copies the state to memory. Returns False, on all ranks, if one of them cannot. Collective."""
         if self._memory_every is not None and state_memory.offered():
             self._use_memory(self._hold_together, together=True)
         return self._memory is not None
@@ -555,7 +555,7 @@ class Checkpointer:
         return not self._stepped and any(buffer.state is FULL for buffer in buffers)
 
     def _exchange_requests(self) -> None:
-        """Exchanges the ranks' requests, if no DataParallel does it; then it is collective."""
+        """Exchanges the ranks' requests if no DataParallel does it. In that case, the call is collective."""
         self._requests.requested[RESIZE] = resize_requested()
         if self._comm.size == 1 or not self._training.parallel:
             self._sum_requests()

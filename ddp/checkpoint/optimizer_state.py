@@ -66,7 +66,8 @@ def versions_changed_by_step(optimizers: Iterable[Optimizer]) -> set[int]:
 class SavedOptimizer:
     """The state of one optimizer in a checkpoint.
 
-    described: what `encode_optimizer` returned first; pieces: for each rank, the pieces that it returned there
+    described: what `encode_optimizer` returned first; pieces: for each rank, the pieces that it returned on
+    that rank
     read: decodes a JSON value, with its arrays
     """
 
@@ -128,7 +129,7 @@ class SavedOptimizer:
         numbers = itertools.count()
         for group in self._groups:
             group["params"] = [next(numbers) for _ in group["params"]]
-            del group["param_names"]  # the model's; the optimizer keeps its own
+            del group["param_names"]  # they are the model's names; the optimizer keeps its own
         if isinstance(optimizer, ZeroOptimizer):
             optimizer.load_state_pieces(self._groups, lambda number, *bounds: _join(pieces[number], *bounds))
         else:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # A rank whose disk has made no progress for so long (s) is given up.
 PATIENCE = 1800.0
 
-# Errors that do not mean that the file is damaged: another process could read it, or this one later.
+# Errors that do not mean that the file is damaged: another process could read it, or this process could later.
 _TRANSIENT = {
     errno.EINTR,
     errno.EAGAIN,
@@ -79,7 +79,7 @@ class RankGroup:
             self._comm.close()
 
     def progress(self) -> None:
-        """Shows that this rank is not stuck. `work` calls it as it goes on."""
+        """Shows that this rank is not stuck. `work` calls it again and again."""
         if self._section is not None:
             self._section.progress()
 

@@ -28,7 +28,7 @@ from ddp.checkpoint.state import ArraySource
 Array = Any
 # Arrays up to this size (bytes) are copied at once.
 _SMALL = 1 << 16
-# The pause before versions are compared (s), to which the duration of the copy is added. No single write takes longer.
+# The pause before versions are compared is this time (s) plus the duration of the copy. No single write takes longer.
 _REST = 0.2
 
 
@@ -156,7 +156,7 @@ class BackgroundSave:
 
     def _ready(self) -> bool:
         self.snapshot.copy()
-        # Lowers the priority of this thread. On Linux threads have their own, and new threads inherit it.
+        # Lowers the priority of this thread. On Linux each thread has a priority, which new threads inherit.
         with contextlib.suppress(OSError):  # if this is forbidden, the save runs at normal priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         return self.snapshot.intact

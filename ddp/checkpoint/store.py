@@ -40,7 +40,7 @@ _log = logging.getLogger("ddp.checkpoint")
 
 
 def check_tensors(tensors: Mapping[str, Any], pieces: Mapping[str, PieceRange]) -> None:
-    """Raises: CheckpointError for a name, array or piece that a checkpoint cannot hold."""
+    """Checks that a checkpoint can hold these names, arrays and pieces. Raises: CheckpointError if it cannot."""
     for name, array in tensors.items():
         if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
             raise CheckpointError(f"{name!r:.80} is no name for a tensor")
@@ -205,7 +205,7 @@ class Store:
     # -- called on rank 0 only
 
     def _make_folder(self, step: int) -> tuple[str, str]:
-        """Makes a folder with a temporary name. Returns its path, and the path after the commit: at a URL the same."""
+        """Makes a folder with a temporary name. Returns its path, and the path after the commit, the same at a URL."""
         with describing_os_errors("reading", self._folder):
             names = checkpoint_reader.committed_names(self._folder)
         if self._lock.exclusive:
