@@ -24,7 +24,7 @@ from ddp.serialization.structure import JSON, Decoder, encode, free_name, memory
 
 # The modules of the public names of classes and functions. Public names stay valid when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
-# The modules that define them.
+# The modules that define these classes and functions.
 _OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.linear_algebra")
 _ROOT = "obj"
 

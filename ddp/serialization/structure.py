@@ -50,7 +50,7 @@ def memory_key(array: Array) -> tuple[Any, ...]:
 
 
 def refuse(value: Any, name: str) -> JSON:
-    """Raises: ArgumentError for a value that cannot be encoded. name: its path"""
+    """Refuses a value that cannot be encoded. name: its path. Raises: ArgumentError, always."""
     raise ArgumentError(
         f"{name} is of type {type(value).__name__}: expected JSON values, tensors and arrays, bytes, dicts, lists and "
         "tuples of these, or what has a state_dict, by that"
