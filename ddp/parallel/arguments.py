@@ -37,7 +37,7 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
 
 
 def check_kinds(module: Any, comm: Any) -> None:
-    """Raises: DtypeError unless `module` is a Module, and `comm` a communicator or None."""
+    """Checks that `module` is a Module, and `comm` a communicator or None. Raises: DtypeError if not."""
     if not isinstance(module, Module):
         raise DtypeError(f"DataParallel: expected a Module to wrap, got {type(module).__name__}")
     if comm is not None and not hasattr(comm, "duplicate"):

@@ -117,7 +117,7 @@ class SkippedBackwards:
     """
 
     def __init__(self) -> None:
-        self._graphs: list[WeakSet[Node]] = []  # of each forward since the last backward: the nodes of its results
+        self._graphs: list[WeakSet[Node]] = []  # for each forward since the last backward, the nodes of its results
         self.count = 0  # of backwards that this rank has skipped since ranks last compared
 
     def add_forward(self, result: Any) -> None:
@@ -199,8 +199,8 @@ _BITS = 52
 class ConsistencyCheck:
     """Finds parameters that drift apart: ranks then train different models, and nothing else would show it.
 
-    Every so many steps each rank takes a checksum of its parameters. The control message of the next backward carries
-    it, so it costs no call. Only in that backward the host waits for a GPU.
+    Every `every` steps each rank takes a checksum of its parameters. The control message of the next backward carries
+    the checksum, so it costs no call. The host waits for a GPU only in that backward.
 
     names, tensors: the parameters; every: synchronized backwards between two checksums, 0: no checksums
     """
@@ -212,7 +212,7 @@ class ConsistencyCheck:
         self._every = every
         self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums behind the checksum that was sent
-        self._taken = 0  # the step at which these were taken
+        self._taken = 0  # the step at which the sums in `_compared` were taken
         self._agreed = "when the model was wrapped"  # when ranks were last known to have the same parameters
 
     def checksum(self, step: int) -> float:

@@ -134,7 +134,7 @@ class ControlMessage:
             self._work.wait()
 
     def times(self) -> tuple[int, int] | None:
-        """When it was launched and when it arrived, in monotonic nanoseconds; None if that is not known."""
+        """When the message was launched and when it arrived, in monotonic nanoseconds; None if that is not known."""
         times = None if self._work is None else self._work.times()
         return None if times is None else (times[0], times[2])
 
@@ -152,7 +152,10 @@ class ControlMessage:
         return int(self.array[_WEIGHTED])
 
     def check_weights(self) -> None:
-        """Raises: ParallelError, on every rank, if some ranks with data gave a weight and others did not."""
+        """Checks that all ranks with data gave a weight, or none of them did.
+
+        Raises: ParallelError, on every rank, if only some did.
+        """
         active = self._comm.size - int(self.array[_JOINED])
         weighted = self.weighted_ranks()
         if weighted not in (0, active):

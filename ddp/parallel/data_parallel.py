@@ -372,7 +372,7 @@ class DataParallel(Module):
         )
 
     def check_open(self) -> None:
-        """Raises: ParallelError after `close`."""
+        """Checks that `close` was not called. Raises: ParallelError if it was."""
         if self._closed is not None:
             raise ParallelError(f"this DataParallel {self._closed}")
 

@@ -72,7 +72,7 @@ class GradientState:
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
         self.weights = WeightSum()
-        self.excluded: set[int] = set()  # in this backward
+        self.excluded: set[int] = set()  # the parameters that this backward does not reduce again
         self._leaves = leaves
         self.tensors = tensors
         # Whether the grad_buffer holds a mean over ranks, to which no backward has added since.
@@ -86,7 +86,7 @@ class GradientState:
         return self.weights.reached and self.any()
 
     def snapshot(self) -> tuple[WeightSum, list[bool]]:
-        """The state, for `restore`."""
+        """Copies the state, for `restore`."""
         return self.weights, list(self._reduced)
 
     def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:

@@ -132,7 +132,7 @@ class TreeExchange(HookExchange):
         self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Adds to micro-batch `number`, in its bucket, the kept sums that the tree joins with it."""
+        """Adds the kept sums that the tree joins with micro-batch `number` to its gradients in the bucket."""
         sums = self._sums[bucket]
         block = Subtree(number, 1, self._buckets.memory.buffers[bucket])
         while sums and sums[-1].joins(block):
@@ -330,7 +330,9 @@ class MicroBatches:
         return result
 
     def advance(self, used: set[int], weight: float | None) -> None:
-        """Called before the backward that completes a micro-batch. used: parameters it uses; weight: its own or None
+        """Called before the backward that completes a micro-batch.
+
+        used: the parameters that this backward uses; weight: of the micro-batch, or None
 
         Raises: ParallelError if some micro-batches have weights and others do not.
         """

@@ -146,7 +146,7 @@ class Planner:
         )
 
     def _check(self, pinned: Plan) -> None:
-        """Raises: ParallelError unless it is a plan of these parameters."""
+        """Checks that `pinned` is a plan of these parameters. Raises: ParallelError if it is not."""
         listed = [name for bucket in pinned.buckets for name in bucket]
         wrong = [f"no parameter is named {name}" for name in listed if name not in self._numbers]
         wrong += [f"{name} is in it twice" for name, count in sorted(Counter(listed).items()) if count > 1]
@@ -157,7 +157,7 @@ class Planner:
             raise ParallelError(f"the given plan does not fit this model: {wrong[0]}")
 
     def _complete(self, plan: Plan) -> Plan:
-        """The plan without parameters that are not `assigned`, and with buckets at its end for those it lacks."""
+        """The plan without parameters that are not `assigned`, and with buckets at its end for those that it lacks."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
         inside = set(itertools.chain(*listed))

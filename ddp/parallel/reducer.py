@@ -48,8 +48,8 @@ from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
 # Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
-# models ends their reductions in this order: each of them waits for other ranks, and there the graph may reach the
-# models in another order.
+# models ends their reductions in this order: a reduction waits for the other ranks, on which the graph may reach
+# the models in another order.
 _reducer_numbers = itertools.count()
 
 
@@ -99,7 +99,7 @@ class Reducer:
         self.gradients = GradientState(self.leaves, tensors)
         count = 0 if micro_batches is None else micro_batches.count
         self.control = ControlMessage(comm, len(names), self.timeline.width, count)
-        self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
+        self.used: Sequence[bool] = ()  # whether this rank used each parameter in the last synchronized backward
         self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
         self._finite = FiniteCheck(comm) if check_finite else None
         self.skipped = SkippedBackwards()
@@ -235,7 +235,7 @@ class Reducer:
         Otherwise the ranks no longer agree, and the model is marked as broken. A single rank is always restored, except
         with micro_batches.
         """
-        # With a tree not even a single rank can be restored: earlier micro-batches have been added to its buckets. In a
+        # With a tree not even a single rank can be restored: earlier micro-batches have been added to the buckets. In a
         # capture nothing has been launched yet.
         alone = self.comm.size == 1 and self.tree is None
         if self.in_flight and self._broken is None and not alone and capturing.now is None:
@@ -338,7 +338,7 @@ class Reducer:
         return self.steps
 
     def check_usable(self) -> None:
-        """Raises: ParallelError if an earlier backward failed half-way, or one runs now."""
+        """Checks that a backward may begin. Raises: ParallelError if an earlier one failed half-way or still runs."""
         if self._broken is not None:
             raise ParallelError(
                 f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
@@ -493,7 +493,7 @@ class Reducer:
                     leaf.grad_buffer.set(self._xp.zeros(leaf.shape, leaf.dtype))
                 buffer = leaf.grad_buffer.array
                 with error_context(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
-                    # Not in place: a graph may read it.
+                    # Not in place: a graph may read the gradient.
                     leaf.grad_buffer.set(self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self.control.scale()))
         for index, by_any in enumerate(used):
             self.gradients.end(index, by_any)

@@ -60,7 +60,7 @@ class BucketStats:
     """One bucket. names: of its parameters; mib: its size in MiB.
 
     ready, launched, done: milliseconds after backward began, mean over the steps; launched and done are None if the
-    exchange does not record them. exposed: milliseconds that backward waited for it after computing everything
+    exchange does not record them. exposed: milliseconds that backward waited for this bucket after computing everything
     """
 
     names: tuple[str, ...]

@@ -79,7 +79,10 @@ class Step:
                 begin = end
 
     def communication(self) -> tuple[float, float] | None:
-        """(nanoseconds in which some bucket was being reduced, the part of it beside backward); None if not known."""
+        """(time in which some bucket was being reduced, the part of it in which backward computed), in nanoseconds.
+
+        None if it is not known.
+        """
         spans = [span for span in self.times if span is not None]
         hidden = [(begin, min(end, self.computed)) for begin, end in spans]
         return (covered(spans), covered(hidden)) if spans else None

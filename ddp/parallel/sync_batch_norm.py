@@ -68,7 +68,7 @@ class SyncBatchNorm(BatchNorm):
         self.comm = comm
 
     def _check(self, input: Tensor) -> None:
-        """Raises: ShapeError unless the input is (N, num_features, ...)."""
+        """Checks that the input is (N, num_features, ...). Raises: ShapeError if it is not."""
         if input.ndim < 2 or input.shape[1] != self.num_features:
             raise ShapeError(f"SyncBatchNorm: expected (N, {self.num_features}, ...), got shape {input.shape}")
 

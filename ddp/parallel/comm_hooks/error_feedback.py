@@ -77,7 +77,7 @@ def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
     """A hook's state for rank `rank` of `size`. states: the `state_dict` of each rank that saved one
 
-    What is equal on all ranks is taken from the first; "errors" of saved rank r go to rank r % size.
+    What is equal on all ranks is taken from the first rank; "errors" of saved rank r go to rank r % size.
     """
     errors: dict[str, Any] = {}
     for state in states[rank::size]:

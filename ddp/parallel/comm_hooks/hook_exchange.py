@@ -178,7 +178,10 @@ class HookExchange(Exchange):
                         self._done[index] = time.monotonic_ns()
 
     def _run(self, index: int) -> Steps:
-        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it yields and returns."""
+        """Runs the hook on a bucket, and yields each Work that the hook waits for.
+
+        Raises: DtypeError if the hook yields or returns something else.
+        """
         memory = self._buckets.memory
         members = self._buckets.members[index]
         assert self._used is not None
@@ -244,11 +247,11 @@ class HookStream:
         self._stream = None if cuda is None else cuda.Stream(non_blocking=True)
 
     def mark(self) -> Any:
-        """An event behind all that is on the calling thread's stream now."""
+        """Records an event after all work that is on the calling thread's stream now."""
         return None if self._cuda is None else self._marked(self._cuda.get_current_stream())
 
     def after(self, mark: Any) -> None:
-        """Makes later work on the hook's stream wait for that event."""
+        """Makes later work on the hook's stream wait for the event `mark`."""
         if self._stream is not None:
             self._stream.wait_event(mark)
 

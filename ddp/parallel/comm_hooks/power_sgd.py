@@ -149,7 +149,7 @@ class PowerSGD:
         """(columns, rank) the Q with which the step begins: the last one, or random numbers, equal on all ranks."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
-        if known is None or known.shape != shape:  # it was saved with another matrix_approximation_rank
+        if known is None or known.shape != shape:  # no Q yet, or one of another rank
             known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
         return to_device(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 

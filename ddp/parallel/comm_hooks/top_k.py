@@ -88,11 +88,11 @@ class TopK:
         return min(size, max(1, math.ceil(self.ratio * size)))
 
     def state_dict(self) -> dict[str, Any]:
-        """{"errors": what this rank has not sent yet, by name}. They differ between ranks."""
+        """{"errors": what this rank has not sent yet, by name}. The errors differ between ranks."""
         return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads copies. On another number of ranks, add the errors of each saved rank to those of one: nothing is lost.
+        """Loads copies. On another number of ranks, add the errors of each saved rank to those of one rank.
 
         Raises: StateDictError if it is not the value of `state_dict`.
         """

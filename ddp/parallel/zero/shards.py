@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     offset: int
 
     def of(self, array: Array) -> Array:
-        """The view of this piece in an array of the range."""
+        """The view of this piece in an array that covers the range."""
         return array[self.offset : self.offset + self.stop - self.start]
 
 
@@ -269,7 +269,7 @@ class ShardedExchange(Exchange):
         super().__init__(comm)
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.names = {id(p): name for name, p in named.items()}
-        self.shards: list[Shard] = []  # one a bucket
+        self.shards: list[Shard] = []  # one for each bucket
         self._kind = kind
         self._settings = settings
         self._groups = groups

@@ -87,7 +87,7 @@ class ZeroOptimizer(Optimizer):
         return super().__repr__().replace(" (", f" of {self._kind.__name__} (", 1)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Raises: ArgumentError once the optimizer is made."""
+        """Adds a group while the optimizer is being made. Raises: ArgumentError afterwards."""
         if self._sealed:
             raise ArgumentError(
                 "ZeroOptimizer: groups are given when it is made; frozen parameters may be among them, and are trained "
@@ -176,11 +176,11 @@ class ZeroOptimizer(Optimizer):
         )
 
     def state_pieces(self) -> Iterator[StatePiece]:
-        """The state on this rank, as (number of the parameter, start, stop, state of these elements of it flattened).
+        """The state on this rank, as (number of a parameter, start, stop, state).
 
-        With it each rank can save its own part: no rank ever holds the whole state, and no collective is called.
-        Elementwise states are flat tensors of stop - start elements, which share the optimizer's memory. Any other
-        state is equal for all pieces of a parameter.
+        The state is that of elements start to stop of the flattened parameter. Each rank can save its own part: no rank
+        ever holds the whole state, and no collective is called. Elementwise states are flat tensors of stop - start
+        elements, which share the optimizer's memory. Any other state is equal for all pieces of a parameter.
         """
         return self._shards.pieces()
 
