@@ -82,7 +82,7 @@ class SharingConnection(Connection):
             self._socket.sendall(b"".join(parts)[sent:])
 
     def take(self) -> PackedObject:
-        """The next message, still packed: the caller opens it after releasing its locks. Raises: EOFError, OSError."""
+        """Receives a packed message: the caller opens it after releasing its locks. Raises: EOFError, OSError."""
         self._check_closed()  # type: ignore[attr-defined]
         self._check_readable()  # type: ignore[attr-defined]
         fds: list[int] = []
@@ -108,7 +108,7 @@ class SharingConnection(Connection):
             raise
 
     def _receive(self, size: int, fds: list[int]) -> bytes:
-        """`size` bytes; the descriptors that came with them are appended to `fds`."""
+        """Receives `size` bytes, and appends the descriptors that came with them to `fds`."""
         received = b""
         while len(received) < size:
             # Not `socket.recv_fds`, which ignores its flags.
@@ -161,7 +161,7 @@ class _DeferredPickle:
 
 
 class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subscript before Python 3.12
-    """A queue for several processes, as the standard library's; tensors go by handle and are shared from then on.
+    """A queue for several processes, like the standard library's; tensors go by handle and are shared from then on.
 
     Made by `ddp.multiprocessing.Queue(maxsize=0)`. The standard library's code pickles, sends, receives and unpickles
     only the number of a packed object.

@@ -28,7 +28,7 @@ from ddp._tensor.storage import as_subclass, check_leaf, for_each_class, move_to
 # Size in bytes up to which tensors share a block.
 _SMALL = 1 << 16
 
-# This process's blocks by token: one that is received twice is mapped once, and one that comes back is found.
+# This process's blocks by token: a block that is received twice is mapped once, and a block that comes back is found.
 _blocks: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
 
 
@@ -80,7 +80,7 @@ def take_fd(index: int) -> int:
 
 
 class SentFd:
-    """The descriptor of `owner` in a pickle: the receiving process unpickles it as the number that it has there."""
+    """The descriptor of `owner` in a pickle: the receiving process unpickles it as the number of its own copy."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner

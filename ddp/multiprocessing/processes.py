@@ -102,7 +102,7 @@ _BY_METHOD: dict[str, Any] = {"spawn": SpawnContext(), "forkserver": ForkServerC
 class Process(context.Process):
     """A process that runs `target(*args, **kwargs)`, or `run` of a subclass, in the way set by `set_start_method`.
 
-    As the standard library's; tensors in its arguments go by handle, and are shared from then on.
+    Like the standard library's; tensors in its arguments go by handle, and are shared from then on.
     """
 
     @staticmethod
