@@ -1,6 +1,6 @@
 """Datasets of files: NumPy's .npy files, flat files of tokens, and MNIST and CIFAR as their authors publish them.
 
-.npy and token files are memory-mapped, and such a dataset is pickled by path, so that a worker process maps its files
+.npy and token files are memory-mapped, and their datasets are pickled as paths, so that a worker process maps the files
 again and no sample goes through a pipe. MNIST and CIFAR are read into memory, and all workers share one copy.
 
 An IDX file, as MNIST has them, is big-endian: two zero bytes, the type (a key of `_IDX_TYPES`), the number of

@@ -1,8 +1,8 @@
 """The code of worker processes, and of the fork server that forks them.
 
 The server has one thread and nothing of the training process, so that forking it is safe and takes a millisecond or
-two. Workers inherit the modules that are imported here. Each request comes with descriptors, and a worker starts as a
-process of the standard library's `multiprocessing.forkserver` does.
+two. Workers inherit the modules that the server has imported. Each request comes with descriptors, and a worker starts
+as a process of the standard library's `multiprocessing.forkserver` does.
 
 A worker takes tasks in order, and sends one result for each. It ends when its connection is closed, because its
 consumer has died or no longer needs it, or when the server that forked it ends.
