@@ -1,7 +1,7 @@
 """Copies the state of one moment while training goes on, and writes it in a thread.
 
 Parameters and optimizer state change only in an optimizer's step. A thread copies them during the next forward and
-backward (NumPy releases the GIL meanwhile), and the next step waits until it is done. Everything else is copied at
+backward (NumPy releases the GIL meanwhile), and the next step waits until they are copied. Everything else is copied at
 once. The memory of the copies is used again by later saves, so there is never more than one copy of what a rank writes.
 
 Other code may change a parameter during the copy. Every write increments the version of its tensor, but only when it
