@@ -2,8 +2,8 @@
 
 Weights and used parameters were exchanged when the step was captured, and are constants of the graph. Every replay
 sends the control message nevertheless, over the host's transport and without waiting for it. It is read before the next
-replay, one step late, with its requests (to stop, to save). If it differs from the one of the capture, the step before
-was applied with a wrong mean: every rank raises.
+replay, one step late, with its requests (to stop, to save). If the message differs from that of the capture, the step
+before was applied with a wrong mean: every rank raises.
 
 The reducer registers with the capture what changes its own state (`Reducer._begin_capture`, `Reducer._end_capture`).
 """

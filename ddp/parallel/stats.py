@@ -75,7 +75,7 @@ class BucketStats:
 class Lateness:
     """How often the others waited for one rank, whose last gradient was complete after theirs, and how long.
 
-    steps: the number of steps in which they did; a wait of less than 1 % of a step is not counted
+    steps: the number of steps in which they waited; a wait of less than 1 % of a step is not counted
     late: milliseconds after the median of the other ranks, mean over these steps; 0.0 if there were none
     before, forward, backward: the parts of `late` lost before forward (data, optimizer, logging), in forward and loss,
     and in backward

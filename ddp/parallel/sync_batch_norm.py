@@ -37,7 +37,7 @@ class SyncBatchNorm(BatchNorm):
     comm: the ranks' communicator; None: `collectives.init()`. Calls go over a duplicate of it, see `ddp.parallel`
 
     In training every rank must call it, also with an empty batch and under `no_grad`. If the input requires grad on one
-    rank, the result does on all, and all must run backward from it. Batches may differ in all but their channels.
+    rank, the result does on all, and all must run backward from it. Batches may differ in all dimensions but C.
     Running statistics are equal on all ranks; their variance is the unbiased one of the whole batch. Gradients are
     those of the sum of all ranks' losses. Weight and bias get this rank's part of their gradient, as any parameter, and
     DataParallel adds the parts.

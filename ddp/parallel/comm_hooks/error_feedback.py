@@ -1,9 +1,9 @@
 """Error feedback: what a compressor leaves out of one step's gradient is added to the next one's.
 
 Without it a compressor that always drops the same directions never trains them; with it everything arrives, some of it
-later. What is kept must have the same unit as what it is added to, and the unit of buckets changes: a bucket holds a
-SUM of gradients, over as many samples as the step had. So everything here is in units of the mean: rank r contributes
-m_r = scale * buffer to the step's mean, and
+later. A residual must have the unit of the gradient that it is added to, and the unit of buckets changes: a bucket
+holds a SUM of gradients, over as many samples as the step had. So everything here is in units of the mean: rank r
+contributes m_r = scale * buffer to the step's mean, and
 
     sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
     left out  e_r = M_r - (what of M_r was sent)    this rank's alone

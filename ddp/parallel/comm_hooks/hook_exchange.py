@@ -1,7 +1,7 @@
 """The exchange with a communication hook: a user's function reduces each bucket, instead of an all-reduce.
 
-A hook of several rounds (round, exchange, sum, exchange) would block backward if it waited between them. So it is a
-generator that yields what it waits for, and is resumed when that is complete and backward polls.
+A hook of several rounds (such as an exchange, a sum and another exchange) would block backward if it waited between
+them. So it is a generator that yields what it waits for, and is resumed when that is complete and backward polls.
 
 On each rank buckets fill, and rounds end, at different times, but all ranks must make the same calls in the same order.
 So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then bucket
@@ -180,7 +180,8 @@ class HookExchange(Exchange):
     def _run(self, index: int) -> Steps:
         """Runs the hook on a bucket, and yields each Work that the hook waits for.
 
-        Raises: DtypeError if the hook yields or returns something else.
+        Raises: DtypeError if the hook yields something other than a Work, or returns something that `Hook` does not
+        allow.
         """
         memory = self._buckets.memory
         members = self._buckets.members[index]

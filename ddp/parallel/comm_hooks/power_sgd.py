@@ -10,12 +10,12 @@ rank):
 This is one step of subspace iteration; Q passes from step to step (warm start). Everything before the
 orthonormalisation is linear in M_r, so the result is that of the mean gradient, on one rank or on many.
 
-All matrices of a bucket share each call. What is not worth compressing (biases, small matrices) is sent with the first
-call, exactly. The first Q is drawn from a seed that depends on the parameter's name: it need not be sent, and does not
-depend on the bucket plan.
+All matrices of a bucket share each call. Gradients that are not worth compressing (of biases, of small matrices) are
+sent with the first call, exactly. The first Q is drawn from a seed that depends on the parameter's name: it need not be
+sent, and does not depend on the bucket plan.
 
 Each rank orthonormalises and multiplies by itself: machines with different linear algebra may differ in the last bits.
-DataParallel's checksum of the parameters finds that.
+DataParallel's checksum of the parameters finds such differences.
 
 Source: Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, algorithms 1 and 2.
 """
