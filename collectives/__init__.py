@@ -1,4 +1,4 @@
-"""Collectives for NumPy and CuPy arrays: reduce, broadcast, gather, scatter and kin, over shared memory, MPI and NCCL.
+"""Collectives for NumPy and CuPy arrays: reduce, broadcast, gather, scatter and more, over shared memory, MPI and NCCL.
 
     import collectives
     comm = collectives.init()

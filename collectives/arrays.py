@@ -1,7 +1,7 @@
 """Input conversion: makes a NumPy array of what a caller passes, or raises an error that says why it cannot.
 
 Accepted without a copy: NumPy arrays, and objects in memory that the CPU can read, if they have an array interface, a
-buffer (bytearray, memoryview, array.array, mmap) or DLPack. That includes PyTorch's tensors, also in bfloat16, which
+buffer (bytearray, memoryview, array.array, mmap) or DLPack. PyTorch's CPU tensors are accepted, also in bfloat16, which
 NumPy itself does not accept. The result is always a NumPy array.
 
 Not accepted: Python numbers and lists, whose dtype each rank would have to guess; masked arrays, which would lose

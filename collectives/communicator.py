@@ -1,4 +1,4 @@
-"""The communicator that users hold: every collective, and its life from duplicate or split to close.
+"""The communicator that users hold: all collectives, and the methods that make and close communicators.
 
 Every method checks its arguments in the calling thread, describes its steps as a generator over the transport's
 nonblocking operations, and passes them to the communicator's queue, which runs them now (`async_op=False`) or starts
@@ -50,8 +50,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     without a copy; they may be 0-d, empty or strided, and inputs may be read-only. Results are new C-contiguous arrays
     unless `out` is given.
 
-    Before data moves the ranks compare their calls: if one calls another collective, or with another op, root, scale,
-    dtype or shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node compare every
+    Before data moves the ranks compare their calls. If the collectives differ, or their op, root, scale, dtype or
+    shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node compare every
     call, ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
     Raises: ArgumentError on this rank only, for arguments that are invalid whatever the other ranks pass; MismatchError
@@ -125,7 +125,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return Plan(name, body=body, layout=layout)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
-        """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
+        """An array in memory that the ranks of a node share. A large one is reduced and gathered without a copy.
 
         like: an array on a GPU: then the result is an ordinary array there, and the call is not collective
 
@@ -134,7 +134,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         cannot be shared (only one rank on the node, or the system forbids it, which is logged), the array is in this
         rank's own memory.
 
-        Returns: (shape) of that dtype, C-contiguous
+        Returns: an array of this shape and dtype, C-contiguous
         Raises: ArgumentError if a length is not an integer of at least 0; DtypeError if the dtype does not hold
         numbers; MismatchError on every rank if shapes or dtypes differ.
         """
@@ -183,7 +183,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
         timeout: seconds, of each call of the new communicator; None: as here
         Returns: this rank's new communicator, or None
-        Raises: ArgumentError if color or key is not an integer, or timeout is not a number above 0.
+        Raises: ArgumentError if color or key is not an integer of 64 bits, or timeout is not a number above 0.
         """
         limit = self.timeout if timeout is None else check_timeout(timeout)
         for name, number in (("color", color), ("key", key)):

@@ -101,7 +101,7 @@ def how_to_install(extra: str) -> str:
     return f"pip install 'ddp-runtime[{extra}]'"
 
 
-# Most parts that `format_ranks` prints, each a rank or a range of ranks.
+# `format_ranks` prints at most this many parts. A part is a rank or a range of ranks.
 _MAX_PARTS = 8
 
 

@@ -17,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout, ranks_with_verb
 from collectives.time_limit import Deadline
 
-# Seconds between two exchanges while any rank works.
+# Seconds between two exchanges while any rank works; a short time limit makes them more frequent.
 INTERVAL = 1.0
 _WORKS, _DONE, _FAILED, _STUCK = range(4)
 

@@ -1,7 +1,7 @@
 """Native code for the CPU: a loader of compiled libraries, which `ddp` uses too, and conversions of 16-bit floats.
 
-The libraries are built when the package is installed, if there is a compiler. Without `conversions.c`, NumPy and
-ml_dtypes convert to the same bits, so ranks with and without it agree.
+The libraries are built when the package is installed, if there is a compiler. Without the library of
+`conversions.c`, NumPy and ml_dtypes convert to the same bits, so ranks with it and ranks without it agree.
 """
 
 from __future__ import annotations

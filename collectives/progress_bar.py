@@ -60,9 +60,9 @@ def _bar_class() -> Any:
 
 
 def columns() -> int:
-    r"""Width of the terminal that shows stderr, and where `\r` repaints a line; 0 if there is none.
+    r"""Width of the terminal that shows stderr, if `\r` repaints a line there; otherwise 0.
 
-    It is stderr itself, or the terminal of ddp-launch.
+    The terminal is stderr itself, or that of ddp-launch.
     """
     if os.environ.get("TERM") == "dumb" or sys.stderr is None:
         return 0

@@ -186,7 +186,7 @@ def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None)
 class Reduction(NamedTuple):
     """A reduction whose arguments have been checked.
 
-    wire: the dtype in which it is computed; shape: of this rank's result, None if it gets none
+    wire: the dtype in which it is computed; shape: of this rank's result, None if this rank gets no result
     parts: rows of each rank, for reduce_scatter only; text: what ranks must agree on beside dtype, shape and scale
     in_tree: values are combined in the tree's order, whatever the transport's own order
     """
@@ -202,7 +202,7 @@ class Reduction(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the total may overwrite the input: they have the same length."""
+        """Whether the total may overwrite the input: in an all_reduce both have the same length on every rank."""
         return self.name == "all_reduce"
 
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:

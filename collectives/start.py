@@ -1,6 +1,6 @@
 """Joining the world: chooses the backend, once, and makes the communicator of all ranks.
 
-`run_threads` makes a world of threads instead, for tests of collectives and of what uses them, in milliseconds.
+`run_threads` makes a world of threads instead, within milliseconds, to test collectives and code that uses them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from collectives.world import WORKER_OF, World, started_by_torchrun, torchrun_jo
 
 T = TypeVar("T")
 
-# How much longer than a collective the whole run may take (s), so that a timeout of a collective is reported first:
-# its message names the collective.
+# In `run_threads`, the whole run may take this much longer than a collective (s). So a timeout of a collective is
+# reported first, by a message that names the collective.
 _GRACE = 1.0
 
 _local = threading.local()
@@ -119,13 +119,14 @@ def init(
     check: "first": ranks on different nodes compare the first 100 calls of each communicator; "always": all calls, at
     the cost of one small exchange per call. Ranks of one node compare every call. The same on every rank
     nccl: options of NCCL's communicators (thread blocks, network, ...); the same on every rank
-    Inside `run_threads` it returns the calling rank's communicator. In a process that a rank has forked or started (a
-    worker of a DataLoader, a subprocess, a pool), it returns one that has the rank's numbers, and whose calls raise
-    WorldError.
 
-    With several ranks it also divides the node among its ranks, unless a launcher has done so: BLAS gets as many
-    threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and if all ranks use the first of several
-    GPUs, each makes one of its own current.
+    Inside `run_threads`, returns the calling rank's communicator. In a process that a rank has forked or started (a
+    worker of a DataLoader, a subprocess, a pool), returns a communicator that has the rank's numbers, and whose calls
+    raise WorldError.
+
+    With several ranks it also divides the node among its ranks, unless a launcher has done so. BLAS gets as many
+    threads as the rank has cores, unless OMP_NUM_THREADS or a similar variable is set. If this rank's current GPU is
+    the first of several, the GPU with the number of its local rank becomes the current one.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
     cannot be loaded, or differs from the one in use; ArgumentError if check or timeout is invalid.
@@ -152,7 +153,10 @@ def init(
 
 
 def requested_backend(backend: str, environ: Mapping[str, str]) -> str:
-    """The backend's name: the script's choice, or for "auto" that of `ddp-launch --backend`. Raises: BackendError."""
+    """The backend's name: the script's choice, or for "auto" that of `ddp-launch --backend`.
+
+    Raises: BackendError if there is no such backend.
+    """
     source = "backend"
     if backend == "auto" and world.BACKEND in environ:
         source = f"environment variable {world.BACKEND}"
@@ -235,7 +239,7 @@ def child_environment(comm: Communicator | None, expected: World | None, pid: in
 
 
 def inherited_rank_info(environ: Mapping[str, str]) -> RankInfo | None:
-    """The numbers of the rank for which this process works; None if it works for none.
+    """The numbers of the rank for which this process works; None if it works for no rank.
 
     With a pid, the variable is valid only for descendants of that process that also inherited the engine's variables:
     a program that was started without them is a world of its own. So are the ranks of a torchrun that the rank started.

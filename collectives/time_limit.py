@@ -1,8 +1,8 @@
 """Time limits that are paused while a rank is debugged, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with the rank. In it the agent records when the job is suspended, and when
-another rank has failed. A wait looks for suspensions only when it is about to time out, so they cost nothing before.
-Without an agent nothing is ever suspended.
+The agent of a rank shares a page of memory with the rank. In it the agent records these suspensions, and whether
+another rank has failed or the job is to be resized. A wait looks for suspensions only when it is about to time out, so
+the check costs nothing before that. Without an agent nothing is ever suspended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Deadline:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds left, 0 once the time is up. Ask again when they are over: a suspension may have extended it."""
+        """Seconds left; 0 once the time is up. Ask again after this time: a suspension may have extended the limit."""
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             if _words[_NOW] & 0xFF:

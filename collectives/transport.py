@@ -41,7 +41,7 @@ class ExitNotice:
         return not is_clean(self.status)
 
     def encode(self) -> bytes:
-        """This notice as JSON. Communicators whose keys differ only by a number, with equal counts, share an entry."""
+        """This notice as JSON. Keys that differ only by consecutive numbers share an entry if their counts agree."""
         runs: list[list[Any]] = []  # [text before the number, text after it, first, last, calls]
         for head, tail, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
             if runs and runs[-1] == [head, tail, runs[-1][2], number - 1, count]:
@@ -93,7 +93,10 @@ def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, numbe
 
 
 def notices_of(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
-    """The exit notices of a communicator's members, by their rank there. members: their ranks in the world, in order"""
+    """The exit notices of a communicator's members, by their rank in it.
+
+    members: for each rank of the communicator, its rank in the world
+    """
     return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
 
 
@@ -310,7 +313,7 @@ class Transport(ABC):
 
     @abstractmethod
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        """out: (n,) uint8, as long as what the other rank sends with that tag, which is not EAGER_TAG."""
+        """out: (n,) uint8, for the n bytes that the other rank sends; tag: as in `send`, but not EAGER_TAG."""
 
     @abstractmethod
     def arrived(self) -> tuple[int, Array] | None:
@@ -336,12 +339,12 @@ class Transport(ABC):
         return None
 
     def close(self) -> None:
-        """Frees the backend's resources. Nothing may be in flight here; other ranks may still use their transports."""
+        """Frees the backend's resources. This rank must have nothing in flight; other ranks may still use their end."""
         return
 
 
 class LayeredTransport(Transport):
-    """A transport on top of an inner one of the same ranks; the inner one does what is rare or not time-critical."""
+    """A transport on top of an inner one of the same ranks. The inner one does what is rare or not time-critical."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

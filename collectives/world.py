@@ -41,7 +41,7 @@ STATE_HELD = "DDP_STATE_HELD"
 #: Set by `ddp-launch`: the rank that gets the launcher's standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
 
-#: Set in a process that works for a rank without being one: that rank's position. See `collectives.start`.
+#: Set in a process that works for a rank, but is not a rank itself: that rank's position. See `collectives.start`.
 WORKER_OF = "DDP_WORKER_OF"
 
 #: The exit code of a rank that stopped on request with its state saved: the same command continues the job. It is
@@ -49,7 +49,7 @@ WORKER_OF = "DDP_WORKER_OF"
 STOPPED = 75
 
 
-# Neither a dataclass nor from `typing`: importing those would double what an agent imports.
+# Neither a dataclass nor a `typing.NamedTuple`: importing those modules would double what an agent imports.
 class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_size"), defaults=(None, None))):
     """A rank's position in the world, as its engine promised it.
 
@@ -69,8 +69,8 @@ class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_
 
 _OMPI = "OMPI_COMM_WORLD"
 
-# Engine, then its variables for rank, size, local rank and local size. The order matters: MPICH under srun sets PMI_*
-# or SLURM_STEP_*, and Open MPI's mpiexec inside an allocation also sees Slurm's variables of the batch step.
+# Engine, then its variables for rank, size, local rank and local size. The order matters. srun may set PMI_* for MPICH
+# beside its own variables. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
 _ENGINE_VARIABLES = (
     ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -125,6 +125,8 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     """Sends a message about this rank to the agent; does nothing without an agent.
 
     raised: an uncaught exception
+    refused: the reason why the program could not be started
+    flight: the file descriptor of this rank's flight record
     leaving: an exit status other than 0
     stopped: the step after which the rank has stopped on request, its state saved; it exits with STOPPED next
     joining: seconds that the rank waits at most for all ranks to join the world; None: it no longer waits
@@ -143,7 +145,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
                 # The first newline ends a line that another program of this rank may have begun there by mistake.
                 pipe.write(b"\n" + json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # The agent has exited, and this rank is about to be killed for it.
+            pass  # The agent has exited, so this rank is about to be killed.
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

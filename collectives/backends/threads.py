@@ -206,7 +206,7 @@ class ThreadTransport(Transport):
 
 
 def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
-    """Reduces all ranks' arrays, and copies to each rank its part of the total."""
+    """Returns a function that reduces all ranks' arrays, and copies to each rank its part of the total."""
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
         total = combine_in_tree(xs, COMBINE[op])  # A copy: if a rank reduces in place, its result must not feed others.
@@ -218,7 +218,10 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
 
 
 def _move(sources: Mapping[int, Sequence[slice]]) -> Execute:
-    """Joins for each rank the parts that it gets. sources: by sending rank, its part for each destination"""
+    """Returns a function that joins, for each rank, the parts sent to it.
+
+    sources: for each sending rank, the slice of its array for each destination
+    """
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
         for dst, out in enumerate(outs):

@@ -1,6 +1,7 @@
-"""Array headers: dtype and shape of an array, in a message of known size that precedes the array.
+"""Array headers: bytes that say the dtype and the shape of an array, and that precede it.
 
-Before a scatter the root sends a header with each rank's length. An eager message has a header near its start.
+Before a scatter the root sends a header of known size, with each rank's length. An eager message has a header near its
+start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transpor
 
 # Head of an eager message: the user's tag, and the tag of the array if it follows separately. `_pack`'s bytes follow.
 _HEAD = struct.Struct("<qq")
-# Number of dimensions, and the dtype. Then the shape.
+# Number of dimensions, and the dtype. The shape follows.
 _DTYPE = struct.Struct("<q32s")
 # The head and the number of dimensions.
 _START = struct.Struct("<qqq")
@@ -105,7 +106,7 @@ class EagerMessage(NamedTuple):
 
 
 def encode_eager(array: Array, tag: int, rendezvous_tag: int) -> tuple[Array, int]:
-    """The eager message of a C-contiguous array, (n,) uint8; and `rendezvous_tag`, or 0 if the message contains it.
+    """The eager message of a C-contiguous array, (n,) uint8; and `rendezvous_tag`, or 0 if the array is in the message.
 
     rendezvous_tag: the tag with which the array follows if it does not fit into the message
     """

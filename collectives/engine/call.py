@@ -37,7 +37,7 @@ _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
 # Files that never count as the user's line. `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# Bytes. Larger arrays are left to the helper thread, since converting and copying them would delay the caller.
+# Bytes. The helper thread starts calls on larger arrays that are not in place: copying them would delay the caller.
 _SMALL = 1 << 16
 
 
@@ -66,7 +66,7 @@ def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: t
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What all calls of one kind have in common. Made for the first of them, and not changed by any.
+    """What all calls of one kind have in common. Made for the first of them; later ones change only `recorded`.
 
     name, more: the collective, and its other arguments as text
     dtype, shape: of the array of this rank; None if it has none
@@ -78,7 +78,7 @@ class Plan:
     body: the steps that move the array after ranks have compared the call
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
     result: the shape of this rank's result, if it is known before the call
-    beside: whether its body is a single operation that may run at the same time as the operation of the next call
+    beside: whether the body is a single operation that may run at the same time as the operation of the next call
     depth: at most the number of stack frames from the public method to the creation of a call
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
     recorded: a dict. Key: the call site, as the id of a code object and an instruction in it. Value: the number of the
@@ -126,7 +126,7 @@ class CollectiveOp(Generic[T]):
 
     arrays: the object that reads and makes its arrays, see `HostArrays`; source: the caller's array
     target: `out` as an array, if the result should be written there; out: as the caller passed it
-    scale: the factor of a reduction's result; or a function that returns it, as long as that has not been called
+    scale: the factor of a reduction's result; or a function that returns it, until it has been called
     preallocated: memory for the result, if it was made before the call
     """
 
@@ -364,8 +364,8 @@ class Work(Generic[T]):
     def times(self) -> tuple[int, int, int] | None:
         """When the call was made, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
 
-        None if the flight record no longer has it, after more than a thousand later calls. On a GPU, complete means
-        handed to the device.
+        None if the flight record no longer has it, after a thousand later calls. On a GPU, a call counts as
+        completed once it is handed to the device.
         """
         call = self._call
         return None if call.recorder is None else call.recorder.times(call.record)

@@ -3,8 +3,8 @@
 Before data moves the ranks show each other what they are about to call, so that a wrong call is an error and never a
 hang. A signature is a line of int64 words. One of them is a hash of all that must be the same on every rank: the
 collective, its op, root and scale, dtype and shape; the length along axis 0 only if it may not differ. So comparing
-costs one check per rank. If hashes differ, the ranks send each other a description of their calls, and each raises the
-same table.
+costs one check per rank. If hashes differ, the ranks send each other a description of their calls, and each raises an
+error with the same table.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CommunicatorBase:
         raise NotImplementedError
 
     def _arrays(self, x: Any) -> Any:
-        """What reads and makes the arrays of a call on x: a `HostArrays`, or a `DeviceArrays` if x is on a GPU."""
+        """Returns the object that handles the arrays of a call on x: a `HostArrays`, or a `DeviceArrays` on a GPU."""
         if type(x) is np.ndarray or not is_device_array(x):
             return self._host
         return self._device(x).arrays()
@@ -85,7 +85,7 @@ class CommunicatorBase:
         self.registry.leave(self.transport.key)
 
     def _plan(self, make: Callable[..., Plan], key: tuple[Any, ...]) -> Plan:
-        """The plan of calls with this key, made by `make(*key)` for the first. key: begins with `device_text`."""
+        """The plan of calls with this key; `make(*key)` makes it for the first call. key: begins with `device_text`"""
         try:
             plan = self._plans.get(key)
         except TypeError:  # An argument is neither a number nor text; `make` raises the right error.
@@ -110,7 +110,7 @@ class CommunicatorBase:
         return call
 
     def _run(self, call: CollectiveOp[Any], async_op: bool, ordered: bool = True, awaited: bool = True) -> Any:
-        """Runs a call, or starts it. ordered: after all collectives before it; awaited: as in `submit`"""
+        """Runs a call, or starts it. ordered: it runs after all earlier collectives; awaited: as in `submit`"""
         if async_op:
             self.queue.submit(call, ordered, awaited)
             return Work(call)
@@ -164,7 +164,7 @@ class CommunicatorBase:
         return signatures
 
     def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
-        """The error for the ranks of `transport`, whose calls differ. They send each other descriptions of them."""
+        """The error for the ranks of `transport`, whose calls differ. They exchange descriptions of their calls."""
         arguments = call.more
         if call.scale is not None and not callable(call.scale):
             arguments = f"{call.more} scale {call.scale!r}"

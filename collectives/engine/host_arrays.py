@@ -67,13 +67,13 @@ class HostArrays:
         if out is None or plan.result is None:
             return None
         array = source if in_place else as_array(out, "out")
-        # The common case is checked here: calling `check_out` takes as long as all of this.
+        # The common case is checked here: calling `check_out` would take as long as this whole method.
         if array.shape == plan.result and array.dtype == source.dtype and array.flags.writeable:
             return array
         return check_out(array, plan.result, source.dtype)
 
     def buffers(self, call: CollectiveOp[Any]) -> tuple[Array | None, Array | None]:
-        """What a call sends, C-contiguous; and for reductions the memory for the total, on the ranks that get it."""
+        """The array that a call sends, C-contiguous; and memory for a reduction's total, None without a total."""
         reduction = call.plan.reduction
         if reduction is not None:
             return _buffers(call.source, call.target, reduction)
@@ -152,7 +152,7 @@ def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:
 
 
 def _buffers(source: Array, target: Array | None, reduction: Reduction) -> tuple[Array, Array | None]:
-    """What a reduction sends, and memory for its total: the same array if in place; None on ranks that get no total."""
+    """The array that a reduction sends, and memory for its total, maybe the same array; None without a total."""
     in_place = reduction.in_place
     if in_place and target is source and reduction.wire == source.dtype and is_plain(source):
         return source, source

@@ -47,11 +47,11 @@ _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
 # A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken. To wake it takes as long as a small
-# call.
+# After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. To wake it takes as
+# long as a small call.
 _IDLE_ROUNDS = 10
-# After `expect_wait` the helper thread leaves the calls to the waiting thread for this long (s). Then it takes over, as
-# that thread may have raised an exception, and never wait.
+# After `expect_wait` the helper thread leaves the calls to the thread that is going to wait, for this long (s). Then it
+# takes over: that thread may have raised an exception, and may never wait.
 _LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
@@ -99,15 +99,15 @@ class CallQueue:
         # Held by the thread that takes steps, whose id is `_stepper`.
         self._stepping = threading.RLock()
         self._stepper = 0
-        self._waiting: set[int] = set()  # Thread ids. One that Ctrl-C left here is removed by the thread's next wait.
-        self._left_until = 0.0  # Until then the calls are left to a thread that computes first.
+        self._waiting: set[int] = set()  # Thread ids. If Ctrl-C leaves one here, that thread's next wait removes it.
+        self._left_until = 0.0  # Until this time the calls are left to a thread that computes before it waits.
         self._next_check = 0.0
         self._helper: threading.Thread | None = None
         self._wake = threading.Event()
         self._asleep = False
 
     def _detach_from_parent(self) -> None:
-        """In a forked child: calls in progress, and the threads that complete them, are the parent's."""
+        """In a forked child: abandons the calls in progress, which threads of the parent complete."""
         no_calls = no_rank(self._transport.rank, self._transport.size)
         for call in (*self._ordered, *self._unordered):
             parent = f"goes on in process {os.getppid()}, of which this one was forked: wait for it there"
@@ -116,7 +116,7 @@ class CallQueue:
         if self._transport.name != "single":  # With other ranks the child must not act as the parent.
             self._notify = lambda: None
             self._error = no_calls
-            # All its resources are the parent's.
+            # All resources of this queue are the parent's.
             self._closed = True
             self._closing = True
             self._released = True
@@ -181,7 +181,7 @@ class CallQueue:
             self._left_until = 0.0
             try:
                 last = self._ordered[-1]
-            except IndexError:  # None is in progress.
+            except IndexError:  # No collective is in progress.
                 self._wake_if_needed()
             else:
                 self._wait_until_done(last, None)
@@ -527,7 +527,10 @@ def _passed(limit: Deadline | None) -> bool:
 
 
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
-    """Takes all `steps`, of ranks that have no communicator yet. Raises: CollectiveTimeout, PeerLeft."""
+    """Runs steps of ranks that have no communicator yet, and returns the result.
+
+    Raises: CollectiveTimeout, PeerLeft, and what the steps raise.
+    """
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps
     return CallQueue(transport).run(call)

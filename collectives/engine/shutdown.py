@@ -1,7 +1,7 @@
 """The orderly exit: ranks leave together, or the job ends.
 
 MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
-status and call counts, and waits for theirs. If all are there, MPI is finalized, unless a failure makes that
+status and call counts, and waits for theirs. If all have arrived, MPI is finalized, unless a failure makes that
 unsafe. Otherwise the job ends with the status of the first rank that failed. If none failed, but ranks did not come in
 time, the others say which, and end the job with status 1. Ranks that stopped on request (STOPPED) leave like those that
 are done: if an engine saw one rank exit before the others have finalized MPI, it would kill the others, and print a
@@ -88,16 +88,17 @@ class ExitStatus:
 
 
 def exit_code(status: object) -> int:
-    """The exit code of `sys.exit(status)`: 0 for None, a number itself, 1 for anything else, which is printed."""
+    """The exit code of `sys.exit(status)`: 0 for None, a number modulo 256, 1 for anything else, which is printed."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1
 
 
 def job_status(own_status: int, before: Sequence[int], after: Sequence[int]) -> int:
-    """The job's status: the first known failure; otherwise STOPPED if any rank stopped on request, else 0.
+    """The job's status: the first known failure, 1 for LOST; otherwise STOPPED if any rank stopped on request, else 0.
 
-    own_status: of this rank; before: statuses that had arrived when this rank left, in order; after: later ones
+    own_status: of this rank; before: statuses that had arrived when this rank left, in order
+    after: statuses that arrived later; those in `before` may be among them
     """
     statuses = [*before, own_status, *after]
     first = next((status for status in statuses if not is_clean(status)), STOPPED if STOPPED in statuses else 0)

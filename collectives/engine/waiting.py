@@ -1,4 +1,4 @@
-"""How a rank waits for others: it spins, then sleeps between tests, and raises when the time limit has passed.
+"""How a rank waits for others: by tests in a loop, with pauses that grow, until a time limit has passed.
 
 Ranks may share cores with each other, and with processes that compute. So a waiting rank spins for a moment, then
 yields its core between tests, and then sleeps between them. Nothing blocks inside a backend, so time limits, Ctrl-C and

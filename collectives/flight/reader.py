@@ -1,4 +1,4 @@
-"""The reading side of a flight record, from any process of the same user, at any moment; and records as text.
+"""The reading side of a flight record, for any process of the same user, at any moment. Also shows records as text.
 
 The process that is read does nothing for it: it may be stopped, compute with the GIL held, or write a million calls a
 second. A call counts only if two readings of the ring agree on it. Its text is read between the two: as long as a call
@@ -139,7 +139,7 @@ class FlightReader:
 
     @classmethod
     def of_fd(cls, pid: int, fd: int) -> Self:
-        """Opens the record that process `pid` has open as `fd`. Raises: RecordError."""
+        """Opens the record that process `pid` has open as `fd`. Raises: RecordError if it has none there."""
         try:
             own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -181,7 +181,7 @@ class FlightReader:
         return FlightRecord(pid, rank, world_size, calls, self._position(), step, figures)
 
     def newest(self, now: int) -> dict[str, object]:
-        """The newest state of the process, as a message. Raises: RecordError.
+        """The newest state of the process, as a message. Raises: RecordError as `record`.
 
         now: of the monotonic clock, ns
         step: the last finished one, None if nothing counts them
@@ -219,7 +219,7 @@ class FlightReader:
             first = self._ring()
             known_texts = self._texts
             unknown = any(not known_texts.get(words[1]) for words in first)
-            # In one piece: a process that makes a new text for each call reuses a slot after a few milliseconds.
+            # Read in one piece: a process that makes a new text for each call reuses a slot after a few milliseconds.
             slots = self._peek(TEXTS_AT, layout.SIZE - TEXTS_AT) if unknown else b""
             agreed = [words for words, again in zip(first, self._ring(), strict=True) if words == again and any(words)]
             numbers = {words[1] for words in agreed}

@@ -1,7 +1,7 @@
 """The writing side of the flight recorder. To record a call takes well under a microsecond, so it is always on.
 
 The memory is a memfd of this process: it has no name that could be left behind, and others find it as /proc/PID/fd/N.
-Nothing here waits, and only a new call text takes a lock, since calls come from several threads.
+Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.
 
 A rank that never reaches a collective is in some loop of the user's code. Its peers, when they time out, should be able
 to say where. So once a second a thread of this process samples the position of the main thread's Python code. If the
@@ -62,7 +62,7 @@ class Recorder:
         self._words[layout.SIZE_WORD] = size
 
     def step(self, number: int | None = None) -> None:
-        """Records that the program has finished step `number`, or one more than before; the first is 1."""
+        """Records that the program has finished step `number`; None: one more step than before, starting at 1."""
         self._words[layout.STEP_WORD] = number if number is not None else max(0, self._words[layout.STEP_WORD]) + 1
 
     def count_backwards(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Recorder:
     def times(self, index: int) -> tuple[int, int, int] | None:
         """When a call was entered, started and ended, in nanoseconds of CLOCK_MONOTONIC; 0: not yet.
 
-        None if its record has been overwritten, after CALLS later calls.
+        None if its record has been overwritten, which happens after CALLS later calls.
         """
         first = _FIRST_WORD + index % CALLS * _WORDS
         recorded, _, _, queued, started, ended, _ = self._words[first : first + _WORDS].tolist()
@@ -152,7 +152,7 @@ class Recorder:
         return number
 
     def record_position(self, location: Location, within: Location | None = None) -> None:
-        """Records where the Python code of this process is: in the user's file, and within whose function."""
+        """Records the position of the main thread's Python code: what `main_thread_position` returns."""
         fields = []
         for file, line, function in (location, within or ("", 0, "")):
             fields += [layout.truncate(file, 256, keep_end=True), str(line), layout.truncate(function, 112)]

@@ -75,7 +75,10 @@ class P2PQueue:
         return receive.message is not None
 
     def all_matched(self, receives: Mapping[int, Receive], missing: list[int]) -> bool:
-        """True if all receives have got their messages. receives: by rank; missing: set to the ranks of the others"""
+        """True if all receives have got their messages.
+
+        receives: by rank; missing: set to the ranks whose messages have not arrived
+        """
         missing[:] = [rank for rank, receive in receives.items() if not self.matched(receive)]
         return not missing
 
@@ -147,9 +150,9 @@ class PointToPoint(CommunicatorBase):
         """Sends x to rank dst, which receives it by `recv`.
 
         x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, messages with different tags do not mix
-        What is sent to one rank with one tag arrives in order. An array of up to about 4,000 bytes is in transit when
-        this returns; a larger one is complete only when dst receives it, so two ranks that exchange large arrays must
-        send with `async_op=True`, or one of them receive first. What a rank sends to itself is copied.
+        Arrays that are sent to one rank with one tag arrive in order. An array of up to about 4,000 bytes is in transit
+        when this returns. A larger one is complete only when dst receives it: if two ranks exchange large arrays, both
+        must send with `async_op=True`, or one of them must receive first. An array for this rank itself is copied.
 
         Returns: None
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.

@@ -15,7 +15,7 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
 from collectives.transport import Signatures, Steps
 
-# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much again for each.
+# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much memory again.
 _BESIDE = 32 << 20
 
 
@@ -40,8 +40,8 @@ class Reductions(CommunicatorBase):
         called when all earlier calls of this communicator are complete, so it may depend on their results. Ranks
         compare the numbers, except those that a function returns for x on a GPU
         order: "tree": values are combined in one binary tree over ranks, so that the bits of a sum depend on neither
-        transport, nodes nor length. On a transport with an order of its own, this takes an all-to-all of parts, of
-        which each rank combines one, and an all-gather. None: the transport's order
+        transport, nodes nor length. On a transport with an order of its own, an all-to-all gives each rank one part to
+        combine, and an all-gather joins the parts. None: the transport's order
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
         Raises: DtypeError if op is not defined for the dtype; ArgumentError if out does not fit, or for another order.

@@ -64,7 +64,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
     Raises: WorldError as `join`; BackendError if tensors of the CPU are given to another backend.
     """
-    # From PyTorch 2.14 on: the group that gets this backend. If it has a backend for a GPU, it has that one's name.
+    # From PyTorch 2.14 on: the group that gets this backend. Its name is "custom", or that of its backend for a GPU.
     group = getattr(options, "process_group", None)
     # Up to 2.13 the group is a local variable of the caller. It has the backends of other devices. PyTorch will use
     # the group that this function returns instead.
@@ -91,9 +91,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
 def keep_other_backends() -> None:
     """Lets PyTorch up to 2.13 make and use other backends beside this one.
 
-    PyTorch makes no more backends after one that is a process group, so this one has to be the last. And PyTorch makes
-    one call of a batch of sends and receives, without which those of NCCL deadlock, only in groups of its own. So each
-    send and receive gets the group of its tensor's device.
+    PyTorch makes no more backends after one that is a process group, so this one has to be the last. NCCL needs a batch
+    of sends and receives to be one call, to avoid a deadlock, and PyTorch combines them only in groups of its own. So
+    each send and receive gets the group of its tensor's device.
     """
     config: Any = importlib.import_module("torch.distributed.distributed_c10d").BackendConfig
     operation: Any = dist.P2POp
@@ -192,7 +192,7 @@ class GroupCalls:
         return TorchWork(_calls_of(works), [], partial(_wait_for, works))
 
     def _run_together(self, name: str, inputs: Tensors, works: Iterable[TorchWork], result: Sequence[Any]) -> TorchWork:
-        """Runs several calls that PyTorch sees as one. works: an iterator that starts a call for each item"""
+        """Runs several calls that PyTorch sees as one call. works: an iterator that starts a call for each item"""
         started: list[TorchWork] = []
 
         def start() -> list[Work[Any]]:
@@ -218,7 +218,10 @@ class GroupCalls:
         part: Any = ...,
         **more: Any,
     ) -> TorchWork:
-        """Runs a reduction. call: the communicator's method; out: an array or None; part: of the total, for `out`"""
+        """Runs a reduction.
+
+        call: the communicator's method; out: an array or None; part: the index of the part of the total for `out`
+        """
         number = hash(opts.reduceOp)
         name = _OPS.get(number, "sum")
         if x.dtype.kind == "b":
@@ -247,7 +250,7 @@ class GroupCalls:
         if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(self._caller)):
             # This thread, which computes, also completes the calls, before DistributedDataParallel waits for their
             # futures. It does not do so over a network: there DistributedDataParallel waits for one bucket after the
-            # other, and copies each while others are under way.
+            # other, and copies each bucket while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
         return self._reduce(self._comm.all_reduce, x, opts, x, tensors, tensors)
 
@@ -334,7 +337,7 @@ class GroupCalls:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
-        """outputs: for each rank, a list of as many tensors as inputs has"""
+        """Gathers each of several tensors. outputs: for each rank, a list of as many tensors as `inputs` has"""
         by_input = [[row[index] for row in outputs] for index in range(len(inputs))]
         pairs = zip(by_input, inputs, strict=True)
         works = (self.allgather([parts], [x], opts) for parts, x in pairs)
@@ -418,7 +421,7 @@ class GroupCalls:
 
         Raises: CollectiveTimeout on every rank if one has not come in time.
         """
-        timeout = getattr(timeout, "timeout", timeout)  # a `Backend` is given options
+        timeout = getattr(timeout, "timeout", timeout)  # PyTorch passes options to a `Backend`
         comm = self._comm
         seconds = comm.timeout if timeout is None else timeout.total_seconds()
         end = time.monotonic() + seconds
@@ -607,7 +610,7 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> CollectivesBackend:
         """The backend of these ranks for tensors of the CPU.
 
-        Raises: ArgumentError if this rank is not among them: if it got None, PyTorch would follow a null pointer.
+        Raises: ArgumentError if this rank is not among them: PyTorch would follow a null pointer if this returned None.
         """
         timeout = getattr(options, "_timeout")  # noqa: B009  # a name of PyTorch's, not of ours
         return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))

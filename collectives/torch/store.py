@@ -1,7 +1,8 @@
 """How PyTorch's ranks become those of a communicator, and how they meet where no MASTER_ADDR is set.
 
-MPI's engines, ddp-launch and torchrun start a world, whose ranks PyTorch's must match. Processes that only PyTorch's
-store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in the store.
+MPI's engines, ddp-launch and torchrun start a world. PyTorch's ranks must be the same as those of this world. Processes
+that only PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in
+the store.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def set_variables() -> None:
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     if world.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
-    elif "SLURM_LOCALID" in os.environ:  # MPICH under srun speaks PMI, which does not tell it
+    elif "SLURM_LOCALID" in os.environ:  # MPICH under srun speaks PMI, which has no local rank
         os.environ.setdefault("LOCAL_RANK", os.environ["SLURM_LOCALID"])
 
 

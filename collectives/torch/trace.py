@@ -37,7 +37,7 @@ class StepRecorder:
         self._numbers = itertools.count()
         self._calls: list[tuple[Work[Any], int]] = []  # of the backward that runs, each with its bytes
         self._entered = self._left = 0  # first and last moment of forward since the last backward
-        self._begun = self._computed = 0  # of the backward that runs; 0: no backward runs
+        self._begun = self._computed = 0  # of the backward that runs: its start (0: none runs), the end of computing
         self._ended = 0
         self._backward = torch.autograd.backward
         world.barrier()  # which all ranks leave at nearly the same moment
@@ -53,7 +53,7 @@ class StepRecorder:
         atexit.register(self._write)
 
     def add(self, work: Work[Any], nbytes: int) -> None:
-        """Adds a call to the backward that is running, and that made the call."""
+        """Adds a call that the running backward has made."""
         if not self._calls:
             Variable._execution_engine.queue_callback(self._end_computing)
         self._calls.append((work, nbytes))

@@ -49,7 +49,7 @@ class ProfilerEvent:
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
-    """Calls of collectives that PyTorch sees as one.
+    """One or more calls of collectives that PyTorch sees as one call.
 
     calls: in the order in which they were started; result: the tensors that will hold the result
     after: called once with the calls' results, in the first thread that waits for them
@@ -75,7 +75,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self._event = event
         if event is not None and calls:
             calls[-1].add_done_callback(event.end)
-        elif event is not None:  # synchronous calls that PyTorch sees as one
+        elif event is not None:  # synchronous calls that PyTorch sees as one call
             event.end()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -132,8 +132,8 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         """A future of the tensors that hold the result.
 
         C++ code that asks during backward, as DDP does, gets a future that is not complete, and continues computing.
-        Python code may add callbacks that start further calls (PowerSGD does). The place of those in the order of calls
-        must not depend on when this call ends, so Python code gets a complete future, whose callbacks run at once.
+        Python code may add callbacks that start further calls (PowerSGD does). The place of these calls in the
+        order must not depend on when this call ends, so Python code gets a complete future: its callbacks run at once.
         """
         if self._future is None:
             started: Future[None] = Future()

@@ -33,7 +33,7 @@ _PER_THREAD = 2
 def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Makes the GPU numbered by the local rank, modulo the number of GPUs, current for this thread.
 
-    If the user has chosen a device before, or only one is visible, that one is kept.
+    If only one device is visible, or the current one is not device 0, it stays current.
     """
     if has_one_visible(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
         return
@@ -46,7 +46,7 @@ def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> 
 
 
 def has_one_visible(visible: str | None) -> bool:
-    """True if CUDA shows at most one device, by the value of CUDA_VISIBLE_DEVICES; None: the variable is not set.
+    """True if this value of CUDA_VISIBLE_DEVICES shows at most one device. visible: None if the variable is not set
 
     >>> [has_one_visible(value) for value in (None, "0,1", "3", "", "-1", "MIG-4e1c")]
     [False, False, True, True, True, True]
@@ -193,7 +193,7 @@ class Cuda:
         return event
 
     def capturing(self, stream: Any) -> bool:
-        """True while the stream is captured into a graph. The default stream never is, and must not be queried."""
+        """True while the stream is captured into a graph. The default stream cannot be, and must not be queried."""
         return stream.ptr != 0 and bool(self._runtime.streamIsCapturing(stream.ptr))
 
     def is_per_thread(self, stream: Any) -> bool:
@@ -201,7 +201,7 @@ class Cuda:
         return bool(stream.ptr == _PER_THREAD)
 
     def is_complete(self, event: Any) -> bool:
-        """True once everything before the event is complete. Raises: CollectivesError if it failed."""
+        """True once everything before the event is complete. Raises: CollectivesError if some of it failed."""
         status = self._runtime.eventQuery(event.ptr)
         if status not in (_SUCCESS, _NOT_READY):
             raise CollectivesError(f"a kernel or copy on GPU {self.index} failed: CUDA error {status}")

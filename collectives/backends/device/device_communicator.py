@@ -15,10 +15,10 @@ How a collective is ordered after the caller's kernels and before those that use
                                            \                          /
     communication stream   ───────────── wait(ready) ── collective ── done
 
-The host waits for neither. CuPy's memory pool has one arena per stream and reuses freed memory at once, in that
-stream's order, without regard to the communication stream. So a result is allocated in the arena of the caller's
-stream, before `ready` is recorded. Everything that the communication stream uses is kept by the watchdog until `done`
-is complete. What that stream allocates for itself is in its own arena, and no other stream uses it.
+The host does not wait for `ready` or `done`. CuPy's memory pool has one arena per stream and reuses freed memory at
+once, in that stream's order, without regard to the communication stream. So a result is allocated in the arena of the
+caller's stream, before `ready` is recorded. Everything that the communication stream uses is kept by the watchdog until
+`done` is complete. What the communication stream allocates for itself is in its own arena, and no other stream uses it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class DeviceCommunicator:
                 self._device_transport.close()
 
     def watch_stream(self, name: str, keep: Any) -> None:
-        """Watches the current stream for its time limit, and keeps `keep` alive until it completes.
+        """Watches the work on the current stream, within a time limit; keeps `keep` alive until the work is complete.
 
         Raises: the failure of an earlier operation.
         """
@@ -202,9 +202,9 @@ class DeviceCommunicator:
         return host.view(source.dtype).reshape(source.shape)
 
     def to_device(self, received: Array | tuple[Array, int], out: Any) -> Any:
-        """Copies what was received into `out`, for the later work of the current stream. Returns: `out`
+        """Copies a received array into `out`, for the later work of the current stream. Returns: `out`
 
-        received: what `recv` returned. From any source, it is a pair with the sender's rank, and so is the result
+        received: what `recv` returned. If that is a pair of array and sender's rank, the result is a pair, too
         Raises: ArgumentError if `out` has another shape or dtype.
         """
         if isinstance(received, tuple):
@@ -342,7 +342,7 @@ class DeviceArrays:
         return self.result(shape, dtype, source, target)
 
     def reduction_target(self, plan: Plan, source: Any, out: Any, in_place: bool) -> Any:
-        """Memory for a reduction's result; None on ranks that get none. Raises: ArgumentError if `out` does not fit."""
+        """Memory for a reduction's result; None if this rank gets none. Raises: ArgumentError if `out` does not fit."""
         if plan.result is None:
             return None
         if out is None:
@@ -440,7 +440,10 @@ class DeviceArrays:
         return self.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale. A function is called right before the sum is launched: then its inputs are on the stream."""
+        """The scale as a number, or as a 0-d array on the device. A function is called now, right before the launch.
+
+        The results of all earlier collectives come before this point of the stream, so the function may use them.
+        """
         if not callable(scale):
             return scale
         with self._cuda.on(transport.stream):
@@ -453,7 +456,7 @@ class DeviceArrays:
 def overlap(a: Any, b: Any) -> bool:
     """Whether the address ranges of two device arrays overlap, so that they may share memory.
 
-    `cupy.may_share_memory` denies it for two views of one PyTorch tensor, since each import makes a new memory object.
+    `cupy.may_share_memory` returns False for two views of one PyTorch tensor: each import makes a new memory object.
     """
     if not a.size or not b.size:
         return False
@@ -488,7 +491,7 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
 def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunicator:
     """Connects a communicator for which NCCL was requested by name. Collective. Returns: its part for arrays on GPUs
 
-    If the ranks of a node all use the node's first GPU, each makes one of its own current.
+    If this rank's current GPU is device 0, the device with the number of its local rank becomes the current one.
     Raises: BackendError on every rank if any of them cannot use NCCL.
     """
     reason = cuda.why_absent() or ""

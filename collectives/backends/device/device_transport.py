@@ -75,7 +75,7 @@ class DeviceTransport(ABC):
         """table: bytes, [source][destination]; x: (sum of this rank's row,) uint8; out: (sum of its column,) uint8."""
 
     def close(self) -> None:
-        """Frees what it holds. Nothing may be in progress on this rank."""
+        """Frees the transport's resources. Nothing may be in progress on this rank."""
         return
 
 
@@ -132,7 +132,7 @@ class HostStagedTransport(DeviceTransport):
         return self._move(self._host.all_to_all, x, out, table)
 
     def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *arguments: Any) -> Steps[None]:
-        """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Either may be None."""
+        """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Each array may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
         self.staged = (self.staged, sent, received)  # Keeps also what earlier transfers of this collective staged.

@@ -3,7 +3,7 @@
 Collectives that NCCL lacks are composed of those it has:
 
     complex            SUM and MEAN on pairs of real numbers
-    uneven parts       a group of broadcasts (all_gather), of reduces (reduce_scatter)
+    uneven parts       all_gather: a group of broadcasts; reduce_scatter: a group of reduces
     gather and others  a group of sends and receives
 
 For dtypes and ops that NCCL does not reduce as NumPy does (`reduces`), the caller has each rank combine a part.
@@ -169,7 +169,7 @@ class NcclTransport(DeviceTransport):
             self._nccl.broadcast(send, _address(out), out.size, _BYTE, root, self.stream.ptr)
 
     def _exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> Steps[None]:
-        """Sends arrays of bytes to some ranks and receives from some."""
+        """Sends arrays of bytes to ranks, and receives arrays from ranks, both as (rank, array)."""
 
         def launch() -> None:
             for start, parts in ((self._nccl.send, sends), (self._nccl.recv, receives)):

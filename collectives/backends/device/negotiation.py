@@ -1,8 +1,8 @@
 """Chooses NCCL or host memory for device arrays, on all ranks together: a rank without NCCL would block the others.
 
-Each rank describes what it can do: what prevents it from using NCCL, if anything, its GPU, its NCCL version. The
-decision is a pure function of all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they
-connect. That may fail although every rank has the library; then no rank uses NCCL.
+Each rank describes its GPU, its NCCL version and, if it cannot use NCCL, the reason. The decision is a pure function of
+all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they connect. That may fail although
+every rank has the library; then no rank uses NCCL.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Capability:
 
 
 def decide(capabilities: Sequence[Capability]) -> tuple[bool, str]:
-    """Whether to use NCCL for device arrays, and why. It is used if every rank can, and no two need the same GPU."""
+    """Whether to use NCCL for device arrays, and why.
+
+    NCCL is used if every rank can use it, in the same version and with the same options, on a GPU of its own. From NCCL
+    2.30 on ranks may share a GPU if all of them allow it.
+    """
     reasons = [f"rank {rank}: {capability.reason}" for rank, capability in enumerate(capabilities) if capability.reason]
     if reasons:
         return False, "; ".join(reasons)

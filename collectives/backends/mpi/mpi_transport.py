@@ -1,7 +1,9 @@
 """Collectives over MPI: only nonblocking calls, each tested until complete, so that every wait can end.
 
-An MPI before 4.0 counts in C's int. Longer operations are split there: reductions and broadcasts into pieces one after
-the other, everything else into sends and receives between the ranks. Source of the operations: MPI 4.1, chapters 3, 6.
+An MPI before 4.0 counts in C's int. For such an MPI, operations on more items are split: reductions and broadcasts into
+pieces one after the other, everything else into sends and receives between the ranks.
+
+Source of the operations: MPI 4.1, chapters 3, 6.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def world_transport(membership: MPIWorld) -> MPITransport:
 
 
 class MPITransport(Transport):
-    """One MPI communicator of our own.
+    """The transport over one MPI communicator, which the user's code never uses.
 
     members: for each rank, its rank in the world; limit: the largest count and displacement that this MPI takes
     """
@@ -219,7 +221,7 @@ class MPITransport(Transport):
         if self._arriving is not None:
             _unfinished.append(self._arriving)
         if self.key != "world":
-            # Collective by the standard, local in MPICH and Open MPI. An MPI has about 2,000 communicators in all.
+            # Collective by the standard, local in MPICH and Open MPI. An MPI has room for about 2,000 communicators.
             self._comm.Free()
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
@@ -246,7 +248,7 @@ class MPITransport(Transport):
 
 
 def _in_turn(tests: Iterator[Test]) -> Test:
-    """Starts each operation when the one before it is complete, to limit the resources that MPI uses for them."""
+    """Returns a test that starts each operation when the one before it is complete: this limits MPI's resources."""
     current = next(tests)
 
     def test() -> bool:

@@ -1,6 +1,6 @@
 """This process in MPI's world: joins it, knows the other ranks and this rank's part of the node, leaves it.
 
-The only module that imports mpi4py.
+This is the only module that imports mpi4py.
 
 An MPI removes its files in /dev/shm when it is finalized; a killed process would leave them behind. A file's name is
 needed only until the last rank has mapped the file, so the first rank of each node unlinks it then. Each rank finds
@@ -178,7 +178,7 @@ class MPIWorld:
 
 
 def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
-    """The values of all ranks, in rank order. JSON, since unpickling runs code and MPI authenticates no peers."""
+    """The values of all ranks, in rank order. As JSON: unpickling would run code, and MPI authenticates no peers."""
     text = json.dumps(value).encode()
     longest = np.array(len(text))
     comm.Allreduce(MPI.IN_PLACE, longest, MPI.MAX)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # With -I no folder of ours is on the path; this one follows the standard library, so it can shadow nothing.
+    # With -I no folder of ours is on the path. This one comes last, so it shadows no module of the standard library.
     sys.path.append(__file__.rpartition("/collectives/")[0])
 
 import contextlib
@@ -31,8 +31,8 @@ CONTROL = "control"
 PMI = "pmi"
 # Time that a peer has to prove that it is a rank (s).
 _HANDSHAKE = 10.0
-# Largest number of unauthenticated connections. A further one drops the oldest: ranks answer within milliseconds, so
-# they get in even if strangers hold all of them, and a rank that was dropped in a flood connects again.
+# Largest number of unauthenticated connections. One more makes the server drop the oldest. Ranks answer within
+# milliseconds, so they get in even if strangers hold all connections. A rank that was dropped connects again.
 _UNAUTHENTICATED = 64
 # Bytes of the longest message.
 _LINE = 1 << 16
@@ -142,7 +142,7 @@ class Server:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(_POLL)  # The caller has disconnected, or no descriptor is free.
+                time.sleep(_POLL)  # The peer has disconnected, or no descriptor is free.
                 continue
             with self._lock:
                 if len(self._unauthenticated) >= _UNAUTHENTICATED:

@@ -197,14 +197,14 @@ class Rendezvous:
             self._server.wait()
 
     def _answer_finalize(self) -> None:
-        """Leaves an answer for MPICHs that send their PMI server one more request at exit, and crash without an answer.
+        """Prepares an answer for MPICH: some versions send their server a request at exit, and crash without an answer.
 
         The connection's descriptor is replaced by a socket of this process that already contains the answer.
         """
         reading, writing = socket.socketpair()
         writing.sendall(pmi_server.FINALIZED.encode() + b"\n")
         os.dup2(reading.detach(), self._pmi.fileno())
-        self._pmi.detach()  # Both stay open until the process ends.
+        self._pmi.detach()  # Both sockets stay open until the process ends.
         writing.detach()
 
     def _serve(self) -> None:
@@ -291,7 +291,7 @@ class Rendezvous:
             try:
                 self._receive(max(0.01, warn_at - time.monotonic()))
             except EOFError:
-                # Rank 0 may have been removed from the list of those present before its connection closed.
+                # The server may have reported rank 0 as missing, too, before the server itself ended.
                 missing = name_ranks([rank for rank in self._missing if rank != 0])
                 raise WorldError(
                     f"{self._name}: rank 0 ended while ranks were joining; {missing} had not come"

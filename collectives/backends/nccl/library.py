@@ -7,7 +7,7 @@ Installations differ in where the library is:
     "path"    the file in the package nvidia-nccl-cu12 or -cu13, otherwise the system's
 
 A binding that declares counts as 32-bit integers truncates them silently, and one that is older than the library lacks
-its newer functions and result codes. So a binding only locates the library, and the functions come from `FUNCTIONS`.
+its newer functions and result codes. So a binding only locates the library; `FUNCTIONS` declares the functions.
 
 Source: nccl.h of NCCL 2.18 to 2.32.
 """

@@ -301,7 +301,7 @@ class NcclCommunicator:
 
     def _typed(self, count: int, dtype: Dtype) -> tuple[int, int]:
         """Count and dtype as NCCL takes them."""
-        assert count >= 0, count  # ctypes would convert it to a huge one.
+        assert count >= 0, count  # ctypes would convert it to a huge number.
         return count, self.nccl.dtype_code(dtype)
 
     def _run(self, name: str, *arguments: Any, stream: int) -> None:

@@ -1,4 +1,4 @@
-"""How data moves between the ranks of a node: read in place if all can see it, otherwise in tiles over staging buffers.
+"""How arrays move between the ranks of a node: read in place if visible, otherwise in tiles through staging buffers.
 
 A rank's array is *visible* to the others if it fits into its inline buffer, or is in memory that they share. Otherwise
 it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two buffers, publishes
@@ -22,7 +22,7 @@ from collectives.reduction import HALVES, combine_in_tree
 from collectives.transport import Epilogue, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
-#: Yields the tests of what to wait for.
+#: Yields one test for each wait.
 Waits = Generator[Callable[[], bool], None, None]
 
 # Number of 16-bit floats that are widened to float32 at a time: their 256 KiB fit into the L2 cache.
@@ -66,7 +66,7 @@ def part_to_reduce(length: int, itemsize: int, size: int, rank: int) -> tuple[in
 
 
 def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
-    """Reduces the sources into `out`, tile by tile. All: (n,) of one dtype; `out` overlaps none of the sources."""
+    """Reduces the sources into `out`, tile by tile. All are (n,), of one dtype; `out` overlaps no source."""
     for start, stop in chunks(len(out), STAGING_BYTES // out.itemsize):
         combine_all([source[start:stop] for source in sources], out[start:stop], ufunc, epilogue)
 

@@ -113,7 +113,7 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
 class Layout(NamedTuple):
     """How the result of a call is made if every rank's array is in its inline buffer.
 
-    dtype: of the arrays there; pieces: what this rank reads; combine: makes the result of the pieces
+    dtype: of the arrays there; pieces: what this rank reads; combine: makes the result from the pieces
     result: the shape that `out` must have, if the call has not checked it
     """
 
@@ -166,9 +166,9 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
-        """Shows this call to the other ranks. If all of them call within microseconds, completes it and returns True.
+        """Shows this call to the other ranks. If all of them soon show the same call, completes it and returns True.
 
-        Otherwise sets `call.steps` and returns False.
+        Otherwise, or in an unusual case, sets `call.steps` and returns False.
         """
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
             call.steps = self._all_steps(call)  # The others read the array in place.
@@ -201,7 +201,7 @@ class InlineCalls:
         return (yield from self._after_exchange(call))
 
     def _combine(self, call: CollectiveOp[Any], digest: int) -> bool:
-        """Completes the call if all ranks call the same, their arrays are in their inline buffers, and the result fits.
+        """Completes the call if all ranks make the same call, with arrays in their inline buffers, and the result fits.
 
         Returns: whether it did
         """
@@ -224,7 +224,7 @@ class InlineCalls:
         return True
 
     def _lay_out(self, descriptions: list[list[int]]) -> bool:
-        """Makes the layout for the arrays that ranks show now. Returns: False if not all are in their inline buffers"""
+        """Makes the layout for the arrays that ranks show now. Returns: False if this path cannot make the result"""
         control = self._control
         signatures = control.signatures()
         if any(signature[NBYTES] + signature[PREFIX] > control.inline_bytes for signature in signatures):

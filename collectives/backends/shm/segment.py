@@ -151,7 +151,7 @@ def part_of(rank: int, nbytes: int) -> tuple[int, int]:
 
 class _Shared(NamedTuple):
     segment: Segment
-    marks: Any  # int64, one per rank: 1 once it has dropped its array.
+    marks: Any  # int64, one per rank: 1 once the rank has dropped its array.
     parts: list[Array]
     start: int
 
@@ -184,7 +184,7 @@ class SharedArrays:
         return array
 
     def find(self, array: Array) -> ArrayLocation:
-        """The location of a C-contiguous array of this rank."""
+        """The location of a C-contiguous array of this rank; NOWHERE if it is not in a segment."""
         address = _address(array)
         with self._lock:
             for number, shared in self._open.items():
@@ -218,10 +218,10 @@ def share_segment(
     """One segment for each node with several ranks, created by the first of them and mapped by all.
 
     nbytes: of the segment of this rank's node
-    reserved: start and length in bytes of the part that this rank allocates at once. Each rank does so for its own
-    part, whose pages are then on its NUMA node
-    Returns: each rank's node; this node's segment, None for a rank alone; why there are no segments, the same on every
-    rank
+    reserved: start and length in bytes of this rank's part, which this rank allocates at once: so the pages of the part
+    are on the rank's NUMA node
+    Returns: each rank's node; this node's segment, None for a rank alone; the reason why there are no segments, or "",
+    the same on every rank
     """
     segment: Segment | None = None
     several = transport.local_size > 1
@@ -269,7 +269,7 @@ _LINE = 8
 def inline_bytes(size: int) -> int:
     """Bytes of an inline buffer among `size` ranks. An array up to this size travels with its signature.
 
-    Few ranks have 1 MiB and room for a prefix, which saves a phase in calls of 64 KiB to 1 MiB
+    Up to SUM_ALONE ranks have 1 MiB and room for a prefix, which saves a phase in calls of 64 KiB to 1 MiB
     (benchmarks/collectives.py). Parts of the buffer that no call uses take no memory.
     """
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
@@ -339,7 +339,7 @@ class ControlBlock:
         self.words[index + SEQUENCE] = sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose signature of this call is missing; if none is, the ranks that are behind in its phases."""
+        """The ranks whose signature of this call is missing; if all are there, the ranks behind in its phases."""
         parity = self.sequence & 1
         absent = [rank for rank in self.others if self.words[self._signature_index(parity, rank)] < self.sequence]
         return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]

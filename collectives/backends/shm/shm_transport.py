@@ -1,6 +1,6 @@
-"""The transport of ranks on one node: it moves arrays through shared memory, over an inner transport that set it up.
+"""The transport of ranks on one node: it moves arrays through shared memory, which an inner transport has set up.
 
-What is rare or not time-critical (point to point, duplicates, exit notices) goes through the inner transport.
+Everything rare or not time-critical (point to point, duplicates, exit notices) goes through the inner transport.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _log = logging.getLogger("collectives")
 class StepTest:
     """A generator of waits as a test: each call advances it as far as possible.
 
-    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. So the test spins first:
-    a rank that tested again only after a sleep would delay the others.
+    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. Therefore the test spins
+    first: a rank that tested again only after a sleep would delay the others.
     """
 
     __slots__ = ("_wait", "_waits")
@@ -190,7 +190,7 @@ class ShmTransport(LayeredTransport):
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, epilogue)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, epilogue)
-        else:  # Some reduce in place: a rank's total would overwrite what others still read.
+        else:  # Some totals go to shared memory, maybe in place: they would overwrite what others still read.
             return StepTest(rounds.all_reduce(self.control, x, out, ufunc, epilogue))
         return self._leave()
 
