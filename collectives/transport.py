@@ -239,7 +239,7 @@ class Transport(ABC):
         return None if self._signatures is None else self._signatures.tolist()
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
-        """The transports whose ranks compare signatures, each with its ranks as this transport numbers them."""
+        """The transports whose ranks compare signatures, each with its ranks' numbers in this transport."""
         return [(self, range(self.size))]
 
     def root_prefix(self, buffer: Array, root: int) -> Test:

@@ -1,7 +1,7 @@
 """The environment contract: what the process that started this rank says about the world.
 
-Every engine tells its ranks who they are through environment variables. Reading them costs nothing, so a world of one
-never imports MPI, and a world that turns out smaller than promised is an error instead of a silent singleton.
+Every engine tells its ranks who they are through environment variables. Reading them costs nothing. So a world of one
+never imports MPI, and a world that turns out smaller than promised is an error, not a world of one without a warning.
 The launcher imports this module too.
 """
 

@@ -51,7 +51,10 @@ class HostArrays:
         np.copyto(target, source)
 
     def deliver(self, received: Array, target: Array | None, out: Any) -> Any:
-        """Returns a call's result: `received`, or the caller's `out`, after a copy into its array `target`."""
+        """Returns a call's result: `received` if `target` is None.
+
+        Otherwise copies `received` into `target`, which is the array of `out`, and returns `out`.
+        """
         if target is None:
             return received
         if target is not received:

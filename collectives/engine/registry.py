@@ -13,7 +13,7 @@ class CommunicatorRegistry:
     """The call queues of all open communicators of one world on this rank, and the call counts of closed ones.
 
     requested: the backend for arrays on GPUs that was requested by name, if any
-    nccl: the `NcclConfig` of its NCCL communicators
+    nccl: the `NcclConfig` of all NCCL communicators of this world
     """
 
     def __init__(self, requested: str | None = None, nccl: Any = None) -> None:

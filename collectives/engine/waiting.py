@@ -34,7 +34,7 @@ _NAP = 1e-6
 # The sleep between tests after _YIELD. A longer one would save little CPU time, and on a busy core it would cost much
 # of the network's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
-# As PAUSE, for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us,
+# Like PAUSE, for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us,
 # and the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that ranks of a node that
 # test in turn still meet.
 LONG_PAUSE = 250e-6

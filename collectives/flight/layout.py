@@ -26,8 +26,8 @@ RANK_WORD = 4
 SIZE_WORD = 5
 STEP_WORD = 6
 BACKWARDS_WORD = 7
-#: Figures of a training and the words that hold them. Sums since the process began: samples, exposed communication (s),
-#: time in which other ranks waited for this one (s), bytes of reduced gradients. Then GPU memory (bytes), last loss.
+#: Figures of a training run and the words that hold them. Sums since the process began: samples, exposed communication
+#: (s), time in which others waited for this rank (s), bytes of reduced gradients. Then GPU memory (bytes), last loss.
 FIGURES = {
     "samples": 8,
     "exposed": 9,

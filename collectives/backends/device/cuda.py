@@ -103,7 +103,7 @@ class Cuda:
         return f"{self._runtime.deviceGetPCIBusId(self.index)} {uuid}".rstrip()
 
     def take_own_device(self, local_rank: int) -> None:
-        """If this is device 0, makes the device numbered by the local rank current, and becomes that device."""
+        """If this is device 0, makes the device numbered by the local rank current, and stands for it from now on."""
         count = self._runtime.getDeviceCount()
         if self.index == 0 and local_rank % count:
             self.index = local_rank % count

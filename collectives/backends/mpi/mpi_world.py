@@ -104,7 +104,7 @@ class MPIWorld:
         world.report(joined=True)
 
     def rank_info(self, members: Sequence[int], rank: int) -> RankInfo:
-        """The numbers of rank `rank` in a communicator of these ranks of the world."""
+        """The numbers of `rank` in a communicator. members: for each rank of the communicator, its rank in the world"""
         return rank_info_of([self._hosts[member] for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:

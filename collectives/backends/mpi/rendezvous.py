@@ -70,7 +70,7 @@ def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
 
 
 def secret(world: World, environ: Mapping[str, str]) -> bytes:
-    """The key with which ranks of this start of the job authenticate, derived from variables that are equal on all.
+    """The key with which ranks of this start of the job authenticate, derived from variables that all ranks share.
 
     Without the user's own secret, the key is easily guessed: torchrun's run id, for example, is "none" by default.
     torchrun's restart count makes sure that no rank joins a server of an earlier start. MASTER_ADDR is not included,
