@@ -1,4 +1,4 @@
-"""argparse for the three commands: a wrong command line raises a `UsageError` of one sentence."""
+"""argparse for ddp-launch, ddp-bench and ddp-doctor: a wrong command line raises a `UsageError` of one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The options and positional arguments on the command line, by name; they may be mixed. Raises: UsageError"""
+        """The options and positional arguments, in any order, on the command line, by name. Raises: UsageError"""
         options, unknown = self.parse_known_intermixed_args(list(argv))
         if unknown:
             raise self.unknown(unknown)
@@ -52,7 +52,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def value(what: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An argument's `type` for argparse: `parse`, with an error that says that the value should be `what`."""
+    """Makes an argument's `type` for argparse: calls `parse`; if it fails, the error says that `what` is expected."""
 
     def convert(text: str) -> Any:
         try:

@@ -21,7 +21,7 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
 
     >>> read(["-n", "4", "train.py", "-n", "7"])
     {'n': 4, 'rest': ['train.py', '-n', '7']}
-    Raises: UsageError for an unknown option, or one without its value.
+    Raises: UsageError for an unknown option, or a missing or invalid value.
     """
     options, rest = split(argv)
     return {**vars(parser().parse_args(options)), "rest": rest}
@@ -37,7 +37,7 @@ def job_of(options: Mapping[str, Any]) -> Job:
     configured: dict[str, Any] = {}
     args: tuple[str, ...] = ()
     if "config" in fields:
-        from launcher import config  # Imported late, because reading TOML takes milliseconds.
+        from launcher import config  # Imported late: most jobs have no job file.
 
         configured, args = config.load(fields["config"])
     if words and not {"script", "module"} & (configured.keys() | fields.keys()):
@@ -101,7 +101,7 @@ def _resize(options: dict[str, Any]) -> int:
 
 
 def _note_ranks_behind_script(job: Job) -> None:
-    """Warns of a `-n N` after the script, which becomes an argument of the script. Other launchers accept it there."""
+    """Warns of a `-n N` after the script: it is an argument of the script, but may be meant as the number of ranks."""
     for option, number in zip(job.args, job.args[1:], strict=False):
         if option in ("-n", "-np") and number.isdigit() and job.n is None and not job.hosts:
             target = job.script or f"-m {job.module}"

@@ -2,11 +2,11 @@
 
 [launch]
 n = 2
-script = "train.py"    # from the folder of this file
+script = "train.py"    # relative to the folder of this file
 grace = 5.0
-trace = "trace"        # a folder, from the folder of this file
+trace = "trace"        # a folder; relative to the folder of this file
 
-[args]                 # handed to the script
+[args]                 # options that the script gets
 lr = 0.1               # --lr 0.1
 layers = [64, 10]      # --layers 64 10
 verbose = true         # --verbose; false: nothing
@@ -81,7 +81,7 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
 
     >>> words({"lr": 0.1, "layers": [64, 10], "fast": True, "slow": False})
     ('--lr', '0.1', '--layers', '64', '10', '--fast')
-    Raises: UsageError for a value that is not a string, number, boolean or list of these.
+    Raises: UsageError for a table, a list in a list, or a text with a zero byte.
     """
     arguments: list[str] = []
     for key, value in args.items():
@@ -108,5 +108,5 @@ def read_toml(path: str, what: str) -> dict[str, Any]:
             return dict(tomllib.load(file))
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # Also for numbers that are too long, and tables nested too deeply.
+    except (ValueError, RecursionError) as error:  # tomllib also raises these for numbers that are too long, and for tables nested too deeply.
         raise UsageError(f"{path} is not valid TOML: {error}") from None

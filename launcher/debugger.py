@@ -47,7 +47,7 @@ def _location(frame: FrameType) -> str:
 
 
 class _JobEnded(BaseException):
-    """The job is ended while the prompt is open. KeyboardInterrupt would not do: pdb ignores it, and prompts again."""
+    """Raised if the job is ended while the prompt is open. At a KeyboardInterrupt, pdb would only prompt again."""
 
 
 class _Debugger(pdb.Pdb):
@@ -104,7 +104,7 @@ class _Debugger(pdb.Pdb):
         report(quit=why)
         if threading.current_thread() is not threading.main_thread():
             sys.exit()  # Ends this thread; the main thread gets the launcher's signal.
-        time.sleep(_SHUTDOWN_LIMIT)  # The launcher's SIGINT ends it.
+        time.sleep(_SHUTDOWN_LIMIT)  # The launcher's SIGINT interrupts this.
         return True
 
 

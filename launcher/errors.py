@@ -1,10 +1,10 @@
-"""The launcher's errors, and numbers with a noun for sentences.
+"""The launcher's errors, and two texts for messages: a hint, and numbers with a noun.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
 RankError       a call of `launcher.run` failed, but not by an exception that can be raised again
 StartError      an agent cannot start its rank; the launcher reports it as wrong use
 
-An agent imports this module before it forks its rank, so it imports nothing itself.
+An agent imports this module before it forks its rank, so this module imports nothing.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import sys
 import traceback
 from typing import Any
 
-#: Names of the files in the folder of a call. The function and its arguments; each rank's result or exception, by rank;
-#: how the job ended.
+#: Names of the files in the folder of a call: the function with its arguments, the result of a rank, the exception of a
+#: rank, and how the job ended.
 CALL = "call"
 RESULT = "result-{}"
 ERROR = "error-{}"
@@ -55,7 +55,7 @@ def main(folder: str) -> None:
 
 
 def _import(name: str, file: str) -> None:
-    """Imports the function's module, from its file if it is not on the path, as a test's module may be."""
+    """Imports the function's module. If it is not on the path (a test's module may not be), imports it from `file`."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
@@ -69,7 +69,7 @@ def _import(name: str, file: str) -> None:
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """The text of an exception without its traceback, and with it. If the exception's methods fail, its plain repr."""
+    """An exception's text without its traceback, and with it. If the exception's methods fail, uses its plain repr."""
     trace = error.__traceback__ and error.__traceback__.tb_next  # Without the frame of `main`.
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))

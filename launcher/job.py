@@ -1,4 +1,4 @@
-"""What to start: one frozen value, whether it came from the command line, a TOML file or Python."""
+"""The description of a job: one frozen dataclass for the command line, job files and Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_LIMIT = 60.0
 #: Seconds without any progress after which a job counts as hanging. A little less than the time limit of a collective,
 #: so that the job ends with a table of all ranks, and not with the error of one of them.
 HANG_TIMEOUT = 540.0
-#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. It sends one every second.
+#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. Its agent sends one every second.
 HEARTBEAT_TIMEOUT = 30.0
 #: Given in place of a script: the script is read from the standard input.
 STDIN = "-"
@@ -56,7 +56,8 @@ class Job:
     trace: folder for a trace of all ranks, which is made if it does not exist; None: no trace
     metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: none
     debug_rank: the rank that gets the standard input, and can be debugged in the terminal
-    prefix: lines begin with their rank if there are several ranks; False: whole lines and one bar are shown unchanged
+    prefix: lines begin with their rank if there are several ranks; False: lines begin with no rank, and output is shown
+    only in whole lines, except one progress bar
 
     Raises: UsageError if options are invalid, or do not fit together.
     """
@@ -162,7 +163,7 @@ class Job:
             raise UsageError(f"the number of restarts must be zero or more, not {self.max_restarts}")
 
     def _check_ranks(self) -> None:
-        # Without hosts and a number, an allocation may set the number; then this is checked again.
+        # If neither hosts nor n is given, an allocation may set the number of ranks; then this is checked again.
         size = self.size if self.n is not None or self.hosts else float("inf")
         ranks = "an unknown number of ranks" if size == float("inf") else plural(size, "rank")
         if self.min_ranks is not None and not 1 <= self.min_ranks <= size:
@@ -185,7 +186,7 @@ def _foreign(path: str) -> str:
             return "a compiled program"
         if line.startswith(b"#!") and b"python" not in line:
             try:
-                compile(line + file.read(), path, "exec", dont_inherit=True)  # Some scripts are valid for both.
+                compile(line + file.read(), path, "exec", dont_inherit=True)  # A script with another interpreter may still be valid Python.
             except (SyntaxError, ValueError):
                 return f"a script for {line[2:].strip().decode(errors='replace')}"
     return ""

@@ -24,7 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 #: Signals that end a job.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Signals that mean whatever the user's program makes of them.
+#: Signals whose meaning the user's program defines.
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 #: Signals that each process above a rank forwards to those below it.
 FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
@@ -94,7 +94,7 @@ def read(path: str) -> bytes:
 
 
 def read_text(path: str) -> str:
-    """As `read`, as text."""
+    """Reads a file as `read` does, and returns text."""
     return read(path).decode(errors="replace")
 
 
@@ -121,7 +121,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def fork(start: Callable[[], int] = os.fork) -> int:
-    """Forks. start: the function that does it. Raises: StartError if the user may have no more processes."""
+    """Forks. start: the function that forks. Raises: StartError if the system allows no more processes."""
     try:
         return start()
     except OSError as error:
@@ -133,7 +133,7 @@ def fork(start: Callable[[], int] = os.fork) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process signal `number` when its parent ends. If it has ended already, sends it now.
+    """Makes the kernel send this process signal `number` when its parent ends. If the parent has ended, sends it now.
 
     parent: the parent's pid
     """
@@ -211,10 +211,11 @@ def sweep(
     spare: frozenset[int] = frozenset(),
     started_at: float | None = None,
 ) -> dict[int, int]:
-    """Kills and reaps every descendant of this process, a subreaper, except the trees of its children in `spare`.
+    """Kills and reaps all descendants of this process, which must be a subreaper, except those in `spare`.
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
-    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: does not
+    spare: pids of children, whose descendants are spared, too
+    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: removes no files
     Returns: the wait status of each reaped child, by pid.
     """
     statuses: dict[int, int] = {}
@@ -295,7 +296,7 @@ def reap_all() -> dict[int, int]:
 
 #: The folder in which MPIs keep the memory that ranks of a machine share.
 SHM = "/dev/shm"
-# How the names of segment files begin. Their MPI keeps each of them open from its creation to its removal.
+# Prefixes of the names of segment files. Their MPI keeps each file open from its creation to its removal.
 _SEGMENTS = (
     "mpich_shm_",
     "mpich_vci_",
@@ -327,7 +328,7 @@ SHM_PER_RANK = 5_560_000
 def missing_shm(ranks: int) -> tuple[str, str] | None:
     """Why `ranks` ranks of MPICH would lack shared memory on this machine, and what helps; None if there is enough.
 
-    MPICH does not say it: it dies by SIGSEGV or SIGBUS.
+    MPICH reports no error: it dies by SIGSEGV or SIGBUS.
     """
     needed = ranks * SHM_PER_RANK
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -379,7 +380,7 @@ def many_files(ranks: int) -> Iterator[int]:
     Yields: the soft limit before. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
     soft_before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # The kernel refuses a soft limit of infinity. Then nothing changes.
+    with contextlib.suppress(OSError, ValueError):  # The kernel refuses limits above fs.nr_open. Then nothing changes.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

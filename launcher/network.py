@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parses the value of `--hosts`. A host without a number has one slot; the slots of one named twice are added.
+    """Parses the value of `--hosts`. Without a number, a host has one slot; slots of equal names are added.
 
     >>> parse_hosts("a:4,b,a:2")
     (Host(name='a', slots=6), Host(name='b', slots=1))
@@ -79,7 +79,7 @@ def fill_hosts(n: int, hosts: Sequence[Host]) -> list[Host]:
 
 
 def ranks_by_host(hosts: Sequence[Host], n: int) -> Iterator[tuple[Host, range]]:
-    """The hosts, each with the ranks that it gets of `n`, if each is filled before the next."""
+    """Yields each host with its ranks, if the hosts are filled in order with `n` ranks."""
     first = 0
     for host in hosts:
         yield host, range(first, min(first + host.slots, n))

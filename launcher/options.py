@@ -29,7 +29,7 @@ The command line wins over the job file. In parentheses: the default.
 Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
 2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
 """
-# Options of other launchers, and their names here. The first ones give the number of ranks.
+# Options of other launchers, and their names here. _COUNTS: those that give the number of ranks.
 _COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
 _ELSEWHERE = {**dict.fromkeys(_COUNTS, "-n N"), "--nnodes": "--hosts"}
 
@@ -57,7 +57,7 @@ def _engine(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def parser() -> ArgumentParser:
-    """The parser of `ddp-launch`. Options of a job are named after the fields of `Job`, except `hostfile`."""
+    """The parser of `ddp-launch`. Options of a job are named after the fields of `Job`."""
     result = ArgumentParser("ddp-launch", usage=_USAGE, description=_WHAT, epilog=_MORE)
 
     def options(heading: str) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 It is the same for all engines: these bind nothing, and each agent assigns GPU and cores to its rank before the rank
 imports a library that would look at them. GPUs are counted from /proc and /dev, because loading CUDA takes a second. An
-agent imports this module before it forks the rank, so it must stay small.
+agent imports this module before it forks the rank, so this module must stay small.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
     node = None
     local_rank = world.local_rank
     local_size = world.local_size
-    # Variables that do not give this rank are not its own: a program inherits those of the batch script.
+    # Only if they name this rank and this size: a program may have inherited the variables of the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])
         if local_rank is None:

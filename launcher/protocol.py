@@ -216,7 +216,7 @@ def _authenticate(address: str, secret: str, identity: Message, limit: float) ->
             batch = channel.receive()
             if batch is None:
                 raise ProtocolError("closed during the handshake")
-            messages = batch  # Those of the last batch are returned: commands may follow the answer in it.
+            messages = batch  # The last batch is returned: commands may follow the answer in it.
             for message in messages:
                 received |= message
                 if "challenge" in message:

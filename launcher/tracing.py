@@ -1,7 +1,7 @@
 """`--trace DIR`: gives the ranks a folder for their parts of the trace, and merges these when the job has ended.
 
-A separate process merges them after the last rank: it needs `ddp`, which the launcher does not import. Ranks that died
-and left no part do not matter.
+A separate process merges the parts after the last rank has ended: this needs `ddp`, which the launcher does not import.
+Parts are also merged if some ranks died and left none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIMIT = 120.0
 def prepare(folder: str) -> str:
     """Creates the folder, removes an earlier trace from it, and returns its absolute path.
 
-    Otherwise, if a rank dies before it writes its part, the one of an earlier run would be merged instead.
+    If a rank died before it wrote its part, the part of an earlier run would otherwise be merged in its place.
 
     Raises: UsageError if the folder cannot be created or written to.
     """

@@ -1,9 +1,9 @@
 """Agent supervisor: the process between the engine and an agent, on hosts other than the launcher's.
 
-`kill -9` of an agent ends its rank, but not the processes that the rank started in sessions of their own. The kernel
-hands those to the agent supervisor, which is a subreaper: it kills them and then exits like the agent. The engine
-started this process; it forks the agent before anything else happens, shares its memory with it, and only waits. On the
-launcher's own host the launcher's reaper does the same for all agents.
+`kill -9` of an agent ends its rank, but not the processes that the rank started. The kernel makes the agent supervisor,
+a subreaper, their parent: it kills them and then exits like the agent. The engine starts this process. It forks the
+agent before either imports more, so that both share memory, and then only waits. On the launcher's own host the
+launcher's reaper does the same for all agents.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def run_agent_supervisor() -> int:
-    """Forks. Returns only in the child, which becomes the agent: the pid of the supervisor. Raises: StartError"""
+    """Forks the agent, and never returns in the parent. Returns in the agent: the supervisor's pid. Raises: StartError"""
     engine = os.getppid()
     started_at = time.time()
     become_subreaper()
-    # Blocked signals stay pending until `sigwait` takes them, so no handler is needed and none is lost.
+    # Blocked signals stay pending until `sigwait` takes them, so no handler is needed and no signal is lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED_SIGNALS})
     supervisor = os.getpid()
     agent = fork()
@@ -48,8 +48,8 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:
             code = os.waitstatus_to_exitcode(status)
-            # If the agent failed, its MPI may have left files in /dev/shm. The last supervisor on the host finds those
-            # that no rank uses any more.
+            # If the agent failed, its MPI may have left files in /dev/shm. Those that other ranks still use are left to
+            # the last supervisor on the host.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
@@ -59,7 +59,7 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
 
 # After this long (s) `sweep` gives up killing what is left.
 SWEEP_LIMIT = 2.0
-# When the agent started, to within milliseconds: an agent imports this module right after it has forked its rank.
+# When the agent started, to within milliseconds: it imports this module just before or after it forks its rank.
 _STARTED_AT = time.time()
 
 
@@ -75,6 +75,6 @@ def exit_like(code: int) -> NoReturn:
 
 def kill_and_exit() -> NoReturn:
     """Kills every process below this one, and exits with 1."""
-    # Hosts other than the launcher's have no reaper: there the last agent finds the files that no rank uses any more.
+    # Hosts other than the launcher's have no reaper: files that other ranks still use are left to the last agent there.
     sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

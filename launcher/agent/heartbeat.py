@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
-# What `FlightReader.newest` returns, for a rank without a flight record.
+# The keys of `FlightReader.newest`, for a rank without a flight record.
 _NO_RECORD = {
     "step": None,
     "calls": 0,
@@ -51,8 +51,8 @@ class RankReader:
     def heartbeat(self) -> Message:
         """The rank's heartbeat of this moment.
 
-        Keys: state; cpu: of the rank since its start (s); below: CPU time of its descendants (s); rss (bytes); those of
-        `FlightReader.newest`
+        Keys: state; cpu: of the rank since its start (s); below: CPU time of its descendants (s); rss (bytes); and the
+        keys of `FlightReader.newest`
         """
         stat = stat_of(self._pid)
         # What descendants do matters only while the rank itself is idle, and asking costs a millisecond: a rank with a
@@ -89,7 +89,7 @@ class RankReader:
 def descendants_cpu(pid: int) -> float:
     """CPU time (s) of all descendants of a process, including those that have ended and were waited for.
 
-    0.0 if the process is gone, or if the kernel does not list children (CONFIG_PROC_CHILDREN).
+    0.0 if the process is gone. If the kernel does not list children (CONFIG_PROC_CHILDREN), living ones do not count.
     """
     cpu = stat_of(pid).waited
     pids = [pid]

@@ -48,7 +48,7 @@ class Agent:
     pid: of the rank
     pipes: the agent's ends of the pipes "in", "out", "err" and "report"
     stacks: file descriptor of the memory to which the rank writes its stacks
-    page: file descriptor of the memory page in which the rank reads of pauses
+    page: file descriptor of the memory page that tells the rank of pauses, failed ranks and resizing
     ancestors: pid of the parent; and of the parent's parent, if the parent is an agent supervisor
     """
 
@@ -67,12 +67,12 @@ class Agent:
         self.stacks = Stacks(pid, stacks, self.rank_reader)
         self.page = page
         self.suspension = Suspension(page)
-        self.unparsed = b""  # The beginning of a report of the rank.
-        self.joined = False  # It is in a world whose other ranks may wait for it.
+        self.unparsed = b""  # The beginning of a report whose end has not arrived.
+        self.joined = False  # Whether the rank is in a world whose other ranks may wait for it.
         self.stdin = b""
         self.status: int | None = None
         self.peak = 0  # Largest resident memory, bytes.
-        self.killed = False  # The launcher has had it killed.
+        self.killed = False  # Whether the launcher had the rank killed.
         self.next_heartbeat = 0.0
         self.next_output = 0.0
         # The rank is killed if the launcher's machine has acknowledged nothing for so long (s).
@@ -224,7 +224,7 @@ class Agent:
         for number in numbers:
             if number in ENDING_SIGNALS:
                 # The signal may mean that the engine ends the job, or that it has lost another rank. The launcher knows
-                # which, and lets the rank save its state first or not.
+                # which, and decides whether the rank may save its state first.
                 self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
                 self._signal_rank(number)

@@ -1,7 +1,7 @@
 """Runs the user's script in the forked rank as `python SCRIPT` would, and reports exceptions and exit codes.
 
-The agent forks before anything is imported, so a rank needs no second start of the interpreter. The script cannot tell
-the difference: `__main__` is a new module, `sys.argv` and `sys.path` are as usual, tracebacks begin in the user's code.
+A rank is a fork of its agent, so the interpreter does not start a second time. The script finds what a new interpreter
+would give it: `__main__` is a new module, `sys.argv` and `sys.path` are as usual, tracebacks begin in the user's code.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
     if status & 0xFF and not reported:
         report(leaving=status & 0xFF)
     _ignore_interrupts()
-    # Looked up at this moment: a library that must know the status before the program ends may have replaced it.
+    # `sys.exit` is looked up only now: a library that must know the status before the program ends may have replaced it.
     sys.exit(status)
 
 
@@ -113,7 +113,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
 
 
 def _ignore_interrupts() -> None:
-    """Prints no traceback for a Ctrl-C from here on: Python only waits for threads and cleans up."""
+    """Makes Python print no traceback for Ctrl-C from now on, while it only waits for threads and cleans up."""
     print_unraisable = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -220,7 +220,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
-        return None  # The module was not found, and no code of the user's ran.
+        return None  # The script could not be loaded, and no code of the user's ran.
     return trace
 
 

@@ -15,7 +15,7 @@ from launcher.linux import read_text, stat_of
 
 #: Interval at which `Stacks.poll` is called while stacks are pending (s).
 POLL_INTERVAL = 0.01
-# Seconds that a rank has to begin writing: its threads may wait for a core for a while.
+# Seconds that a rank has to write its stacks: its threads may wait for a core for a while.
 _TIME_LIMIT = 1.0
 # A text that has not grown for so long is complete (s).
 _QUIET = 0.1

@@ -1,4 +1,4 @@
-"""Suspends a rank: stops its processes while the job is suspended, or only its time limits while a rank is debugged.
+"""Pauses a rank's time limits while the job is suspended or a rank is debugged; if suspended, also stops its processes.
 
 Both may hold at the same time. Only processes that were stopped here are continued here: one that the user has stopped
 stays stopped.
@@ -23,7 +23,7 @@ DEBUGGING = "debugging"
 class Suspension:
     """The reasons for which one rank is suspended.
 
-    page: file descriptor of the memory page in which the rank reads of pauses (see `collectives.world.PAUSE_FD`)
+    page: file descriptor of the memory page that tells the rank of pauses (see `collectives.world.PAUSE_FD`)
     """
 
     def __init__(self, page: int) -> None:
@@ -31,7 +31,7 @@ class Suspension:
         self._reasons: set[str] = set()
         self._stopped_pids: set[int] = set()
         self._paused_at = 0
-        self._total = 0  # ns
+        self._total = 0  # Length of all pauses that have ended (ns).
 
     def set(self, reason: str, active: bool) -> None:
         """Adds a reason, or removes it; both may be repeated."""

@@ -23,7 +23,7 @@ class Collective:
     factor: number of ranks → bus bandwidth / algorithm bandwidth
     places: where the result can be: "out", in a buffer of its own; "in", in the buffer of x or a part of it
     reduces, rooted: whether it takes an op, and a root
-    trips: how many messages one call sends in turn; the time of one is reported
+    trips: how many messages one call sends in turn; the reported time is that of one message
     """
 
     name: str
@@ -42,7 +42,7 @@ class Collective:
         return 0 if self.empty else count * itemsize * (ranks if "whole" in (self.x, self.out) else 1)
 
     def count(self, size: int, ranks: int, itemsize: int) -> int:
-        """Elements a rank, for about `size` bytes; at least one."""
+        """Elements per rank for about `size` bytes: at least 1; 0 if the collective has no buffers."""
         if self.empty:
             return 0
         return max(1, size // (itemsize * (ranks if "whole" in (self.x, self.out) else 1)))

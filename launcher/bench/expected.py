@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Inputs repeat after so many elements.
 _PERIOD = 1009
-# Fills buffers before a call. No input has this value, so that a result that was never written is noticed.
+# Fills buffers before a call. No input except bool has this value, so that a result that was never written is noticed.
 POISON = 125
 # How many different values inputs have: if a collective only moves them (all below POISON), and if it reduces them.
 _MOVED_VALUES = 120

@@ -1,7 +1,7 @@
 """The implementations that are measured: ours on ordinary, shared or device arrays, mpi4py, and PyTorch's gloo.
 
-An implementation binds a collective to two buffers, and returns a function without arguments: nothing but the
-collective itself is timed.
+An implementation binds a collective to two buffers, and returns a function without arguments, so that only
+the collective itself is timed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Implementation:
     def bind(self, collective: Collective, x: Any, out: Any, op: str) -> Call:
         """A function that runs the collective on these buffers; out None: it writes to x.
 
-        Raises: one of `unsupported`, here or at the first call, on every rank, if it cannot.
+        Raises: one of `unsupported`, here or at the first call, if the library does not support this.
         """
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class RawMPI(Implementation):
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
-        # In place, MPI takes MPI.IN_PLACE for the buffer that is part of the other one.
+        # In place, MPI.IN_PLACE stands for the buffer that is a part of the other one.
         sent = MPI.IN_PLACE if in_place else x
         received = MPI.IN_PLACE if in_place else out
         root_out = out if root else None
@@ -246,7 +246,7 @@ class Gloo(Implementation):
 
 
 def find(comm: Communicator, settings: Settings) -> tuple[Callable[[], object], list[Implementation]]:
-    """A barrier that ranks leave at about the same moment, and the implementations, ours on ordinary arrays first."""
+    """A barrier that ranks leave at about the same moment, and the implementations: ours first, then the baselines."""
     ours: list[Implementation] = [OursOnDevice(comm) if comm.backend == "nccl" else Ours(comm)]
     if settings.empty:
         ours.append(OursShared(comm))

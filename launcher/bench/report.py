@@ -24,7 +24,7 @@ class Row:
     size: bytes; count: elements; op: "none" if the collective takes none
     seconds: of one call, the median of `rounds`; calls: how many were measured; algbw, busbw: GB/s (1e9 bytes)
     wrong: the number of wrong elements, None if they were not checked
-    ratio: its time over that of ours on ordinary arrays, None for ours
+    ratio: its time over that of ours on ordinary arrays; None for ours, or if ours does not support the call
     """
 
     collective: str
@@ -93,7 +93,7 @@ def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> lis
 
 
 def line(row: Row) -> str:
-    """One row of the table. What was not checked is "N/A"."""
+    """One row of the table, with "N/A" as `#wrong` if the result was not checked."""
     bandwidths = [_number(row.algbw), _number(row.busbw)] if row.size else ["-", "-"]
     cells = [row.size, row.count, row.dtype, row.op, row.place, row.by]
     wrong = "N/A" if row.wrong is None else row.wrong
@@ -103,13 +103,13 @@ def line(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Four significant digits, with one to three decimals."""
+    """The number with three decimals if it is below 10, two if it is below 100, else one."""
     decimals = 1 + (value < 100) + (value < 10)
     return f"{value:.{decimals}f}"
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, ddp-runtime and the libraries that this process has loaded."""
+    """Versions of Python and ddp-runtime, and of NumPy, mpi4py, PyTorch and CuPy if this process has loaded them."""
     always = {"python": platform.python_version(), "ddp-runtime": importlib.metadata.version("ddp-runtime")}
     return always | {
         name: str(sys.modules[name].__version__) for name in ("numpy", "mpi4py", "torch", "cupy") if name in sys.modules

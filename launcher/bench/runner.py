@@ -27,11 +27,11 @@ from launcher.bench.report import Outcome, Row
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
-# The most rounds. With more, a batch of a fast call would hardly take longer than ranks differ in leaving the barrier.
+# The most rounds. With more, a batch of a fast call would be so short that the ranks' delays after the barrier count.
 _ROUNDS = 20
 # The fewest rounds, enough for a median.
 _MIN_ROUNDS = 5
-# No entry makes more calls than this, however fast they are.
+# No entry makes more calls than this, unless `iters` sets their number.
 _MAX_CALLS = 100_000
 # The time limit of a whole run between threads, in seconds: a day.
 _DAY = 86_400.0
@@ -105,7 +105,7 @@ def measure(
     try:
         for turn in range(rounds):
             for position in range(len(entries)):
-                index = (turn + position) % len(entries)  # so that no entry always follows the same other
+                index = (turn + position) % len(entries)  # so that no entry is always the first
                 barrier()
                 seconds[turn, index] = _batch(entries[index], calls[index]) / entries[index].trips
     finally:
@@ -262,7 +262,7 @@ class _Job:
         dtype_name: str,
         count: int,
     ) -> tuple[Callable[[], Any], int | None] | None:
-        """Makes a call once; returns it with the number of wrong elements, or None if an implementation refuses it."""
+        """Makes a call once. Returns: the call and the number of wrong elements; None if a rank does not support it"""
         rank = self.comm.rank
         size = self.comm.size
         op = self.settings.op

@@ -1,4 +1,4 @@
-"""What `ddp-bench` measures: its command line, and what is checked before ranks start."""
+"""The settings of `ddp-bench`: its command line, and the checks before ranks start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.bench.collective_table import COLLECTIVES
 from launcher.errors import UsageError
 
 BACKENDS = ("auto", "mpi", "nccl", "threads", "single")
-#: Backends whose ranks share one process, or that have only one: no launcher starts them.
+#: Backends whose ranks are all in one process: no launcher starts them.
 ALONE = ("threads", "single")
 OPS = ("sum", "mean", "max", "min", "prod")
 DTYPES = (
@@ -44,7 +44,7 @@ class Settings:
     ranks: number of ranks; None: as many as a launcher started, else 2
     minbytes, maxbytes, stepfactor: the sizes are minbytes, then each one times stepfactor, up to maxbytes
     iters: calls measured for each size; None: as many as fit in `budget` seconds
-    warmup: calls of each implementation that are not measured, before the others
+    warmup: calls of each implementation before those that are measured
     json, plot: paths of files to be written
 
     Raises: UsageError, in one sentence.
@@ -130,7 +130,7 @@ def parse_size(text: str) -> int:
 
 
 def parser() -> ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     description = "Measures collectives for a range of sizes, on ranks of its own or on those of a launcher."
     epilog = "Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of a failed rank."
     result = ArgumentParser(

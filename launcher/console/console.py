@@ -1,7 +1,8 @@
 """Console: whole lines of many ranks, prompts, one progress bar.
 
-Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal rank 0's `\\r` updates
-repaint the lowest line, and everything else is printed above it; elsewhere only the last state of a bar is printed.
+Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal the `\\r` updates of
+one rank, 0 or the lowest that is shown, repaint the lowest line, and everything else is printed above it; elsewhere
+only the last state of a bar is printed.
 Whole lines are handled in blocks: a rank that prints a million lines must not cost a million objects.
 """
 
@@ -84,8 +85,8 @@ class Console(Observer):
 
     n: number of ranks
     out, err: file descriptors
-    prefix: lines begin with their rank, and a rank that is alone writes to the terminal directly. False: only whole
-        lines and one bar are printed, also of a rank that is alone
+    prefix: lines begin with their rank, and a rank that is alone writes to the terminal directly. False: lines begin
+        with no rank, and only whole lines and one bar are printed, also of a rank that is alone
     ranks: those whose lines are printed; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer
@@ -118,7 +119,7 @@ class Console(Observer):
         self._begun: set[tuple[int, str]] = set()  # Streams whose current line has been printed in part.
         self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
         self._prompt_times: dict[tuple[int, str], float] = {}
-        self._reported = False  # It has said that the output cannot be written.
+        self._reported = False  # Whether it has reported that the output cannot be written.
         #: True if the launcher's last sentence is the lowest line: no bar or unfinished line of a rank is below it.
         self.has_last_word = True
         #: Called with every text that the launcher itself prints.
@@ -184,7 +185,7 @@ class Console(Observer):
                 self._print_prompt(key)
 
     def typed(self, data: bytes) -> None:
-        """The user has typed `data`, and the terminal has shown it."""
+        """Called when the user has typed `data`, which the terminal has shown."""
         if b"\n" in data:
             self.terminal.typed()
             self._speaker = None

@@ -39,7 +39,7 @@ class Events(Observer):
         assert job.events is not None
         self._path = job.events
         self._console = console
-        # O_NONBLOCK: a named pipe must not block the launcher. It needs a reader now, and one that keeps up.
+        # O_NONBLOCK: a named pipe must not block the launcher. The pipe needs a reader now, which must keep up.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self._fd = os.open(self._path, flags, 0o644)

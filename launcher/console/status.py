@@ -24,7 +24,7 @@ _NAME = "ddp-status"
 # Interval of updates (s).
 _INTERVAL = 1.0
 # Rates are computed over this many of the last heartbeats whose step had changed. Heartbeats come once a second, so
-# this is the last 10 s, or the last 10 steps if these are longer.
+# this is the last 10 s, or the last 10 steps if a step takes longer than a second.
 _STEPS = 10
 # The counters in a heartbeat. They only grow; `ddp-top` shows their rates.
 _TOTALS = ("step", "samples", "reduced_bytes", "exposed", "waited")
@@ -97,7 +97,7 @@ def running_jobs(pid: object = "[0-9]*") -> list[dict[str, Any]]:
             if os.readlink(path).startswith(f"/memfd:{_NAME}"):
                 with open(path) as file:
                     status = json.load(file)
-                # A child process of ddp-launch has inherited an old file.
+                # Otherwise this is the old file that a child process of ddp-launch has inherited.
                 if path.startswith(f"/proc/{status['pid']}/"):
                     jobs[status["pid"]] = status
     return [*jobs.values()]

@@ -1,4 +1,4 @@
-"""The launcher's two output streams as one terminal: lines above, rank 0's progress bar below. No write blocks.
+"""The launcher's two output streams as one terminal: lines above, one progress bar below. No write blocks.
 
 The bar is erased before anything else is written, and painted again after all has been written.
 """
@@ -102,7 +102,7 @@ class Terminal:
             self._open_fd = -1
 
     def typed(self) -> None:
-        """The user has typed a newline, and the terminal has moved the cursor to the next line."""
+        """Called when the user has typed a newline: the terminal has moved the cursor to the next line."""
         self._open_fd = -1
         self._painted = None
 
@@ -174,7 +174,7 @@ class Terminal:
         if self.broken:
             self._erase()
         elif not self._queue:
-            self._paint()  # Not while lines wait: it could not be read between them.
+            self._paint()  # Not while lines wait: the bar could not be read between them.
         self._write()
 
     def _write(self) -> None:
@@ -206,10 +206,10 @@ class Terminal:
 
 
 class _Writer:
-    """Writes to a file descriptor without blocking. It is shared with others, and must not be made nonblocking itself.
+    """Writes to a file without blocking. Other processes share `fd`, so it must not be made nonblocking itself.
 
-    A pipe or a terminal is opened a second time for that. If this fails, little is written at a time, and only after
-    select has reported that it is writable.
+    A pipe or a terminal is opened a second time, nonblocking. If that fails, few bytes are written at a time, and only
+    after select has reported that the file is writable.
     """
 
     def __init__(self, fd: int) -> None:
