@@ -30,7 +30,7 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The options and positional arguments, in any order, on the command line, by name. Raises: UsageError"""
+        """The options and positional arguments of a command line, by name; their order is free. Raises: UsageError"""
         options, unknown = self.parse_known_intermixed_args(list(argv))
         if unknown:
             raise self.unknown(unknown)

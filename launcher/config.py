@@ -108,5 +108,5 @@ def read_toml(path: str, what: str) -> dict[str, Any]:
             return dict(tomllib.load(file))
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # tomllib also raises these for numbers that are too long, and for tables nested too deeply.
+    except (ValueError, RecursionError) as error:  # Also for too long numbers, and for tables nested too deeply.
         raise UsageError(f"{path} is not valid TOML: {error}") from None

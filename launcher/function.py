@@ -91,7 +91,7 @@ def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
-    """Name and file of the function's module, which ranks may not find on their path; None for `__main__`, or no file."""
+    """Name and file of the function's module, which ranks may not find on their path; None for `__main__`."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "__main__")
     file = getattr(module, "__file__", None)
     if module is None or not file or module.__name__ == "__main__":
@@ -182,7 +182,8 @@ _GRACE = 2.0
 def main(argv: Sequence[str]) -> int:
     """Runs the driver. argv: the call's folder, the caller's pid, the number of ranks, the time limit (s) or "" """
     folder, parent, nproc, limit = argv
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Background jobs of a shell may ignore SIGINT, and children inherit that.
+    # Background jobs of a shell may ignore SIGINT, and their child processes inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(int(parent), signal.SIGTERM)
     observer = _FailureObserver()
     ending: tuple[int | None, Exception | None]

@@ -18,7 +18,7 @@ START_LIMIT = 60.0
 #: Seconds without any progress after which a job counts as hanging. A little less than the time limit of a collective,
 #: so that the job ends with a table of all ranks, and not with the error of one of them.
 HANG_TIMEOUT = 540.0
-#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. Its agent sends one every second.
+#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. An agent sends one a second.
 HEARTBEAT_TIMEOUT = 30.0
 #: Given in place of a script: the script is read from the standard input.
 STDIN = "-"
@@ -186,7 +186,8 @@ def _foreign(path: str) -> str:
             return "a compiled program"
         if line.startswith(b"#!") and b"python" not in line:
             try:
-                compile(line + file.read(), path, "exec", dont_inherit=True)  # A script with another interpreter may still be valid Python.
+                # A script for another interpreter may be valid Python, too.
+                compile(line + file.read(), path, "exec", dont_inherit=True)
             except (SyntaxError, ValueError):
                 return f"a script for {line[2:].strip().decode(errors='replace')}"
     return ""

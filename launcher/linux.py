@@ -215,7 +215,7 @@ def sweep(
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
     spare: pids of children, whose descendants are spared, too
-    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: removes no files
+    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: removes none
     Returns: the wait status of each reaped child, by pid.
     """
     statuses: dict[int, int] = {}

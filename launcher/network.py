@@ -30,7 +30,7 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parses the value of `--hosts`. Without a number, a host has one slot; slots of equal names are added.
+    """Parses the value of `--hosts`. Without a number, a host has one slot; the slots of a repeated name are added.
 
     >>> parse_hosts("a:4,b,a:2")
     (Host(name='a', slots=6), Host(name='b', slots=1))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_agent_supervisor() -> int:
-    """Forks the agent, and never returns in the parent. Returns in the agent: the supervisor's pid. Raises: StartError"""
+    """Forks the agent. Returns only in the agent: the pid of the supervisor, its parent. Raises: StartError"""
     engine = os.getppid()
     started_at = time.time()
     become_subreaper()

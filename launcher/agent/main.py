@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Replaces this folder on the path by the one that holds the packages; the rank replaces that by the script's folder.
-    # With PYTHONSAFEPATH (Python 3.11 on) this folder is not on the path, and the first entry is the user's.
+    # Replaces this folder on the path by the one with the packages; the rank replaces that by the script's folder. With
+    # PYTHONSAFEPATH (Python 3.11 on) this folder is not on the path, and the first entry is the user's.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> NoReturn:
     stacks = os.memfd_create(STACKS_NAME)
     page = os.memfd_create("ddp-pause")
     os.ftruncate(page, 4096)
-    # Block SIGINT: Python discards signals that arrive during a fork. The rank unblocks the signal when it can handle it.
+    # Block SIGINT: Python discards signals that arrive during a fork. The rank unblocks SIGINT when it can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     pid = fork()
     if pid == 0:
@@ -138,7 +138,7 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int) -> list[str]:
-    """Makes memory for the rank's state, and names it in the environment. Returns: its slots; [] if no state is held."""
+    """Makes memory for the rank's state, and names it in the environment. Returns: its slots; [] if none is held."""
     words = os.environ.get(STATE_MEMORY, "").split()
     name = f"{STATE_MEMORY_NAME}-{words[0]}" if words else ""
     slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in words[:2]]

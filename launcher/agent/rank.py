@@ -96,7 +96,7 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
     if status & 0xFF and not reported:
         report(leaving=status & 0xFF)
     _ignore_interrupts()
-    # `sys.exit` is looked up only now: a library that must know the status before the program ends may have replaced it.
+    # `sys.exit` is looked up now: a library that must know the status before the program ends may have replaced it.
     sys.exit(status)
 
 

@@ -1,7 +1,7 @@
 """Failure report: what is printed about a failed job.
 
-It begins with the less important failures. Then come the last lines of the rank that is the root cause, its traceback,
-and as the last line one sentence.
+It begins with the less important failures. Then come, of the rank that is the root cause, the last lines that the
+console has not shown, and the traceback. The last line is one sentence.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _rank_of(failure: Failure) -> int | None:
 
 
 class Tail(Observer):
-    """Keeps the last 20 lines of each rank that the console does not show: a few kilobytes a rank, whatever it writes.
+    """Keeps the last 20 lines of each rank that the console does not show: at most 60 kB a rank, whatever it writes.
 
     hidden: these ranks
     """

@@ -133,7 +133,7 @@ class AgentLost(Failure):
     """An agent, or the agent supervisor above it, died before it had reported its rank's end.
 
     host: where it ran; "" if the sentence should not name it
-    started: pid of the process that the engine had started, which may be either of the two
+    started: pid of the process that the engine had started: the agent, or the agent supervisor
     """
 
     rank: int
@@ -211,7 +211,7 @@ class TimeLimit(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStopped(Failure):
-    """Ranks were killed because they continued after others had stopped as they were asked to.
+    """Ranks were asked to stop, and were killed because they continued after others had stopped.
 
     seconds: how long the launcher waited for them
     """
@@ -243,7 +243,7 @@ class HeartbeatLost(Failure):
     """Ranks no longer send heartbeats.
 
     ranks: these ranks; hosts: their hosts, if the job has several, and all ranks on these are silent
-    seconds: how long they have been silent; limit: longer than `Job.heartbeat_timeout`
+    seconds: how long they have been silent; limit: `Job.heartbeat_timeout` has passed, so that a longer one would help
     """
 
     ranks: tuple[int, ...]
@@ -265,7 +265,8 @@ class HeartbeatLost(Failure):
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:
     """The failure that explains the others: the first, unless it is the consequence of an engine's or agent's death.
 
-    When one of its processes dies, an engine kills all ranks and agents; the launcher learns of all this in a moment.
+    When one of its processes dies, an engine kills all ranks and agents. The launcher learns of these deaths at almost
+    the same time, in any order.
 
     failures: in the order in which the launcher learned of them, at least one
     engine_output: what the engine printed; it names the pid of the process whose death it has noticed
@@ -334,7 +335,7 @@ def describe_others(failures: Sequence[Failure], first: Failure) -> str:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a shell for a process that ended with `status` (minus the signal that killed it).
+    """The exit code of a shell for a process that ended with `status` (exit code, or minus the signal).
 
     >>> [exit_code(status) for status in (0, 3, -9, -15)]
     [0, 3, 137, 143]
@@ -367,7 +368,7 @@ def duration(seconds: float) -> str:
 
 
 class Stop(NamedTuple):
-    """How a job has stopped that was asked to stop.
+    """How a job stopped after it had been asked to stop.
 
     step: the last step of all ranks; None if they reported none, or different ones
     late: ranks that were killed or crashed before they had stopped, in order

@@ -34,7 +34,7 @@ _STATES = {
     "Z": "ended",
 }
 # A call as text, like "all_reduce #416 (train.py:88) sum float32 (512, 10)". The groups are the parts that must be the
-# same on all ranks: all except line and shape.
+# same on all ranks: all except the position and the shape.
 _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\))?$")
 
 
@@ -84,7 +84,7 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
 
 
 def _with_fewest_calls(states: Sequence[RankState]) -> list[RankState]:
-    """The ranks that have made fewer calls than others; none if all have made as many."""
+    """The ranks that have made the fewest calls; [] if all have made equally many."""
     fewest = min(state.calls for state in states)
     behind = [state for state in states if state.calls == fewest]
     return behind if len(behind) < len(states) else []

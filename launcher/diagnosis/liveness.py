@@ -179,7 +179,7 @@ class Liveness:
 
 
 def _update(state: RankState, beat: Message, now: float) -> bool:
-    """Copies a heartbeat into the state of its rank. Returns: whether the rank has made progress since the last one."""
+    """Copies a heartbeat into the state of its rank. Returns: whether the rank has made progress."""
 
     def progress() -> tuple[Any, ...]:
         return state.calls, state.call, state.call_state, state.step

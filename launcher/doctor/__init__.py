@@ -4,7 +4,7 @@
 
     checkup    the list of checks, in the order in which they are made and shown
     machine    Python, threads, memory, limits, and `ddp-doctor sweep`; mpi, gpu: a check each
-    ranks      starts ranks that call every collective; trial is one of them
+    ranks      starts ranks that call every collective; trial: the program of these ranks
     findings   what a check has found, as text and as JSON
     probes     asks a question in a process of its own, which may crash or hang
 

@@ -29,7 +29,7 @@ def control_group(file: str, groups: str = "/proc/self/cgroup", root: str = "/sy
     """The text of `file` in this process's control group (version 2) and in each of its ancestors that has the file."""
     for line in read_text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # a group of version 1 names some
+        if not controllers:  # groups of version 1 have controllers
             folder = Path(root, path.lstrip("/"))
             yield from filter(None, (read_text(str(group / file)) for group in (folder, *folder.parents)))
 
@@ -162,7 +162,7 @@ def threads() -> Iterator[Finding]:
 # -- memory
 
 # The number of ranks for which /dev/shm should have room, or the number of cores if that is larger. Docker's default of
-# 64 MiB is too small for it.
+# 64 MiB is too small for 24.
 _SHM_RANKS = 24
 # Less free memory than this is a warning: Python, NumPy and an MPI take about 100 MiB a rank, before any model.
 _MIN_MEMORY = 512 * _MIB

@@ -29,7 +29,7 @@ class Starters(NamedTuple):
     wheels: the version of each MPI that pip installed
     mpiexec, family: the one that ddp-launch uses, and its MPI; "" if there is none; failure: why there is none
     bare, bare_family: the `mpiexec` that a shell finds, and its MPI; "" if there is none
-    srun: the path of Slurm's, where it starts the ranks (inside an allocation); else ""
+    srun: the path of Slurm's srun if it starts the ranks (inside an allocation); else ""
     local: whether ddp-launch starts the ranks of one host itself
     """
 
@@ -79,7 +79,8 @@ def evaluate(facts: Starters, answer: Answer) -> Iterator[Finding]:
         both = " and ".join(f"{name} {installed}" for name, installed in facts.wheels.items())
         text = f"{both} are installed in one environment, and overwrite each other's mpiexec and libmpi"
         remove = pip("uninstall", "-y", *(name for name in names if name != keep))
-        yield error(text, f"{remove} && {install('--force-reinstall', keep)}")  # one's removal takes the other's files
+        # Reinstalled, because the removal of one removes files of the other, too.
+        yield error(text, f"{remove} && {install('--force-reinstall', keep)}")
     yield from _starter(facts)
     if not answer.missing:  # the check of Python names a missing package
         yield from _library(facts, answer)

@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: The line with the answer begins with this.
+#: Precedes the answer in its line.
 MARK = "ddp-doctor-answer "
-# Seconds from SIGTERM to SIGKILL: a launcher needs some to end its ranks.
+# Seconds from SIGTERM to SIGKILL: a launcher needs time to end its ranks.
 _GRACE = 3.0
 
-# Launchers and schedulers set variables that begin with these.
+# Prefixes of the variables that launchers and schedulers set.
 _JOB_PREFIXES = (
     "PMI_",
     "PMIX_",
@@ -40,7 +40,7 @@ _JOB_PREFIXES = (
     "LSB_",
     "PBS_",
 )
-# Variables among them that configure the library, and do not describe a job.
+# Prefixes of those among them that configure the library, and do not describe a job.
 _LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
 
 
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Iterator[Callable[[float], Answer]]:
     """Runs a command in a session of its own, and ends it and its children when the context ends.
 
-    Yields: a function that waits for the command for at most the seconds it is given, and returns the Answer.
+    Yields: a function that takes a number of seconds, waits at most that long for the command, and returns the Answer.
     Raises: OSError if it cannot be started.
     """
     with tempfile.TemporaryFile() as output:  # a pipe could be kept open by a child of the command
@@ -80,7 +80,7 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         )
 
         def answer(limit: float) -> Answer:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # `parse_answer` gets no status, and says so
+            with contextlib.suppress(subprocess.TimeoutExpired):  # `parse_answer` gets the status None, and says so
                 child.wait(limit)
             output.seek(0)
             return parse_answer(output.read().decode(errors="replace").splitlines(), child.poll(), limit)

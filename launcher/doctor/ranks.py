@@ -1,4 +1,4 @@
-"""Starts ranks by ddp-launch that call every collective, and compares their results."""
+"""Starts ranks with ddp-launch, which call every collective, and judges their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.network import Host
 _LIMIT = 90.0
 # No rank can start after an error of one of these checks.
 _REQUIRED_CHECKS = {"python", "threads", "mpi", "limits"}
-# Number of lines that are shown of a trial that failed, its last ones.
+# How many of the last lines of a failed trial are shown.
 _SHOWN_LINES = 12
 
 
@@ -46,8 +46,8 @@ def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tup
     """The trials to make.
 
     broken: checks that found errors; mpiexec: whether there is one
-    tasks: how many srun may start in this allocation, 0 outside of one
-    gpus: how many NCCL can use; hosts: those that are to train together
+    tasks: how many ranks srun may start in this allocation, 0 outside an allocation
+    gpus: how many GPUs NCCL can use; hosts: those that are to train together
     """
     if broken & _REQUIRED_CHECKS:
         return []

@@ -63,7 +63,7 @@ class Engine(ABC):
     priority: ClassVar[int] = 50
     #: The variable by which the user names the program that reaches other hosts, in place of ssh; "": there is none.
     shell_variable: ClassVar[str] = ""
-    #: It fills hosts in their order, so the launcher knows how many ranks each has.
+    #: Whether it fills hosts in their order, so that the launcher knows how many ranks each host has.
     fills_in_order: ClassVar[bool] = True
 
     name: str
@@ -82,7 +82,7 @@ class Engine(ABC):
         """The command that starts `rank`, the command of an agent, once per rank, with the environment `environ`."""
 
     def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Runs the engine in this process, a child of the reaper. Returns its exit code if no program replaces it."""
+        """Runs the engine in this process, a child of the reaper: replaces the process, or returns the exit code."""
         command = self.command(rank, environ)
         os.execve(command[0], command, environ)
 

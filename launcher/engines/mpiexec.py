@@ -23,7 +23,7 @@ _CANDIDATES = {
     "mpich": ((MPICH, INTEL), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "openmpi": ((OPENMPI,), ("mpiexec", "mpiexec.openmpi")),
 }
-# Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share theirs, and may be exchanged.
+# Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share one, and may be exchanged.
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # Prefixes of the variables by which an outer engine describes the rank that has started ddp-launch.
 _OUTER_MPI = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
@@ -65,7 +65,7 @@ def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str
     """The family that `mpiexec` belongs to: "mpich", "intel" or "openmpi".
 
     version: returns the output of `mpiexec --version`; called only if file names do not show the family
-    Raises: UsageError if it is none of these.
+    Raises: UsageError if it belongs to another family, or cannot be run.
     """
     name = os.path.basename(os.path.realpath(mpiexec))
     if "prte" in name or "orte" in name or "openmpi" in name:

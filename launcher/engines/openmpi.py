@@ -10,10 +10,10 @@ from typing import ClassVar
 from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import OPENMPI, without_torchrun
 
-# Settings with which it starts as fast as MPICH on one machine. By default it tries every network first, and its TCP
+# With these, Open MPI starts as fast as MPICH on one machine. By default it tries every network first, and its TCP
 # module listens on all of them.
 _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
-# Variable with the folder for its files. By default that is /tmp/ompi.PID, and if an Open MPI that was killed has left
+# Variable for the folder of Open MPI's files. The default is /tmp/ompi.PID; if an Open MPI that was killed has left
 # files there, a later one with that pid fails.
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # Prefixes of variables that describe a host or a terminal, and are not forwarded to other hosts.
@@ -54,7 +54,7 @@ class OpenMpiEngine(MpiexecEngine):
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`. Variables that the user has set stay."""
-        # It does not start without HOME. The launcher decides what happens to the other ranks after one has ended.
+        # Open MPI needs HOME to start. The launcher decides what happens to the other ranks after one has ended.
         settings = {"HOME": os.path.expanduser("~"), "PRTE_MCA_state_base_continuous": "1"}
         if self.remote_hosts and _FAST.items() <= environ.items():
             # The settings come from another job on one host: one of its ranks has started this launcher.

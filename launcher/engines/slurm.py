@@ -138,7 +138,7 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
 def nodes(environ: Mapping[str, str]) -> list[str]:
     """The names of the allocation's nodes; none outside an allocation. scontrol expands a list like n[1-4].
 
-    Raises: UsageError if it fails.
+    Raises: UsageError if scontrol is missing, or fails.
     """
     text = environ.get("SLURM_JOB_NODELIST", "")
     if "[" not in text:
@@ -163,7 +163,7 @@ def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
 def common_pmi(family: str | None, srun: str) -> str | None:
     """The process-management interface that both `srun` and an MPI of this family speak; None if there is none."""
     supported = _PMI.get(family or "", ())
-    # `srun --mpi=list` prints one of them per line, and all their versions in a line after "specific".
+    # `srun --mpi=list` prints one interface per line, and all their versions in a line after "specific".
     text = "".join(_run(srun, "--mpi=list")) if supported else ""
     offered = [line.strip().removeprefix("srun: ") for line in text.splitlines()]
     return next((name for name in supported if name in offered), None)

@@ -84,7 +84,7 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
             process.step = value
         case "resizable":
             process.resizable = value
-            if attempt.ranks.max_ranks is not None:  # All ranks have loaded the state of an earlier start.
+            if attempt.ranks.max_ranks is not None:  # All ranks are in their loop, so they have loaded the state.
                 attempt.deadlines["copy"] = attempt.job_time(attempt.resizing.memory.copy_limit)
                 if number := attempt.resizing.loaded(attempt.job_time()):
                     attempt.end_by_signal(number)

@@ -79,7 +79,7 @@ class Attempt:
 
     console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: environment of the ranks
-    clock: all time limits are on this clock; deadline: its time at which the whole job must have ended
+    clock: all time limits are on this clock; deadline: the time on it at which the whole job must have ended
     resizing: starts the job again with another number of ranks
 
     failures: what went wrong, in the order in which the launcher learned of it
@@ -454,7 +454,7 @@ class Attempt:
                 self._kill(limit=0.0)
 
     def _postpone(self, number: int) -> None:
-        """Ends the job as soon as the next ranks have loaded its state: until then it may exist in memory only."""
+        """Ends the job once the next ranks have loaded its state: until then the state may exist in memory only."""
         self.resizing.postponed = number
         self._signalled_at = self.now
         text = "ending the job when its new ranks have their state"

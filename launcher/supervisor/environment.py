@@ -44,8 +44,8 @@ class StateMemory:
     """Memory in which the ranks store their state for the next start of the job: two slots per rank.
 
     The launcher holds it, because nothing else on this machine lives longer than one start. On other hosts the agents
-    hold it, and stay until the ranks of a later start have copied their state. It has no name in a file system, so that
-    it is freed when launcher, agents and ranks have ended, however they end.
+    hold it, and stay until the ranks of a later start have copied their state. The memory has no name in a file system,
+    so that it is freed when launcher, agents and ranks have ended, however they end.
 
     held: number of the newest start whose ranks have all copied their state; -1: none
     """
@@ -59,7 +59,7 @@ class StateMemory:
         self._fds: list[int] = []
         # The agents that stay are those of one start: their connections, and their reaper.
         self._kept: tuple[RankTable, Reaper] | None = None
-        self._ending: list[Reaper] = []  # They kill what is left of agents that are not needed any more.
+        self._ending: list[Reaper] = []  # Reapers that are killing agents that are not needed any more.
         if not self.grow(ranks):
             self.close()
 
@@ -78,12 +78,12 @@ class StateMemory:
         self._kept = ranks, reaper
 
     def complete(self, start: int) -> None:
-        """The ranks of this start have all copied their state. What earlier ones copied is not needed any more."""
+        """Called when all ranks of this start have copied their state: the state of earlier starts is obsolete."""
         self.held = start
         self.release()
 
     def release(self) -> None:
-        """Ends the agents that stay. Does not wait for it."""
+        """Ends the agents that stay, without waiting for their end."""
         if self._kept is not None:
             ranks, reaper = self._kept
             ranks.close()

@@ -41,7 +41,7 @@ class RankProcess:
         self.asked = False  # Its agent got a signal to end that did not come from the launcher.
         self.debugging = False
         self.lost = False  # Its agent closed the connection before the rank had ended.
-        self.disconnected = False  # The same, and the launcher had not killed it.
+        self.disconnected = False  # `lost`, although the launcher had not killed the ranks.
         self.closed = False  # The connection is closed.
 
     @property

@@ -104,7 +104,7 @@ class Resizing:
             _answer(client, False, str(refusal))
 
     def take_hosts(self, job: Job, ranks: RankTable) -> None:
-        """Resizes the job onto the hosts that have answered, unless it is about to be resized, or can have no more."""
+        """Resizes the job onto the hosts that have answered, unless it is being resized, or can have no more ranks."""
         hosts, n = self.hosts.answered(job.hosts, ranks.max_ranks or 0)
         if n <= job.size or self.target is not None:
             return

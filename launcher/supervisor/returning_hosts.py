@@ -35,7 +35,7 @@ _ANSWER_LIMIT = 60.0
 class ReturningHosts:
     """Asks the hosts that a job could use, but does without, whether they can be reached.
 
-    requested: the job as the user asked for it; environ: of the engine
+    requested: the job as the user asked for it; environ: of the launcher
     max_ranks: the largest number of ranks; None: as many as hosts have slots
     interval: seconds from one question to the next
     """
@@ -80,7 +80,7 @@ class ReturningHosts:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # it cannot ask for a password
+                    start_new_session=True,  # without a terminal it cannot ask for a password
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
                 self._questions[host] = question, now + _ANSWER_LIMIT

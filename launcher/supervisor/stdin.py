@@ -43,7 +43,7 @@ class StdinForwarder:
                 ranks[rank].channel.send({"stdin": ""})
 
     def acknowledged(self, rank: int, ranks: RankTable) -> None:
-        """The rank has taken all that was sent."""
+        """Called when the rank has taken all that was sent."""
         self._acknowledged = True
         if self._program is not None:
             ranks[rank].channel.send({"stdin": ""})
@@ -69,7 +69,7 @@ class StdinForwarder:
 
 
 def in_foreground(fd: int) -> bool:
-    """False for a terminal if this process is in the background: the kernel would stop it for reading from it."""
+    """False for a terminal if this process is in the background, where the kernel stops processes that read from it."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:

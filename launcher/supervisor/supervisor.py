@@ -242,7 +242,7 @@ class _Supervisor:
             if isinstance(failure, TimeLimit) or (
                 number == 0 and isinstance(failure, NotStarted) and failure.code == 2
             ):
-                return None  # Wrong use, which a restart would not change.
+                return None  # A restart would not change the time limit, or wrong use.
         return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
     def _set_job(self, job: Job) -> None:
@@ -320,7 +320,7 @@ def count_in_a_row(before: int, ran: float) -> int:
 def lost_hosts(hosts: Sequence[Host], n: int, unreachable: Collection[int]) -> list[Host]:
     """The hosts whose ranks are all unreachable, of a job of `n` ranks. unreachable: ranks
 
-    If that is true of all hosts, the cause is most likely none of them: then the list is empty.
+    If the ranks of all hosts are unreachable, most likely the cause is not the hosts: then the list is empty.
 
     >>> lost_hosts([Host("a", 2), Host("b", 2)], 4, unreachable={2, 3})
     [Host(name='b', slots=2)]
