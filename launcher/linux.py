@@ -377,7 +377,7 @@ _OTHER_FILES = 32
 def many_files(ranks: int) -> Iterator[int]:
     """Inside `with`, this process and its children may open as many files as the hard limit allows.
 
-    Yields: the soft limit before. Raises: UsageError if a job of `ranks` ranks needs more files.
+    Yields: the previous soft limit. Raises: UsageError if a job of `ranks` ranks needs more files.
     """
     soft_before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # The kernel refuses limits above fs.nr_open. Then nothing changes.

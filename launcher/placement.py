@@ -91,7 +91,7 @@ def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None
     node = None
     local_rank = world.local_rank
     local_size = world.local_size
-    # Only if they name this rank and this size: a program may have inherited the variables of the batch script.
+    # Slurm's variables count if they name this rank and size: a program may have inherited those of the batch script.
     if environ.get("SLURM_PROCID") == str(world.rank) and environ.get("SLURM_STEP_NUM_TASKS") == str(world.size):
         node = int(environ["SLURM_NODEID"])
         if local_rank is None:

@@ -40,7 +40,7 @@ def run_agent_supervisor() -> int:
 
 def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
     while True:
-        # The engine signals the process that it has started, this one. The kernel sends SIGTERM when the engine dies.
+        # The engine signals this process, which it has started. The kernel sends SIGTERM when the engine dies.
         number = signal.sigwait({signal.SIGCHLD, *FORWARDED_SIGNALS})
         if number != signal.SIGCHLD:
             os.kill(agent, number)  # It has not been reaped yet, so the pid is still the agent's.

@@ -55,7 +55,7 @@ class RankReader:
         keys of `FlightReader.newest`
         """
         stat = stat_of(self._pid)
-        # What descendants do matters only while the rank itself is idle, and asking costs a millisecond: a rank with a
+        # What descendants do matters only while the rank itself is idle. Reading it takes a millisecond: a rank with a
         # GPU has a hundred threads, each of which may have children.
         if stat.cpu - self._cpu < _IDLE:
             self._descendants_cpu = descendants_cpu(self._pid)

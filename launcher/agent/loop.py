@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 # full pipe.
 _BACKLOG = 1 << 20
 # After a read of few bytes the rank's output is left alone for this long (s), so that many short lines go out as one
-# message. The first output after a pause is forwarded at once, and so is that of a rank that writes much.
+# message. The first output after a pause is forwarded at once, and so is all output of a rank that writes much.
 _OUTPUT_INTERVAL = 0.004
 _FEW_BYTES = 1 << 14
 # After the rank's end its pipes are read for at most this long (s): a process that cannot be killed may keep them open.

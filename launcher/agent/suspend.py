@@ -1,7 +1,7 @@
 """Pauses a rank's time limits while the job is suspended or a rank is debugged; if suspended, also stops its processes.
 
-Both may hold at the same time. Only processes that were stopped here are continued here: one that the user has stopped
-stays stopped.
+Both reasons may hold at the same time. Only processes that were stopped here are continued here: a process that
+the user has stopped stays stopped.
 """
 
 from __future__ import annotations

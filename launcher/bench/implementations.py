@@ -1,7 +1,7 @@
 """The implementations that are measured: ours on ordinary, shared or device arrays, mpi4py, and PyTorch's gloo.
 
-An implementation binds a collective to two buffers, and returns a function without arguments, so that only
-the collective itself is timed.
+An implementation binds a collective to two buffers, and returns a function without arguments, so that only the
+collective itself is timed.
 """
 
 from __future__ import annotations

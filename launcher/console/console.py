@@ -2,8 +2,8 @@
 
 Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal the `\\r` updates of
 one rank, 0 or the lowest that is shown, repaint the lowest line, and everything else is printed above it; elsewhere
-only the last state of a bar is printed.
-Whole lines are handled in blocks: a rank that prints a million lines must not cost a million objects.
+only the last state of a bar is printed. Whole lines are handled in blocks: a rank that prints a million lines must not
+cost a million objects.
 """
 
 from __future__ import annotations

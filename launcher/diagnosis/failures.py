@@ -299,7 +299,7 @@ def is_peer_failure(failure: Failure) -> bool:
 
 
 def may_follow_host_loss(failure: Failure) -> bool:
-    """True if the loss of a host may be the cause: for time limits, lost connections, and ranks that MPI has ended."""
+    """True if a lost host may be the cause: of a time limit, a lost connection, or a rank that MPI has ended."""
     if isinstance(failure, RankFailed):
         if failure.raised is not None:
             return failure.raised.type in _UNREACHABLE_PEERS
@@ -397,7 +397,7 @@ def stop_of(ends: Mapping[int, int | None], steps: Collection[int] = ()) -> Stop
     """How a job stopped, after all of its ranks have ended; None if no rank has stopped as it was asked to.
 
     ends: each rank's exit code, or minus the signal that killed it; None if unknown
-    steps: the last step that each rank has reported, if it has
+    steps: the last step of each rank that has reported one
     """
     if STOPPED not in ends.values():
         return None

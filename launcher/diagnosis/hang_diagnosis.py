@@ -55,7 +55,7 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
     """Tells which ranks hold the others up.
 
     states: of all ranks that run, at least one
-    engine: name and pid of a process of the MPI that is stopped: without it no rank can leave `collectives.init`
+    engine: name and pid of a stopped process of the MPI, without which no rank can leave `collectives.init`; or ""
     """
     if len({state.host for state in states}) == 1:
         states = [replace(state, host="") for state in states]  # The sentence names hosts only if there are several.

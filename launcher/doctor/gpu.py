@@ -30,7 +30,7 @@ class Gpus(NamedTuple):
     """Facts about the GPUs.
 
     cards: nvidia-smi's row of each GPU: name, memory, compute capability, driver; failure: why nvidia-smi failed
-    cupys: the installed packages of CuPy; cupy, nccl: answers of the probes, None if CuPy is missing or fails
+    cupys: the installed packages of CuPy; cupy, nccl: answers of the probes; None: CuPy is missing, or for nccl: fails
     cudnn: the version of its Python frontend, "" if that is not installed; hidden: the value of CUDA_VISIBLE_DEVICES
     """
 

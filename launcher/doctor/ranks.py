@@ -70,7 +70,7 @@ def check(findings: Sequence[Finding], hosts: tuple[Host, ...]) -> Iterator[Find
     if not tries:
         yield note("none were started" + (": fix the errors above first" if broken else ""))
     for trial in tries:
-        # If the doctor runs in a rank or a Slurm step, ranks that ddp-launch starts must not see those variables.
+        # If the doctor runs in a rank or a Slurm step, ranks that ddp-launch starts must not see its variables.
         environ = None if trial.through in ("slurm", "hosts") else outside_a_job()
         answer = run_probe(*command(trial), module="launcher", limit=_LIMIT + 10, environ=environ)
         yield from evaluate(answer, trial)

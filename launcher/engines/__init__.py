@@ -71,7 +71,7 @@ def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
     request = StartRequest(
         job=job,
         environ=environ,
-        # In an allocation of several hosts, an engine finds them itself if the user has named none.
+        # If the user has named no hosts, an engine finds those of an allocation itself.
         hosts=job.hosts if named else (),
         remote_hosts=remote_hosts,
         allocated=allocated,

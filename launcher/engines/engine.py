@@ -24,7 +24,7 @@ from launcher.network import Host
 class StartRequest:
     """A job, and what the choice of its engine depends on.
 
-    hosts: those of the job; none if it names none, or only this machine
+    hosts: the hosts of the job; empty if it names no hosts, or only this machine
     remote_hosts: hosts other than this one
     allocated: this process runs in an allocation of a cluster's scheduler
     local_address: the address by which remote hosts reach this one

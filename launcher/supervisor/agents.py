@@ -173,7 +173,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """Fails a rank that ended with 0 before it called `collectives.init`, if others wait for it there."""
+    """Reports a rank as failed that ended with 0 before it called `collectives.init`, if others wait for it there."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():

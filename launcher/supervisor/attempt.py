@@ -56,7 +56,7 @@ from launcher.supervisor.stdin import StdinForwarder
 # All times are in seconds.
 # After a failure the other ranks have at most this long to end by themselves: their work is lost anyway.
 _FAILURE_GRACE = 2.0
-# For how long to wait for the failure of a peer, after a rank has reported that it failed because of one.
+# After a rank has reported that it failed because of a peer: for how long to wait for the failure of the peer itself.
 _PEER_FAILURE_LIMIT = 0.5
 # For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead:
 # then the reaper kills everything.
@@ -84,7 +84,7 @@ class Attempt:
 
     failures: what went wrong, in the order in which the launcher learned of it
     end_signal: number of the signal with which the user ended the job; 0: none
-    stop: how the ranks stopped, if they did so as they were asked to; engine_output: the last that the engine printed
+    stop: how the ranks stopped, if they did so as they were asked to; engine_output: the end of what the engine printed
     """
 
     def __init__(

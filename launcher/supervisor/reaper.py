@@ -65,7 +65,7 @@ class Reaper:
         self.output_closed = False
         self.engine_output, output = os.pipe()
         self._socket, reaper_socket = socket.socketpair()
-        # Blocked until the reaper has reset the handlers: the launcher's would run in it.
+        # Blocked until the reaper has reset the handlers; otherwise the launcher's handlers would run in the reaper.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
             self.pid = fork()
@@ -115,9 +115,9 @@ class Reaper:
     def end(self) -> None:
         """Makes the reaper kill everything below itself. Does not wait for it; `close` does."""
         with contextlib.suppress(OSError):  # The reaper has ended.
-            self._socket.shutdown(socket.SHUT_RDWR)  # A later reaper has inherited the socket, too.
+            self._socket.shutdown(socket.SHUT_RDWR)  # A later reaper has inherited it: to close it is not enough.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)  # If it is stopped, it would not notice that the socket is closed.
+            os.kill(self.pid, signal.SIGCONT)  # A stopped reaper would not notice the closed socket.
 
     def close(self) -> None:
         """Makes the reaper kill everything below itself, and waits for its end."""

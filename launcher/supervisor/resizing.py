@@ -1,4 +1,4 @@
-"""Resizing a running job: receives and answers requests, and keeps the state of the one in progress.
+"""Resizing a running job: receives and answers requests, and keeps the state of the request in progress.
 
 1. `ddp-launch --resize N --job PID` connects, or a host that the job does without can be reached. If the job cannot be
    resized, the user gets the reason, and the job continues.
@@ -45,7 +45,7 @@ class Resizing:
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
     step: the step after which the ranks left their loop
-    since: when the first of them left it (s, job clock); None if none has left, or the next ranks have loaded the state
+    since: when the first rank left its loop (s, job clock); None before that, and once the next ranks have the state
     failure: why the target's ranks failed, and the job was started as before; "" if they have not failed
     postponed: number of the signal that ends the job when ranks have loaded the state; 0: none
     """
@@ -78,7 +78,7 @@ class Resizing:
             self.listener = None
 
     def handle_request(self, job: Job, ranks: RankTable) -> None:
-        """Accepts a connection, and does what the client asks for, or refuses it. job: as it is now; ranks: of it"""
+        """Accepts a connection, and begins to resize the job, or refuses it. job: as it is now; ranks: its ranks"""
         assert self.listener is not None
         try:
             client, _ = self.listener.accept()

@@ -1,4 +1,4 @@
-"""Hosts that a job with `min_ranks` does without: one that was lost and is back, or a new line of the hostfile.
+"""Hosts that a job with `min_ranks` does without: a lost host that is back, or a new line of the hostfile.
 
 Every second each of them is asked, by the engine's remote shell, to import what ranks import. When some have done so,
 the job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and
@@ -50,7 +50,7 @@ class ReturningHosts:
         self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
         self._hostfile = requested.hostfile
         self._environ = environ
-        # By host: the process that asks it, and the time at which to end it.
+        # By host: the process that asks the host, and the time at which to end the process.
         self._questions: dict[Host, tuple[Any, float]] = {}
 
     def ask(self, job: Job, limit: float) -> None:

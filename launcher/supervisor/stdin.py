@@ -34,7 +34,7 @@ class StdinForwarder:
         self._acknowledged = True
 
     def rank_started(self, rank: int, ranks: RankTable) -> None:
-        """Sends the program to a rank that has started. Records that nothing has been sent to `rank` yet."""
+        """Called when a rank has started: sends it the program, or the end of an input that has ended already."""
         if self._program is not None:
             ranks[rank].channel.send({"stdin": to_text(self._program)})
         elif rank == self.rank:
