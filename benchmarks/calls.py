@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.calls [--device cuda|cpu] [--only ops,optimizer] [--json FILE]
 
 ops        tensors so small that a GPU is done before the host has launched the next op: many are launched without
-           waiting, so that the host's part is timed. On the CPU an op's own work is in the time of both.
+           waiting, so that the host's part is timed. On the CPU both times include the op's own work.
 optimizer  `step()` on the CPU with gradients in arrays of their own, and in flat buckets; against PyTorch's default
            settings (for loops on the CPU), and with fused=True; `copy` moves as many bytes as an update reads and
            writes: 28 a parameter for AdamW, 20 for SGD with momentum, 12 for SGD
@@ -148,7 +148,7 @@ def measure(calls: dict[str, Call], wait: Call, rounds: int) -> harness.Rounds:
 def main(arguments: list[str] | None = None) -> None:
     parser = harness.parser(__doc__, rounds=40, only=("ops", "optimizer"))
     default = "cuda" if ddp.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=["cuda", "cpu"], default=default, help="default: cuda where there is one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=default, help="default: cuda if there is a GPU")
     args = parser.parse_args(arguments)
     libraries: dict[str, Any] = {"ours": ddp}
     if harness.has_torch():

@@ -1,7 +1,7 @@
 """A rank of PyTorch's job in the chaos test, for torchrun: the model and the step of `chaos_worker.py`.
 
-Rank 0 saves the state after each step by `torch.save`, under another name that it then changes; a restart loads it.
-Notes and pids are those of `jobs.py`.
+Rank 0 saves the state after each step, by `torch.save` to a new file that it then renames; a restart loads it. Notes
+and pids are written as `jobs.py` reads them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BATCH = 16  # images a step, over all ranks
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="for notes and the state")
+    parser.add_argument("folder", type=Path, help="folder for notes and the state")
     parser.add_argument("digits", type=Path)
     parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step (default: 0)")
     args = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -1,32 +1,35 @@
-"""Kill it anywhere, lose nothing: a training job is struck at random moments and must end as if nothing had been.
+"""A training job is struck at random moments, and must end as if nothing had happened.
 
     python -m benchmarks.chaos_train [--kills 100] [--moves 20] [--only rank,save] [--seed 0] [--json FILE]
     python -m benchmarks.chaos_train --elastic [--events 100] [--torchruns 5] [--seed 0] [--json FILE]
 
 A small CNN learns digits on two ranks, in a few steps, with a checkpoint every few of them (`chaos_worker.py`). It
-runs once undisturbed. Then it runs again and again, each time from nothing, and each time it is struck:
+runs once undisturbed. Then it runs many times from the beginning, and is struck each time:
 
-rank      one of the two is killed, at any moment from the start on
+rank      one of the two ranks is killed, at a random moment
 launcher  ddp-launch is killed
 all       everything is killed at once: launcher, MPI, agents, ranks
 stop      a rank is stopped (SIGSTOP) for a while, and then killed
-save      a rank is killed in the middle of a save: at, or just after, any one thing that it does to a file
-load      the same in the middle of a load from disk, after a rank was killed at any step
-memory    a rank is killed at any step, with the state held in memory after each: no more than one is made again, and
-          the seconds from the kill to the end of the next step are measured
+save      a rank is killed in the middle of a save: at, or just after, any operation on a file
+load      a rank is killed at any step, and then one in the middle of the load from disk: at, or just after, any
+          operation on a file
+memory    a rank is killed at any step, with the state held in memory after each step: at most one step may be repeated,
+          and the seconds from the kill to the end of the next step are measured
 full      a rank can write no more to its disk (a limit on the size of files), until it is restarted
-asked     a rank gets SIGTERM: all save and leave with 75
+asked     a rank gets SIGTERM: all ranks save their state, and exit with 75
 
-In half of the jobs saves go on in the background. ddp-launch restarts the job; where it was the victim, or the job has
-left with 75, the same command is started again. The final weights must be those of the undisturbed run, bit by
+About half of the jobs save in the background. ddp-launch restarts the job; if ddp-launch itself was killed, or the job
+has exited with 75, the same command is started again. The final weights must be those of the undisturbed run, bit by
 bit, and so must every random number drawn in a step that counts; no sample may be lost or come twice.
 
-Then the job moves: two ranks, killed or asked to stop, one rank, killed or asked to stop, four ranks. No sample may be
-lost or come twice, and the loss of every step is that of the undisturbed run up to rounding in float64.
+Then the number of ranks changes: two ranks are killed or asked to stop, then one rank is, then four ranks end the job.
+No sample may be lost or come twice, and the loss of every step must be that of the undisturbed run, up to rounding in
+float64.
 
 --elastic is another test: jobs that lose ranks, agents and hosts, and become more and fewer (`chaos_elastic.py`).
 
-Whatever hangs ends after a minute, and what a job leaves behind counts as a failure. Linux; a few seconds a kill.
+A job that hangs is killed after a minute; that, and processes that a job leaves behind, are failures. Needs Linux, and
+takes a few seconds per kill.
 """
 
 from __future__ import annotations
@@ -232,12 +235,14 @@ def elastic(count: int, kills: int, seed: int, path: Path | None) -> int:
 
 def main() -> None:
     parser = harness.parser(__doc__, only=KINDS)
-    parser.add_argument("--kills", type=int, default=100, help="jobs that are struck (default: 100)")
-    parser.add_argument("--moves", type=int, default=20, help="jobs that move from 2 to 1 to 4 ranks (default: 20)")
+    parser.add_argument("--kills", type=int, default=100, help="number of jobs to strike (default: 100)")
+    parser.add_argument(
+        "--moves", type=int, default=20, help="number of jobs to move from 2 to 1 to 4 ranks (default: 20)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--elastic", action="store_true", help="one job to which all that can happen happens")
-    parser.add_argument("--events", type=int, default=100, help="of --elastic (default: 100)")
-    parser.add_argument("--torchruns", type=int, default=5, help="kills of torchrun's, of --elastic (default: 5)")
+    parser.add_argument("--elastic", action="store_true", help="test jobs that lose and gain ranks and hosts instead")
+    parser.add_argument("--events", type=int, default=100, help="with --elastic: number of events (default: 100)")
+    parser.add_argument("--torchruns", type=int, default=5, help="with --elastic: kills of torchrun ranks (default: 5)")
     args = parser.parse_args()
     if args.elastic:
         sys.exit(elastic(args.events, args.torchruns, args.seed, args.json))

@@ -112,18 +112,18 @@ def digest(net: nn.Module) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="for notes")
+    parser.add_argument("folder", type=Path, help="folder for notes")
     parser.add_argument("digits", type=Path)
     parser.add_argument("checkpoints", type=Path)
-    parser.add_argument("--run", type=int, default=0, help="how often this job was started before")
-    parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
+    parser.add_argument("--run", type=int, default=0, help="how often this job was started before (default: 0)")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step (default: 0)")
     parser.add_argument("--async-save", action="store_true")
-    parser.add_argument("--memory-every", default="auto", help="auto, never, or steps: see Checkpointer")
-    parser.add_argument("--micro-batches", type=int, help="of a step (default: each rank has a batch)")
-    parser.add_argument("--zero", action="store_true", help="the ranks share the optimizer's state")
+    parser.add_argument("--memory-every", default="auto", help="auto, never, or a number of steps: see Checkpointer")
+    parser.add_argument("--micro-batches", type=int, help="micro-batches of a step (default: each rank has a batch)")
+    parser.add_argument("--zero", action="store_true", help="distribute the optimizer's state over the ranks")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--every", type=int, default=EVERY, help="steps from one save to the next")
-    parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
+    parser.add_argument("--strikes", default="[]", help="JSON: a list of the fields of `Strike`")
     return parser.parse_args()
 
 

@@ -2,16 +2,16 @@
 
     python -m benchmarks.checkpoint [--mb 500] [--rounds 7] [--folder DIR] [--only write,hold-up] [--json FILE]
 
-write     s from memory to the disk, fsync and all, of a model with AdamW's state:
+write     seconds to write a model with AdamW's state from memory to the disk, fsync included:
               dd          dd if=/dev/zero of=... bs=8M conv=fsync
               ours        ddp.checkpoint.Store, one rank
-              ours, 2     two ranks (threads) that write half of it each
-              torch.save  the same tensors, then fsync; left out where there is no PyTorch
-hold-up   s by which a save makes a stretch of training longer: of the same steps with a save at their beginning, waited
-          for (sync) or in the background (async), minus without one; training leaves one core free
+              ours, 2     two ranks (threads), each of which writes half of it
+              torch.save  the same tensors, then fsync; left out without PyTorch
+hold-up   seconds by which a save makes training longer: the same steps with and without a save at their beginning.
+          sync: training waits for the save; async: it runs in the background. Training leaves one core free
 
-What was written is removed before the next turn, outside the time. Goals: ours at least 0.8 of dd's speed; async at
-most 0.1 of sync.
+What was written is removed before the next turn; the removal is not timed. Goals: ours at least 0.8 of dd's speed;
+async at most 0.1 of sync.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=7, only=("write", "hold-up"))
-    parser.add_argument("--mb", type=float, default=500, help="of state (default: 500)")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: that of temporary files)")
+    parser.add_argument("--mb", type=float, default=500, help="size of the state in MB (default: 500)")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: that of temporary files)")
     args = parser.parse_args()
     results: dict[str, Rounds] = {}
     goals = []

@@ -105,7 +105,7 @@ def computing(number: int) -> Iterator[None]:
 
 def main() -> None:
     parser = harness.parser(__doc__, only=dict(ROWS))
-    parser.add_argument("-n", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("-n", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile (default: 0)")
     args = parser.parse_args()
     rows, reached = [], []

@@ -2,8 +2,8 @@
 
     python -m benchmarks.compression [--rate 1gbit] [--rounds 7] [--hooks bf16,powersgd:4] [--json FILE]
 
-Hosts, ranks and turns are those of `overlap.py`. Bytes are what the hosts' network cards counted, headers included,
-a step and rank.
+Hosts, ranks and turns are those of `overlap.py`. Bytes are those that the hosts' network cards have counted, headers
+included, per step and rank.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def show(results: dict[str, Any]) -> None:
 def main() -> None:
     parser = harness.parser(__doc__, rounds=7, only=TASKS, default=("mlp-512", "gpt"))
     two_hosts.add_options(parser)
-    parser.add_argument("--hooks", default=",".join(HOOKS), help=f"default: {','.join(HOOKS)}")
+    parser.add_argument("--hooks", default=",".join(HOOKS), help=f"hooks to measure (default: {','.join(HOOKS)})")
     args = parser.parse_args()
     hooks = args.hooks.split(",")
     tasks = {}

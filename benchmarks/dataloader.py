@@ -2,17 +2,16 @@
 
     python -m benchmarks.dataloader [--rounds 9] [--only samples,tensors,start] [--json FILE]
 
-samples   samples/s of a dataset whose `__getitem__` gives (array, label), each a NumPy array, put together by default
-tensors   the same of a TensorDataset, each library's own
+samples   samples/s of a dataset whose `__getitem__` gives (array, label), each a NumPy array, collated by default
+tensors   samples/s of each library's own TensorDataset
 start     from `iter(loader)` to the first batch, of new workers
 
 Arrays of 3 KB (batches of 64) and of 600 KB (batches of 16), float32, read in random order; of every batch one number
 in each line of the cache is read. Each round runs every implementation once, so that all of them see the same machine.
-PyTorch starts workers
-by fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come from a fork server,
-which is started once, when a process makes its first loader with workers: that first start is the row "start, first".
-Workers that are not forked of the process get a copy of the dataset, 12 MB for arrays of 3 KB and 98 MB for those of
-600 KB. Needs PyTorch (`pip install '.[bench]'`).
+PyTorch starts workers by fork, which copies a process that may hold MPI or CUDA, or by forkserver or spawn. Ours come
+from a fork server, which is started once, when a process makes its first loader with workers: that first start is the
+row "start, first". Workers that are not forked from the process itself get a copy of the dataset, 12 MB for arrays of
+3 KB and 98 MB for those of 600 KB. Needs PyTorch (`pip install '.[bench]'`).
 """
 
 from __future__ import annotations

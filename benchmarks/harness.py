@@ -77,12 +77,12 @@ def parser(
     rounds: default of --rounds, 0: there is no such option; only: names that --only chooses from, default: all of them
     """
     result = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--json", type=Path, help="file for the results (default: none)")
+    result.add_argument("--json", type=Path, help="write the results to this file (default: %(default)s)")
     if rounds:
         result.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each row (default: {rounds})")
     if only := list(only):
         chosen = list(default) or only
-        text = f"of {','.join(only)} (default: {','.join(default) or 'all'})"
+        text = f"run only some of {', '.join(only)} (default: {','.join(default) or 'all'})"
         result.add_argument("--only", type=listed(only), default=chosen, metavar="A,B", help=text.replace("%", "%%"))
     return result
 

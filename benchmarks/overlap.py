@@ -170,7 +170,7 @@ def show(results: dict[str, Any]) -> None:
 def main() -> None:
     parser = harness.parser(__doc__, rounds=9, only=TASKS, default=("mlp-512", "mlp-1024", "gpt"))
     two_hosts.add_options(parser)
-    parser.add_argument("--alone", action="store_true", help="without PyTorch")
+    parser.add_argument("--alone", action="store_true", help="measure without PyTorch")
     args = parser.parse_args()
     tasks: dict[str, Any] = {}
     reached: list[Goal] = []

@@ -1,12 +1,12 @@
-"""Public PyTorch scripts, not a line changed, with every `import torch` read as an import of ddp; against PyTorch.
+"""Public PyTorch scripts, unchanged, with every `import torch` read as an import of ddp, compared with PyTorch.
 
     python -m benchmarks.ports CHECKOUTS [--only A,B] [--json FILE]
 
 CHECKOUTS: a folder with clones of https://github.com/pytorch/examples (as `examples`) and
 https://github.com/karpathy/nanoGPT (as `nanoGPT`). Each script runs twice, in a copy of its folder, in float64, with
-the same initial weights, batches, noise and dropout: PyTorch draws its random numbers from ddp (benchmarks/ported). Of
-every run all losses that go backward, and all numbers that the script reads by `item()`, are compared. torchvision is
-replaced on both sides by a few lines (benchmarks/ported/torchvision): digits of scikit-learn, and no downloads.
+the same initial weights, batches, noise and dropout: PyTorch draws its random numbers from ddp (benchmarks/ported). All
+losses that go backward, and all numbers that the script reads by `item()`, are compared. torchvision is replaced on
+both sides by a few lines (benchmarks/ported/torchvision): digits of scikit-learn, and no downloads.
 
 Goal: each script ends, and the largest difference, |ours - theirs| / max(1, |theirs|), is at most 1e-10.
 """
@@ -151,7 +151,7 @@ def difference(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[fl
 
 def main() -> None:
     parser = harness.parser(__doc__, only=[port.name for port in PORTS])
-    parser.add_argument("checkouts", type=Path, help="the folder of the clones")
+    parser.add_argument("checkouts", type=Path, help="folder with the clones")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(harness.row("script", ("numbers", "difference", "PyTorch s", "ddp s"), 24))

@@ -2,7 +2,8 @@
 
     python -m benchmarks.report [--check]
 
-Writes the table between two comments of README.md. With --check writes nothing, and fails where the README has another.
+Writes the table between two comments of README.md. With --check it writes nothing, and fails if the README has another
+table.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the README has this table")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if the README has another table")
     check = parser.parse_args().check
     text = README.read_text()
     before, rest = text.split(BEGIN)

@@ -4,12 +4,12 @@
 
 first     s from the shell to the first all-reduce's result on the last rank
 exit      s from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
-killed    s of the same, when it was killed by SIGKILL
+killed    s from the SIGKILL of one rank to the end of every process
 restart   s from a rank's exit with code 1 to the first all-reduce of the next attempt
-memory    proportional set size of all that is no rank (launcher, agents, engine), in MiB a rank
+memory    proportional set size of all other processes than ranks (launcher, agents, engine), in MiB per rank
 
-Without PyTorch torchrun is left out. Its restarts may fail by themselves: they are tried again, and then count as the
-limit of 20 s.
+Without PyTorch torchrun is left out. If a run of torchrun does not end as it should, it is tried again; if all fail, it
+counts as the limit of 20 s.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def measure(rows: list[str], rounds: int, several_hosts: bool) -> dict[str, Roun
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=10, only=(*CALLS, *STEPS))
-    parser.add_argument("--rate", help="of the cable between two hosts, as tc writes it (default: one host)")
+    parser.add_argument("--rate", help="rate of a cable between two hosts, as tc writes it (default: one host)")
     arguments = parser.parse_args()
     if arguments.rate is not None and {*arguments.only} != {*CALLS, *STEPS}:
         parser.error("between two hosts only DistributedDataParallel is measured: leave out --only")

@@ -250,7 +250,7 @@ def describe(label: str, goal: float, result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=40, only=STEPS)
-    parser.add_argument("--cores", default="0", help="the cores to run on, a thread each: 0,1 (default: 0)")
+    parser.add_argument("--cores", default="0", help="cores to run on, one thread per core: 0,1 (default: 0)")
     args = parser.parse_args()
     os.sched_setaffinity(0, map(int, args.cores.split(",")))
     print(HEAD + FLOOR_HEAD)

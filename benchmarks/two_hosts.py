@@ -31,9 +31,9 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of benchmarks that may run on two hosts."""
-    parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
-    parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
+    parser.add_argument("--rate", default="1gbit", help="rate of the cable, as tc writes it (default: 1gbit)")
+    parser.add_argument("--here", action="store_true", help="run on this machine, without two hosts and a cable")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each turn (default: 3)")
 
 
 def wanted(stack: contextlib.ExitStack, args: argparse.Namespace) -> list[str] | None:
@@ -101,7 +101,7 @@ def by_the_rate(nbytes: int, rate: str) -> float:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
+    parser.add_argument("--rate", default="1gbit", help="rate of the cable, as tc writes it (default: 1gbit)")
     args = parser.parse_args()
     rows, goals = [], []
     with hosts(args.rate) as names:

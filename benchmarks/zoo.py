@@ -156,7 +156,7 @@ def compare(key: str, rounds: int, module: str, floor: bool) -> dict[str, Any]:
 def main(doc: str, module: str, steps: Steps, cores: list[str], floor: bool = False) -> None:
     """Compares the steps of a module with a `Worker`. cores: lists of those to run on, unless the user says others"""
     parser = harness.parser(doc, rounds=9, only=steps)
-    text = f"lists of cores to run on, a thread each, one after the other (default: {' '.join(cores)})"
+    text = f"lists of cores to run on, one list after the other, one thread per core (default: {' '.join(cores)})"
     parser.add_argument("--cores", nargs="+", default=cores, help=text)
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}

@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 GPU = "gpu"
 
 _USAGE = """\
-ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
+ddp-launch [OPTIONS] SCRIPT [ARGS...]
+       ddp-launch [OPTIONS] -m MODULE [ARGS...]
        ddp-launch --config FILE [OPTIONS] [ARGS...]
        ddp-launch --resize N --job PID"""
-_WHAT = "Starts the ranks of a Python program, here or on other hosts, and explains how they fail."
+_WHAT = "Runs a Python program as several ranks (processes), on one host or more, and explains failures."
 _MORE = """\
-Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
-SCRIPT is what Python takes: a file, a folder or zip file with a __main__.py, or - (standard input).
-The command line wins over the job file. In parentheses: the default.
+Options come before SCRIPT; all words after SCRIPT are passed to it. `--` ends the options.
+SCRIPT is anything that `python SCRIPT` runs: a file, a folder or zip file with a __main__.py, or -,
+the standard input. Options on the command line override those of the job file.
+Defaults stand in parentheses at the end of a line.
 
-Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
-2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
+Exit code: 0 if all ranks ended with 0; otherwise that of the first rank that failed: 1 for an
+exception, 128 + N if signal N killed it. 2 for wrong use; 75 if the ranks were asked to stop, and
+have saved their state; 124 after --timeout; 130 after Ctrl-C.
 """
 # Options of other launchers, and their names here. _COUNTS: those that give the number of ranks.
 _COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
@@ -69,49 +72,76 @@ def parser() -> ArgumentParser:
 
         return add
 
-    add = options("What runs")
-    add("-n", "-np", dest="n", metavar="N", type=_COUNT, help="number of ranks (the hosts' slots, or 1); gpu: all")
-    add("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
-    add("--no-python", help="SCRIPT is a program of any kind, as a shell script is")
-    add("--config", metavar="FILE", help="a job in TOML: [launch] has options and script, [args] the rest")
+    add = options("Program")
+    add(
+        "-n",
+        "-np",
+        dest="n",
+        metavar="N",
+        type=_COUNT,
+        help="number of ranks; gpu: one per GPU (the hosts' slots, Slurm's tasks, or 1)",
+    )
+    add("-m", dest="module", metavar="MODULE", help="run a module instead of SCRIPT, as `python -m` does")
+    add("--no-python", help="SCRIPT is any program, such as a shell script, and not run by Python")
+    add("--config", metavar="FILE", help="job file in TOML. [launch]: script and options; [args]: its arguments")
 
-    add = options("Where")
-    add("--hosts", metavar="HOSTS", type=_hosts, help="machines, and how many ranks each takes: a:4,b:4")
-    add("--hostfile", metavar="FILE", help="the same from a file, a machine a line: a:4 or a slots=4")
-    add("--engine", metavar="NAME", type=_engine, help="local, mpich (Intel), openmpi or slurm starts the ranks (auto)")
-    add("--backend", metavar="NAME", help=f"what moves the data: {', '.join(BACKENDS[1:])} ({BACKENDS[0]})")
-    add("--bind", help="bind each rank to its share of the cores")
-    add("--share-gpu", help="let several ranks have one GPU")
+    add = options("Hosts and devices")
+    add("--hosts", metavar="HOSTS", type=_hosts, help="hosts, each with its number of slots for ranks: a:4,b:4")
+    add("--hostfile", metavar="FILE", help="the same from a file, one host per line: a:4 or a slots=4")
+    add(
+        "--engine",
+        metavar="NAME",
+        type=_engine,
+        help="what starts the ranks: local, mpich (or intel), openmpi, slurm (auto)",
+    )
+    add("--backend", metavar="NAME", help=f"what collectives.init() chooses: {', '.join(BACKENDS[1:])} ({BACKENDS[0]})")
+    add("--bind", help="bind each rank to its share of the host's cores")
+    add("--share-gpu", help="let several ranks use the same GPU")
 
-    add = options("How it ends")
+    add = options("Time limits and restarts")
     ends = f"seconds between asking the ranks to end and killing them ({GRACE:g})"
     add("--grace", metavar="S", type=_SECONDS, help=ends)
-    started = f"seconds in which all ranks must have started ({START_LIMIT:g})"
+    started = f"seconds within which all ranks must start ({START_LIMIT:g})"
     add("--start-limit", metavar="S", type=_SECONDS, help=started)
     add("--timeout", metavar="S", type=_LIMIT, help="seconds after which the job is ended (off)")
-    hang = f"seconds without progress that are a hang, or off ({HANG_TIMEOUT:g})"
+    hang = f"seconds without progress after which the job counts as hung, or off ({HANG_TIMEOUT:g})"
     add("--hang-timeout", metavar="S", type=_LIMIT, help=hang)
-    lost = f"seconds without a heartbeat of a host, or off ({HEARTBEAT_TIMEOUT:g})"
+    lost = f"seconds without a heartbeat after which a host is lost, or off ({HEARTBEAT_TIMEOUT:g})"
     add("--heartbeat-timeout", metavar="S", type=_LIMIT, help=lost)
-    add("--max-restarts", metavar="K", type=_WHOLE, help="start a job that failed again, K times at most (0)")
-    add("--min-ranks", metavar="N", type=_WHOLE, help="do without lost hosts, down to N ranks, until they are back")
+    add("--max-restarts", metavar="K", type=_WHOLE, help="restart a job that has failed, at most K times (0)")
+    add(
+        "--min-ranks",
+        metavar="N",
+        type=_WHOLE,
+        help="restart without lost hosts, with N ranks or more, until they are back",
+    )
 
-    add = options("What you see")
-    add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3")
-    add("--debug-rank", metavar="K", type=_WHOLE, help="the rank that has stdin and answers breakpoint() (0)")
-    add("--metrics-port", metavar="PORT", type=_ADDRESS, help="serve figures for Prometheus, at PORT or HOST:PORT")
+    add = options("Output")
+    add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3 (all)")
+    add("--debug-rank", metavar="K", type=_WHOLE, help="the rank that reads stdin, and stops at breakpoint() (0)")
+    add(
+        "--metrics-port",
+        metavar="PORT",
+        type=_ADDRESS,
+        help="serve metrics to Prometheus at 127.0.0.1:PORT, or at HOST:PORT",
+    )
 
-    add = options("What is kept")
-    add("--log-dir", metavar="DIR", help="what the ranks print, in a file each")
-    add("--events", metavar="FILE", help="what happens to the job, a JSON object a line")
-    add("--trace", metavar="DIR", help="what the ranks did in each step, for ui.perfetto.dev")
+    add = options("Files")
+    add("--log-dir", metavar="DIR", help="write what each rank prints to a file, in a new folder in DIR")
+    add("--events", metavar="FILE", help="append what happens to the job, one JSON object per line")
+    add("--trace", metavar="DIR", help="record what the ranks do in each step, for ui.perfetto.dev")
 
-    add = options("A job that runs")
+    add = options("To resize a running job")
     number = value("a whole number, 1 or more", positive)
-    add("--resize", metavar="N", type=number, help="have it go on with N ranks, after a step; with --job")
-    add("--job", metavar="PID", type=number, help="the ddp-launch that runs it, of yours, on this machine")
+    add("--resize", metavar="N", type=number, help="make the job of --job continue with N ranks after a step")
+    add(
+        "--job",
+        metavar="PID",
+        type=number,
+        help="pid of the ddp-launch on this machine that runs the job; see ddp-top",
+    )
 
-    add = options("To look, and run nothing")
+    add = options("Information")
     add("--version", help="print the version")
     add("--help", "-h", help="print this help")
     return result

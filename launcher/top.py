@@ -17,8 +17,9 @@ from launcher.linux import format_bytes
 # Interval at which the table is shown again (s).
 _INTERVAL = 1.0
 _DESCRIPTION = """\
-Shows a running ddp-launch, a line a rank: steps and samples a second, loss, exposed communication, for which rank the
-others wait, gradients reduced, memory. On a terminal it goes on until the job ends, or Ctrl-C; else it prints once."""
+Shows a running job of ddp-launch, one line per rank: steps, samples and reduced bytes per second, loss, the fractions
+of time in which the rank waits for communication and in which others wait for it, memory, the last collective. On a
+terminal the lines are updated every second until the job ends, or Ctrl-C; otherwise they are printed once."""
 # The figures of `Status.ranks` that are shown, in this order.
 _COLUMNS = (
     "rank",
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns: its exit code"""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback.
     parser = argparse.ArgumentParser("ddp-top", description=_DESCRIPTION)
-    parser.add_argument("pid", nargs="?", help="of ddp-launch; not needed if one alone is running")
+    parser.add_argument("pid", nargs="?", help="pid of ddp-launch; needed if several of yours are running")
     pid = parser.parse_args(argv).pid
     jobs = running_jobs() if pid is None else running_jobs(pid)
     if len(jobs) != 1:

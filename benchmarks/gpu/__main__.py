@@ -1,13 +1,13 @@
 """Everything that is promised of GPUs, in one run: each promise beside PyTorch.
 
-    python -m benchmarks.gpu.first                 # first: whether all works; it ends with this, a task at a time
+    python -m benchmarks.gpu.first                 # run this first: does all work? It ends with these tasks
     python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2,loader] [--json FILE]
     python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
 
 Implementations are processes that all train the same weights on the same batch. First all compile at once. Then, task
 by task, each warms up alone, and its first losses are compared with those of PyTorch's eager mode; then they take
-turns, and a ratio is the median over rounds. What fails is a row that says so: the others go on. Needs CuPy, a GPU and
-PyTorch with CUDA; without cuDNN, what it computes is not measured.
+turns, and a ratio is the median over rounds. A failure becomes a row that says so, and the others go on. Needs CuPy, a
+GPU and PyTorch with CUDA; without cuDNN, what it computes is not measured.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def about(device: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=15, only=[*TASKS, "loader"])
-    parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
+    parser.add_argument("--limit", type=float, default=560, help="seconds for all tasks together (default: 560)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
     parser.set_defaults(json=Path("gpu.json"))
     args = parser.parse_args()

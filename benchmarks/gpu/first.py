@@ -236,10 +236,10 @@ def write(out: Path, logs: Path, results: Sequence[Result]) -> bool:
 def main(make_steps: Callable[[str, Path], Iterable[Step]] = table) -> None:
     names = [step.name for step in make_steps("cuda", Path())]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=570, help="seconds in all (default: 570)")
+    parser.add_argument("--limit", type=float, default=570, help="seconds for all steps together (default: 570)")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for first.json and logs.tgz (default: .)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    text = f"steps besides versions: {', '.join(names)}"
+    text = f"run only versions and some of {', '.join(names)} (default: all)"
     parser.add_argument("--only", type=harness.listed(names), default=names, help=text)
     args = parser.parse_args()
     # SIGTERM, which `timeout` sends, is the same as Ctrl-C; and that works in a shell's background job, too.

@@ -131,8 +131,14 @@ def parse_size(text: str) -> int:
 
 def parser() -> ArgumentParser:
     """The parser of the command line."""
-    description = "Measures collectives for a range of sizes, on ranks of its own or on those of a launcher."
-    epilog = "Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; else that of a failed rank."
+    description = """\
+Measures how fast collectives are, for a range of sizes. Starts its own ranks, unless a launcher has
+started it as one of several ranks."""
+    epilog = """\
+Defaults stand in parentheses at the end of a line.
+
+Exit code: 0; 1 if an element was wrong; 2 for wrong use; 130 after Ctrl-C; otherwise that of the
+first rank that failed."""
     result = ArgumentParser(
         "ddp-bench", usage="ddp-bench COLLECTIVE... [OPTIONS]", description=description, epilog=epilog
     )
@@ -145,24 +151,24 @@ def parser() -> ArgumentParser:
         nargs="*",
         type=collectives,
         metavar="COLLECTIVE",
-        help=f"all, or some of {', '.join(COLLECTIVES)}",
+        help=f"all, or one or more of {', '.join(COLLECTIVES)}",
     )
-    add("-n", "--ranks", type=count, metavar="N", help="number of ranks (2)")
-    add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size (8); K, M and G are powers of 1024")
-    add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size (32M)")
-    add("-f", "--stepfactor", type=count, metavar="F", help="each size is F times the last (2)")
-    add("-d", "--dtype", type=names("dtype", DTYPES), metavar="A,B", help="float32, bfloat16, int8, ... (float32)")
-    add("-o", "--op", choices=OPS, help="(sum)")
-    add("--place", choices=("both", "out", "in"), help="out of place, in place (both)")
-    add("--backend", choices=BACKENDS, help="(auto)")
-    baselines = f"baselines, on the same ranks: {', '.join(BASELINES)}"
+    add("-n", "--ranks", type=count, metavar="N", help="number of ranks to start (2)")
+    add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size in bytes; K, M, G: powers of 1024 (8)")
+    add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size in bytes (32M)")
+    add("-f", "--stepfactor", type=count, metavar="F", help="each size is F times the one before (2)")
+    add("-d", "--dtype", type=names("dtype", DTYPES), metavar="A,B", help="dtypes: float32, bfloat16, ... (float32)")
+    add("-o", "--op", choices=OPS, help="how elements are reduced (sum)")
+    add("--place", choices=("both", "out", "in"), help="measure out of place, in place, or both (both)")
+    add("--backend", choices=BACKENDS, help="backend of the ranks (auto)")
+    baselines = f"other libraries to measure on the same ranks: {', '.join(BASELINES)}"
     add("--vs", type=names("baseline", BASELINES), metavar="A,B", help=baselines)
-    add("--empty", action="store_true", help="ours a second time, on arrays of comm.empty")
+    add("--empty", action="store_true", help="measure arrays of comm.empty, too, which the ranks of a host share")
     add("--check", action="store_true", help="compare every element with the correct result")
-    add("--iters", type=count, metavar="N", help="calls measured for each size, instead of --budget")
+    add("--iters", type=count, metavar="N", help="number of measured calls for each size, instead of --budget")
     seconds = value("a number of seconds", float)
-    add("--budget", type=seconds, metavar="S", help="seconds for each size, implementation and place (0.1)")
-    add("--warmup", type=count, metavar="N", help="calls before that (5)")
-    add("--json", metavar="FILE", help="settings, machine, versions and results")
-    add("--plot", metavar="FILE.png", help="bandwidth against size")
+    add("--budget", type=seconds, metavar="S", help="seconds to measure each size, implementation and place (0.1)")
+    add("--warmup", type=count, metavar="N", help="number of calls before the measured ones (5)")
+    add("--json", metavar="FILE", help="write settings, machine, versions and results to FILE")
+    add("--plot", metavar="FILE.png", help="draw bus bandwidth against size; other suffixes work, too")
     return result

@@ -18,18 +18,25 @@ _LAST = 10
 _PID = value("a positive whole number", positive)
 #: The options of each command; "" is the check of machines.
 _OPTIONS: dict[str, tuple[str, ...]] = {"": ("hosts", "hostfile", "json"), "calls": ("last",), "sweep": ()}
-_USAGE = """ddp-doctor [--hosts A,B | --hostfile FILE] [--json]
+_USAGE = """ddp-doctor [--hosts HOSTS | --hostfile FILE] [--json]
        ddp-doctor calls PID... [--last N]
        ddp-doctor sweep"""
 _DESCRIPTION = """\
-Says whether this machine can train, what is wrong, and what fixes it: Python, threads, MPI, memory, limits, GPUs,
-two ranks that try every collective, and how fast they are. With --hosts or --hostfile a rank on each of them, too.
+Says whether this machine can train, what is wrong, and what fixes it. Checks Python, threads, MPI,
+memory, limits and GPUs; then starts two ranks, which try every collective and time all_reduce. With
+--hosts or --hostfile it also starts one rank on each of these hosts.
 
-calls   prints the last collectives of running processes and where their Python stands; they may hang
-sweep   removes files in /dev/shm that MPI jobs of yours left when they were killed, and that no process holds which
-        can be seen from here. Not for containers that share /dev/shm with others (--ipc=host)
+calls   prints the last collectives of each process, and where its Python code is. The processes may
+        hang.
+sweep   removes files in /dev/shm that your MPI jobs left when they were killed, and that no process
+        uses. It cannot see processes of other containers: do not use it if containers share
+        /dev/shm (--ipc=host).
 """
-_EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be read; 2 for wrong use."
+_EPILOG = """\
+Defaults stand in parentheses at the end of a line.
+
+Exit code: 0; 1 if training would fail, a process could not be read, or sweep could not remove all;
+2 for wrong use; 130 after Ctrl-C."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -84,11 +91,11 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("words", nargs="*", help=SUPPRESS)
     add_machines = parser.add_mutually_exclusive_group().add_argument
-    machines = "machines that are to train together, as ddp-launch takes them"
-    add_machines("--hosts", metavar="A,B", type=parse_hosts, help=machines)
-    add_machines("--hostfile", metavar="FILE", help="the same, one machine a line")
-    parser.add_argument("--last", metavar="N", type=_PID, help=f"calls of each process ({_LAST})")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    machines = "hosts that are to train together, as in ddp-launch: a:4,b:4"
+    add_machines("--hosts", metavar="HOSTS", type=parse_hosts, help=machines)
+    add_machines("--hostfile", metavar="FILE", help="the same from a file, one host per line")
+    parser.add_argument("--last", metavar="N", type=_PID, help=f"calls: number of last collectives to print ({_LAST})")
+    parser.add_argument("--json", action="store_true", help="print the result of the checks as JSON")
     parser.add_argument("--help", "-h", action="store_true", help="print this help")
     return parser
 
