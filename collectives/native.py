@@ -70,7 +70,7 @@ def address(x: Any) -> int | None:
     try:
         # Five times as fast as x.ctypes.data.
         return _addressof(_from_buffer(x))
-    except (BufferError, TypeError, ValueError):  # not contiguous, read-only, or empty
+    except (BufferError, TypeError, ValueError):  # not contiguous, read-only, empty, or bfloat16
         return int(x.ctypes.data)
 
 

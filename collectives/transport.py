@@ -296,7 +296,10 @@ class Transport(ABC):
 
     @abstractmethod
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
-        """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: number of bytes from rank s to rank d."""
+        """table[s][d]: number of bytes from rank s to rank d.
+
+        x: (sum(table[rank]),) uint8; out: (sum(row[rank] for row in table),) uint8
+        """
 
     @abstractmethod
     def barrier(self) -> Test:

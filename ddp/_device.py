@@ -1,7 +1,7 @@
-"""Devices, and the array module of each. A tensor picks its device once; code below is passed the module as `xp`.
+"""Devices, and the array module of each. A tensor picks its device once; ops get the device's module as `xp`.
 
-NumPy is the only array module that is imported at once; CuPy is imported when a CUDA device first computes.
-Random numbers live here too, because each array module has its own generators: one per thread and device. Copies,
+NumPy is the only array module that is imported at once; CuPy is imported when the `xp` of a CUDA device is first used.
+Random numbers are drawn by generators of the array modules, one per thread and device: so they are here, too. Copies,
 streams and errors of CUDA are in `ddp._cuda`, which is loaded when a CUDA device is first used.
 """
 

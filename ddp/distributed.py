@@ -90,7 +90,7 @@ def _copy_rows(rows: Any, outputs: Sequence[Tensor]) -> None:
 
 
 def _copied(result: Any, outputs: Sequence[Tensor]) -> Work | None:
-    """Copies the rows of a communicator's result to the outputs: now, or when they have arrived."""
+    """Copies the rows of a communicator's result to the outputs, or returns a Work that does so in `wait`."""
     if isinstance(result, collectives.Work):
         return Work(result, outputs)
     _copy_rows(result, outputs)

@@ -27,7 +27,8 @@ def matrix_norm(
     """A norm of matrices. ord: "fro": the root of the sum of squares; 1 and -1: the largest and the smallest sum of a
     column's absolute values; inf and -inf: the largest and the smallest sum of a row's absolute values.
 
-    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), or unless `dim` names two dimensions.
+    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), or unless `dim` names two dimensions;
+    DtypeError unless floating.
     """
     if len(dim) != 2:
         raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")

@@ -68,7 +68,7 @@ def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: t
 class Plan:
     """What all calls of one kind have in common. Made for the first of them; later ones change only `recorded`.
 
-    name, more: the collective, and its other arguments as text
+    name, more: the collective, and as text the arguments besides the array that must be equal on all ranks
     dtype, shape: of the array of this rank; None if it has none
     agreed: the shape, or the part of it, that must be the same on all ranks, as must the dtype; None: both may differ
     checksum: a number that each rank shows the others, and that may differ: the length along axis 0, or a checksum
@@ -225,7 +225,7 @@ class CollectiveOp(Generic[T]):
 
     @property
     def more(self) -> str:
-        """The call's other arguments as text."""
+        """As text: the arguments besides the array that must be equal on all ranks."""
         return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property

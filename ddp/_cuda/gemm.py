@@ -57,8 +57,8 @@ def gemm(
     vector: a bias, or memory for the gradient of one: out.shape[1] elements, for "BGRADB" out.shape[0]
     aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
 
-    Returns: the product. None, without any effect, if a length is 0 or above MAX_EXTENT, or if cuBLASLt does not
-    support the dtypes, or the epilogue for these layouts.
+    Returns: the product. None, without any effect, if a length is 0 or above MAX_EXTENT, or if cuBLASLt is missing or
+    does not support these dtypes and layouts with this epilogue.
     """
     key = (
         a.shape,

@@ -47,7 +47,7 @@ def on_other_gpu(grads: Iterable[Any]) -> bool:
 
 
 def note_stream(node: Node) -> None:
-    """Observes new nodes: each remembers the current stream."""
+    """Called for each new node: stores the current stream in it, if it runs on a GPU."""
     # A transfer to the CPU is launched on the GPU that it comes from (`residual`), and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":

@@ -49,9 +49,9 @@ static inline void put_line(float *out, line z, size n)
 /* How the taps of a window, the elements of its kernel, read images: x to compute out or, if `back`, the gradient of out to
  * compute that of x.
  *
- * A position p of residue r writes at p*spread + r. Its taps read at p*step + offset, with offsets from `low` to `high`. The
- * elements that `lines` lines of positions read are copied, with zeros around them: a band. Each of its rows is stored in
- * `step` parts, so that the elements that neighbouring positions read are adjacent. */
+ * A position p of residue r writes at p*spread + r. Its taps read at p*step + offset, with offsets from `low` to
+ * `high`. A band is a copy of the elements that `lines` lines of positions read, with zeros around them. Each of its
+ * rows is stored in `step` parts, so that the elements that neighbouring positions read are adjacent. */
 typedef struct {
     size n, groups, sources, results; /* channels of a group that are read and written */
     size source[2], result[2], step[2], spread[2], low[2], high[2];
@@ -97,7 +97,7 @@ static walk plan_walk(const window *s, size n, size groups, size channels, size 
     return g;
 }
 
-/* Copies a band: what the lines of positions from `first` on read of x, one channel of an image. */
+/* Copies a band of x, a channel of an image: the elements that the lines of positions from `first` on read. */
 static void copy_band(const walk *g, size first, const float *x, float *to)
 {
     const size step = g->step[1];
@@ -349,7 +349,7 @@ int convolve_filters_f32(const window *s, size n, size groups, size channels, si
 
 typedef struct {
     size n, sources, results, source[2], result[2], tiles[2]; /* tiles: along H, W of a phase of a result */
-    size step, spread;                                        /* phases along an axis: of images read, and written */
+    size step, spread;                                        /* phases along an axis: of a source, of a result */
     size first[2][MOST_PHASES];                               /* where the first tile of a phase of the result reads */
     size edge, products;                                      /* of a tile that is read: 4 and 16, or 3 and 9 */
     size source_row, result_row; /* floats of all channels of a tile: an odd number of pairs of vectors, for the cache */

@@ -580,8 +580,9 @@ NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL
 
 /* --- windows over images ------------------------------------------------------------------------------------------ */
 
-/* columns = what each element of the window sees of x, at lines of positions from `first` to `last` - 1; 0 outside x. If
- * `back`, x += columns instead. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
+/* Copies to `columns` the element of x that each element of the window covers, at every position in lines `first` to
+ * `last` - 1 of the output; 0 outside x. If `back`, adds `columns` to these elements of x instead.
+ * x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
 NARROW void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *x,
                          REAL *all_columns)
 {

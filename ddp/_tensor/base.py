@@ -405,9 +405,10 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
 
 
 def copy_if_needed(array: Array, *readers: Any) -> Array:
-    """Returns `array`, or a copy if backward will read it for one of `readers`: others may write to its memory.
+    """Returns `array`, or a copy if backward will read it for the gradient of one of `readers`.
 
-    An index, a class target or a plain array has no version by which backward could notice a write.
+    Others may write to its memory before that. An index, a class target or a plain array has no version by which
+    backward could notice a write.
     """
     for x in readers:
         if isinstance(x, TensorBase) and x.edge is not None and modes.state.enabled:
@@ -465,7 +466,7 @@ def needs_guard(device: Device) -> bool:
 
 
 def guarded_function(function: F) -> F:
-    """Makes a function that launches without `apply` run on the device of the first tensor among its arguments."""
+    """Wraps a function that launches without `apply`: it runs on the device of the first tensor in its arguments."""
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -482,7 +483,7 @@ def guarded_function(function: F) -> F:
 
 
 def guard_methods(tensor_class: type, names: str) -> None:
-    """Makes methods that launch without `apply` run on the device of their tensor; called when CUDA is first used."""
+    """Wraps methods that launch without `apply`: they run on their tensor's device. Called when CUDA is first used."""
     for name in names.split():
         owner = next(cls for cls in tensor_class.__mro__ if name in vars(cls))
         method = vars(owner)[name]
@@ -491,7 +492,10 @@ def guard_methods(tensor_class: type, names: str) -> None:
 
 
 def guarded_run(name: str, device: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
-    """Calls `run`, which launches op `name` on `arrays`, on `device`. Raises: CudaError naming the op, if ops wait."""
+    """Calls `run`, which launches the op `name` on `arrays`, with `device` as the current one.
+
+    With CUDA_LAUNCH_BLOCKING=1, waits for the op, and raises a CudaError that names it if it fails.
+    """
     from ddp._cuda import cuda_errors, device_checks, stream_order
 
     blocking = cuda_errors.blocking()

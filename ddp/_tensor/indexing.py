@@ -149,7 +149,7 @@ def _dims_of(part: Any) -> int:
 
 
 def copy_index(step: Step, *readers: Any) -> Step:
-    """Copies the arrays in `step` if backward will read them for one of `readers`."""
+    """Copies the arrays in `step` if backward will read them for the gradient of one of `readers`."""
     return tuple([copy_if_needed(part, *readers) if hasattr(part, "dtype") else part for part in step])
 
 

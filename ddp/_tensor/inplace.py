@@ -99,7 +99,7 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
 
 
 def _copy_saved_result(x: TensorBase) -> None:
-    """If the op that made the memory of `x` saved its own result, replaces this by a copy.
+    """If the op whose result is in the memory of `x` saved it for backward, replaces the saved result by a copy.
 
     PyTorch allows writes into the results of some of these ops, such as division, since it saves their inputs instead.
     """

@@ -69,7 +69,7 @@ class Storage(TensorBase):
                 f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, or has a grad, and cannot "
                 f"become {new.dtype} {new.shape} on {value._device}"
             )
-        if alike:  # it keeps its leaf and its edge
+        if alike:  # `edge` and `accumulate_grad` stay valid
             self.array, self.version, self._epoch = new, Version(), 0
         else:
             self.replace_storage(new, value._device)

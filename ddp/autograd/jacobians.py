@@ -104,7 +104,7 @@ def hessian(
 
 
 class Call:
-    """A call of `func` on new tensors over the memory of the inputs, which require grad.
+    """A call of `func` on new tensors that require grad and share the memory of the inputs.
 
     Unless create_graph is False, a new tensor depends on its input if that requires grad.
     """

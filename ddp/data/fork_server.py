@@ -144,7 +144,7 @@ def _in_background(work: Callable[..., Any], *args: Any) -> None:
     """
 
     def run() -> None:
-        with contextlib.suppress(OSError):  # it has been waited for already
+        with contextlib.suppress(OSError):  # the process has been waited for already
             work(*args)
 
     with contextlib.suppress(RuntimeError):
@@ -198,9 +198,9 @@ class WorkerProcess(popen_forkserver.Popen):
             reduction.dump(process_obj, file)
         finally:
             context.set_spawning_popen(None)
-        self.sentinel = self._server.fork(self._fds)  # type: ignore[attr-defined]  # as above
+        self.sentinel = self._server.fork(self._fds)  # type: ignore[attr-defined]  # private
         # While this is open, the worker's `parent_process()` counts as alive.
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]  # as above
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]  # private
         with open(self.sentinel, "wb", closefd=False) as start:
             start.write(file.getbuffer())
 

@@ -202,11 +202,11 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
         return self._packed.pop(super().get(block, timeout)).open()
 
 
-class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):  # type: ignore[type-arg]  # as above
+class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):  # type: ignore[type-arg]  # as for Queue
     """A Queue whose `join` waits until `task_done` was called for each object."""
 
 
-class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]  # as above
+class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]  # as for Queue
     """A pipe with a lock at each end: `put` sends at once and blocks while the pipe is full."""
 
     _reader: Any

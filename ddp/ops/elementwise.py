@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, comparisons that choose one of several values, and rounding."""
+"""Elementwise arithmetic, casts and copies, rounding, and choices of one of several values (maximum, where, clamp)."""
 
 from __future__ import annotations
 

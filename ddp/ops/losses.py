@@ -57,7 +57,11 @@ def sample_gradient(
 
 
 def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
-    """The sum or the weighted mean of the losses, and its scale: 1 for the sum, else 1 / the sum of the weights."""
+    """Reduces losses that were multiplied by their weights: to the sum, or to the sum / the sum of the weights.
+
+    weights: None: all are 1. Returns: the result, and its scale: 1 for the sum, else 1 / the sum of the weights (0 if
+    there are neither losses nor weights).
+    """
     added_up = losses.sum()
     if reduction == "sum":
         return added_up, 1.0

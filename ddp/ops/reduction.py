@@ -398,7 +398,7 @@ def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """The distinct elements, or slices along `dim`, sorted; the index in them of each of `x`; how often each occurs.
+    """Returns the sorted distinct elements, or slices along `dim`; the index there of each one in `x`; their counts.
 
     The last two are None unless `inverse` and `counts` are set. Two nans are distinct.
     """

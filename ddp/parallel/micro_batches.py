@@ -158,7 +158,7 @@ class TreeExchange(HookExchange):
         with np.errstate(all="ignore"):
             self._sums[index].append(self.add(index, self._last))
         if self._by_rank:
-            Exchange.launch(self, index)  # at once: the rounds of a hook wait for the control message
+            Exchange.launch(self, index)  # starts now; a hook would wait for the control message
         else:
             super().launch(index)
 

@@ -101,7 +101,7 @@ def waits(step: Step, rank: int, last: Sequence[tuple[int, int]]) -> dict[int, t
 
 
 def trace_events(parts: Sequence[TracePart]) -> list[Event]:
-    """All events, with a row for compute, one for control messages and one for each bucket. Times begin at 0 us."""
+    """All events. Each model of a rank has rows for compute, control messages and every bucket. Times begin at 0 us."""
     events = []
     for part in parts:
         events.append(_label("process_name", part.rank, 0, f"rank {part.rank} ({part.host})"))

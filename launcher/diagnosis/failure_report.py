@@ -108,6 +108,9 @@ class Tail(Observer):
 
 
 def _visible(line: bytes) -> bytes:
-    r"""The part of a line that a terminal would show, after its last `\r`; of a long one only the end."""
+    r"""The part of a line that a terminal would show: the last between `\r` that is not blank.
+
+    If it is long, only its end.
+    """
     visible = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
     return visible if len(visible) <= _MAX_LINE else b"[...] " + visible[-_MAX_LINE:]

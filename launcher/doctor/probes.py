@@ -155,9 +155,9 @@ def kernels() -> str:
 
 
 def blas() -> dict[str, Any]:
-    """NumPy's BLAS, and bfloat16.
+    """NumPy's BLAS and the dtype bfloat16, with a short test of both.
 
-    name, version: of the BLAS; threads: how many it uses; right: whether a product and a sum of bfloat16 are right
+    name, version: of the BLAS; threads: how many it uses; right: whether a float32 product and bfloat16 sums are right
     """
     import numpy as np
     import threadpoolctl

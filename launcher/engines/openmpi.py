@@ -41,7 +41,7 @@ class OpenMpiEngine(MpiexecEngine):
         ['-n', '2', 'python', 'train.py']
         """
         mapping = ["--map-by", "slot:OVERSUBSCRIBE"] if self.hosts else ["--oversubscribe"]
-        # By default it binds each of two ranks to one core, which BLAS and helper threads would share.
+        # By default Open MPI binds each of two ranks to one core, which BLAS and helper threads would share.
         options = ["--allow-run-as-root", *mapping, "--bind-to", "none"]
         if self.hosts:
             options += ["--host", ",".join(f"{host.name}:{host.slots}" for host in self.hosts)]

@@ -246,7 +246,10 @@ class DeviceArrays:
         self._captured = cuda.capturing(self._caller_stream)
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`."""
+        """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`.
+
+        Raises: ArgumentError after `record_ready` if that stream is a thread's own default stream.
+        """
         if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
             raise ArgumentError(
                 "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "

@@ -325,7 +325,7 @@ def mapped_segment_files(maps: Path = Path("/proc/self/maps")) -> frozenset[Segm
 def unlink_files(files: Collection[SegmentFile]) -> None:
     """Removes the files' names; their memory stays until no process has it mapped."""
     for path, _, _ in files:
-        with contextlib.suppress(OSError):  # It is gone already, or must not be removed: then MPI will try.
+        with contextlib.suppress(OSError):  # The file is gone already, or must not be removed: then MPI will try.
             os.unlink(path)
 
 

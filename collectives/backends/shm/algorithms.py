@@ -173,7 +173,10 @@ def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence
 
 
 def all_to_all(control: ControlBlock, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Waits:
-    """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: number of bytes from rank s to rank d."""
+    """table[s][d]: number of bytes from rank s to rank d.
+
+    x: (sum(table[me]),) uint8; out: (sum(row[me] for row in table),) uint8
+    """
     me = control.me
     step = _step(control)
     sent = parts_of(x, table[me])
