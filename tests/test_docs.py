@@ -47,8 +47,8 @@ def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_pat
 
 
 @pytest.mark.mpi
-# Each process imports a library for seconds: two ranks, with the processes of their loaders, take --long.
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long  # each process imports a library for seconds, and the libraries take long to install
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("program", RECIPES)
 def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path: Path) -> None:
     library = program[0].words[0]

@@ -40,9 +40,14 @@ def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
         cls = type(part)
         if cls not in _PLAIN:
             return _split_mixed(x, [_parse_part(part, x) for part in parts])
-        if cls is slice and part.step is not None and part.step < 1:
-            raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
+        if cls is slice and part.step is not None:
+            _check_step(part)
     return None, _with_one_ellipsis(parts)
+
+
+def _check_step(part: slice) -> None:
+    if part.step < 1:
+        raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
 
 
 def _as_parts(index: Any) -> Step:
@@ -65,6 +70,8 @@ def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
 def _parse_part(part: Any, x: TensorBase) -> Any:
     """Converts a part of an index: tensors, lists and arrays to arrays; an int, slice, None, Ellipsis or bool stays."""
     cls = type(part)
+    if cls is slice and part.step is not None:
+        _check_step(part)
     if cls in _PLAIN or cls is bool:
         return part
     if isinstance(part, TensorBase):

@@ -136,9 +136,9 @@ if started is not None:
     @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES.get(started.size, [])[-1:]])
     def test_mpi_reduces_a_long_array_in_parts(nodes: list[int] | None) -> None:
         comm = by_messages(2**31 - 1) if nodes is None else on_nodes(tuple(nodes))
-        for length in ((2 << 20) - 1, 2 << 20, (2 << 20) + 3):
-            for root in range(comm.size):
-                x = np.arange(length, dtype=np.float32) % 1000 + comm.rank
-                got = comm.reduce(x, "mean", root)
-                if comm.rank == root:
-                    assert_array_equal(got, np.arange(length) % 1000 + (comm.size - 1) / 2)
+        for number, length in enumerate(((2 << 20) - 1, 2 << 20, (2 << 20) + 3)):
+            root = number % comm.size
+            x = np.arange(length, dtype=np.float32) % 1000 + comm.rank
+            got = comm.reduce(x, "mean", root)
+            if comm.rank == root:
+                assert_array_equal(got, np.arange(length) % 1000 + (comm.size - 1) / 2)
