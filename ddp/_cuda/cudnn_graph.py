@@ -182,7 +182,7 @@ class CudnnLibrary:
                 raw.build_plan_at_index(index)
                 plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
                 milliseconds = min(self._time(plan, arrays) for _ in range(3))
-            except self._not_supported:  # cuDNN refuses this plan
+            except self._not_supported:  # cuDNN refuses this plan, or its workspace does not fit: a RuntimeError, too
                 continue
             timed += 1
             if milliseconds < least:

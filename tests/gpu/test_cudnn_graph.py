@@ -79,6 +79,16 @@ def test_ten_plans_are_timed_of_those_that_can_be_built(cudnn: Any) -> None:
     assert set(cudnn.indices) == {0, *range(2, 11)}
 
 
+def test_a_plan_whose_workspace_does_not_fit_is_passed_over(cudnn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp.backends.cudnn.benchmark = True
+    monkeypatch.setattr(
+        cudnn_fake.Graph, "get_workspace_size_plan_at_index", lambda graph, index: 0 if index else 1 << 60
+    )
+    monkeypatch.setattr(cudnn_fake, "WORKSPACE", 0)
+    run("cuda", ddp.float16, True)
+    assert set(cudnn.indices) == {2}
+
+
 def test_switches_are_put_back_by_those_who_patch_them(cudnn: Any) -> None:
     switches = ddp.backends.cudnn
     settings = cudnn_graph.settings
