@@ -228,6 +228,8 @@ class GroupCalls:
             name = _OPS_OF_BOOL.get(name, name)
         if number in _BITWISE:
             combine = _BITWISE[number]
+            if x.dtype.kind not in "biu":
+                raise ArgumentError(f"{combine.__name__} takes integers or bools, not {x.dtype}")
 
             def after(rows: Any) -> None:
                 if out is not None:
@@ -549,7 +551,13 @@ class GroupBesideOthers(CollectivesGroup):
         of_others = device_types and [device for device in device_types if device.type in self._other_types]
         others = None
         if of_others != []:
-            others = self._others.split_group(ranks, timeout, opts, group_name, group_desc, of_others)
+            for device in self._others._device_types:
+                parent = self._others._get_backend(device).options
+                if parent is not None and not parent.global_ranks_in_group:
+                    # Of a default group. If it is not the first of the process, PyTorch reads past this empty list.
+                    parent.global_ranks_in_group = list(range(self._comm.size))
+            more = {} if of_others is None else {"device_types": of_others}  # which PyTorch 2.12 does not take
+            others = self._others.split_group(ranks, timeout, opts, group_name, group_desc, **more)
         if device_types and of_others == device_types:
             return others
         group = super().split_group(sorted(ranks), timeout, opts, group_name, group_desc)

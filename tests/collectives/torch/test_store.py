@@ -239,8 +239,9 @@ for backend in ("cpu:ddp,cuda:nccl", "cuda:nccl,cpu:ddp"):
     assert nccl.options._timeout.seconds == world._comm.timeout == 40
     try:
         dist.barrier()
-    except NotImplementedError as error:
-        assert "aten::empty" in str(error), "a barrier of the device that the group is bound to is NCCL's"
+    except RuntimeError as error:
+        gpu_wanted = "aten::empty" in str(error) or "NVIDIA driver" in str(error)  # without and with CUDA
+        assert gpu_wanted, "a barrier of the device that the group is bound to is NCCL's"
     else:
         raise AssertionError
     if backend.startswith("cpu"):
@@ -255,7 +256,10 @@ print("done")
 SPLIT_BESIDE = """
 import torch, torch.distributed as dist
 import collectives.torch
-dist.init_process_group("cpu:ddp,cuda:gloo")
+for number in range(2):  # PyTorch 2.13 alone crashes when it splits the second default group
+    if number:
+        dist.destroy_process_group()
+    dist.init_process_group("cpu:ddp,cuda:gloo")
 torch.accelerator.is_available = lambda: True  # split_group wants one, and the default group to be bound to it
 torch.accelerator.current_accelerator = lambda: torch.device("cuda")
 world, x = dist.group.WORLD, torch.ones(3)
@@ -264,7 +268,8 @@ options = world._get_backend(torch.device("cuda")).options  # which PyTorch 2.13
 def split(ranks, **more):
     return dist.split_group(split_ranks=ranks, pg_options=options, **more)
 dist.all_reduce(x, group=split([[0], [1]]))
-both = split([[1, 0]], backend="cpu:ddp,cuda:gloo", group_desc="both")
+newer = torch.__version__ >= "2.13"  # which can split a group for some of its devices
+both = split([[1, 0]], group_desc="both", **{"backend": "cpu:ddp,cuda:gloo"} if newer else {})
 dist.all_reduce(x, group=both)
 assert (dist.get_process_group_ranks(both), both.rank(), x.tolist()) == ([0, 1], dist.get_rank(), [2] * 3)
 assert both.group_desc == both._others.group_desc == "both" and both.group_name == both._others.group_name
@@ -273,8 +278,9 @@ assert (one is None) == (dist.get_rank() == 1)
 cpu = world.split_group([0, 1], device_types=[torch.device("cpu")])
 cpu.allreduce([x]).wait()
 assert cpu._device_types == [torch.device("cpu")] and x.tolist() == [4] * 3
-gpu = world.split_group([0, 1], device_types=[torch.device("cuda")])
-assert gpu._device_types == [torch.device("cuda")]
+if newer:
+    gpu = world.split_group([0, 1], device_types=[torch.device("cuda")])
+    assert gpu._device_types == [torch.device("cuda")]
 print("done")
 """
 
