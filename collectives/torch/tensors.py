@@ -34,7 +34,8 @@ def _memory(nbytes: int) -> Any:
 def as_numbers(tensor: torch.Tensor) -> Array:
     """An array of the tensor's shape that shares, and keeps alive, its memory.
 
-    Raises: DtypeError if the tensor is not on the CPU, or NumPy cannot compute with its dtype.
+    Raises: DtypeError if the tensor is not on the CPU, or NumPy cannot compute with its dtype; ArgumentError if it has
+    no memory, or its memory does not hold its elements as they are.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None or not tensor.is_cpu:
@@ -43,13 +44,29 @@ def as_numbers(tensor: torch.Tensor) -> Array:
     length = tensor.numel()
     if length == 0:
         return np.empty(shape, dtype)
+    address = tensor.data_ptr()
+    if not address or tensor.is_neg() or tensor.is_conj():
+        return as_numbers(_completed(tensor))
     strides = None
     if not tensor.is_contiguous():
         strides = [stride * dtype.itemsize for stride in tensor.stride()]
         length = 1 + sum(stride * (n - 1) for stride, n in zip(tensor.stride(), shape, strict=True))
-    memory = _memory(length * dtype.itemsize).from_address(tensor.data_ptr())
+    memory = _memory(length * dtype.itemsize).from_address(address)
     memory.tensor = tensor
     return np.ndarray(shape, dtype, memory, strides=strides)
+
+
+def _completed(tensor: torch.Tensor) -> torch.Tensor:
+    """The result of a functional collective, once that is complete. Raises: ArgumentError for any other tensor."""
+    trigger_wait = getattr(tensor, "trigger_wait", None)  # of an AsyncCollectiveTensor
+    if trigger_wait is not None:
+        return trigger_wait()
+    if tensor.data_ptr():
+        raise ArgumentError(
+            "the memory of this tensor holds the conjugate or the negative of its elements: pass "
+            "tensor.resolve_conj().resolve_neg()"
+        )
+    raise ArgumentError(f"this {type(tensor).__name__} has no memory; that of a DTensor is tensor.to_local()")
 
 
 def as_data(tensor: torch.Tensor) -> Array:

@@ -202,6 +202,20 @@ class TestRanks:
         for run in (step, torch.compile(step, backend="eager")):
             torch.testing.assert_close(run(of_rank(rank)), expected)
 
+    def test_the_result_of_a_functional_collective_is_waited_for(self, size: int) -> None:
+        import torch.distributed._functional_collectives as functional
+
+        def total() -> Any:
+            return functional.all_reduce(of_rank(dist.get_rank()), "sum", dist.group.WORLD)
+
+        expected = sum(all_parts(size))
+        x = total()
+        dist.all_reduce(x)
+        torch.testing.assert_close(x + 0, size * expected)
+        outs = [torch.empty(3, 4) for _ in range(size)]
+        dist.all_gather(outs, total())
+        torch.testing.assert_close(outs, [expected] * size)
+
     def test_point_to_point(self, size: int) -> None:
         rank = dist.get_rank()
         if rank == 0:
@@ -358,13 +372,30 @@ class TestRanks:
         dist.barrier()
 
     def test_what_cannot_be_meant_is_refused(self, size: int) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.distributed.tensor import distribute_tensor
+
         rank = dist.get_rank()
+        shards = distribute_tensor(torch.ones(size), dist.init_device_mesh("cpu", (size,)))
+        with FakeTensorMode():
+            fake = torch.ones(3)
+        freed = torch.ones(3)
+        freed.untyped_storage().resize_(0)
+        negative = torch.tensor([1 + 2j]).conj().imag
         refusals: list[tuple[str, Callable[[], object]]] = [
             ("twice", lambda: dist.init_process_group("ddp")),
             ("moves tensors of the CPU", lambda: dist.all_reduce(torch.empty(3, device="meta"))),
             (
                 "can be moved between ranks, but not reduced",
                 lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)),
+            ),
+            ("this DTensor has no memory; that of a DTensor is tensor.to_local", lambda: dist.all_reduce(shards)),
+            ("this FakeTensor has no memory", lambda: dist.all_reduce(fake)),
+            ("this Tensor has no memory", lambda: dist.broadcast(freed, 0)),
+            ("the negative of its elements", lambda: dist.broadcast(negative, 0)),
+            (
+                "bitwise_and takes integers or bools, not float32",
+                lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND),
             ),
             (
                 r"out should be float32 \(4,\), is float32 \(3,\)",
