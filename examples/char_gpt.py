@@ -4,7 +4,7 @@
     ddp-launch -n 2 examples/char_gpt.py --steps 500
     ddp-launch -n gpu examples/char_gpt.py --device cuda --graph
 
-Prints the loss on held-out text (a model that knows nothing has log 96 = 4.56) and a sample of what it writes.
+Prints the loss on held-out text (a model that guesses at random has log 96 = 4.56), and a sample of generated text.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="updates (default: 300)")
-    parser.add_argument("--batch-size", type=int, default=16, help="sequences a step, over all ranks (default: 16)")
-    parser.add_argument("--length", type=int, default=128, help="characters of a sequence (default: 128)")
-    parser.add_argument("--width", type=int, default=128, help="numbers a character is made of (default: 128)")
+    parser.add_argument("--batch-size", type=int, default=16, help="sequences per step, all ranks (default: 16)")
+    parser.add_argument("--length", type=int, default=128, help="characters per sequence (default: 128)")
+    parser.add_argument("--width", type=int, default=128, help="features per character (default: 128)")
     parser.add_argument("--layers", type=int, default=4, help="transformer layers (default: 4)")
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate (default: 1e-3)")
-    parser.add_argument("--bytes", type=int, default=2_000_000, help="how much text is read (default: 2,000,000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the order (default: 0)")
+    parser.add_argument("--bytes", type=int, default=2_000_000, help="length of the text (default: 2,000,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and order (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--graph", action="store_true", help="on a GPU: each step is one CUDA graph, not many kernels")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: run each step as one CUDA graph")
     args = parser.parse_args(argv)
     if args.graph and not args.device.startswith("cuda"):
         parser.error("--graph needs --device cuda")
@@ -45,7 +45,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load_text(size: int) -> np.ndarray:
-    """The library's sources, in the order of their names, as numbers below 96."""
+    """The first `size` characters of the library's sources, ordered by file name, as numbers below 96."""
     text = []
     length = 0
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
@@ -61,20 +61,20 @@ def load_text(size: int) -> np.ndarray:
 
 
 class GPT(nn.Module):
-    """(N, T) characters to (N, T, 96) logits of the character that follows each."""
+    """Computes, for (N, T) characters, the (N, T, 96) logits of the next character after each."""
 
     def __init__(self, width: int, layers: int, length: int) -> None:
         super().__init__()
         self.characters = nn.Embedding(len(ALPHABET), width)
         self.positions = nn.Embedding(length, width)
-        # GELU by tanh, as GPT-2 has it: a GPU computes it with the product before.
+        # GELU by tanh, as in GPT-2: a GPU computes it in one kernel with the product before it.
         layer = {"nhead": 4, "dim_feedforward": 4 * width, "dropout": 0.0, "activation": nn.GELU("tanh")}
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, batch_first=True, norm_first=True, **layer) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, len(ALPHABET), bias=False)
-        self.head.weight = self.characters.weight  # tied: one matrix reads and writes characters
+        self.head.weight = self.characters.weight  # tied: one matrix for input and output characters
         for table in (self.characters, self.positions):
             nn.init.normal_(table.weight, std=0.02)
 
@@ -89,13 +89,13 @@ class GPT(nn.Module):
 
 
 def draw(text: np.ndarray, starts: np.ndarray, length: int) -> tuple[ddp.Tensor, ddp.Tensor]:
-    """Stretches (N, T) of the text, and the characters that follow each of theirs."""
+    """Two tensors (N, T): characters of the text from each start on, and for each of them the next character."""
     windows = text[starts[:, None] + np.arange(length + 1)]
     return ddp.from_numpy(windows[:, :-1].copy()), ddp.from_numpy(windows[:, 1:].copy())
 
 
 def sample(model: nn.Module, prompt: str, count: int, length: int) -> str:
-    """`prompt` and `count` more characters, drawn as the model weighs them."""
+    """`prompt` and `count` more characters, drawn from the model's probabilities at temperature 0.8."""
     numbers = [ALPHABET.index(character) for character in prompt]
     with ddp.no_grad():
         for _ in range(count):
@@ -135,13 +135,13 @@ def main() -> None:
             x, y = draw(text, starts, args.length)
             loss = train(x.to(args.device), y.to(args.device))
             schedule.step()
-            # The loss is looked at now and then: a GPU is waited for then.
+            # The loss is read only now and then, because reading it waits for the GPU.
             if comm.rank == 0 and (step + 1) % max(1, args.steps // 10) == 0:
                 each = (time.perf_counter() - start) / (step + 1)
                 mean = loss.item() / y.numel()
                 bar.set_postfix(loss=mean, refresh=False)
                 with bar.external_write_mode():
-                    print(f"step {step + 1}: loss {mean:.3f}, {1000 * each:.0f} ms a step", flush=True)
+                    print(f"step {step + 1}: loss {mean:.3f}, {1000 * each:.0f} ms per step", flush=True)
     if comm.rank == 0:
         net = model.module.eval()
         x, y = draw(held, np.arange(0, len(held) - args.length - 1, args.length)[:64], args.length)

@@ -1,11 +1,11 @@
-"""Contrastive training in the manner of CLIP: which right half of a handwritten digit belongs to which left half?
+"""Contrastive training as in CLIP: learns which right half of a handwritten digit belongs to which left half.
 
     python examples/contrastive.py
     ddp-launch -n 2 examples/contrastive.py
 
-Each half has its encoder, and each image is compared with all others of the global batch, those of other ranks too:
-`ddp.parallel.all_gather` brings their embeddings, and takes the gradients back to the ranks that made them. So any
-number of ranks computes the same numbers up to rounding. Source: Radford et al. 2021, arXiv:2103.00020, section 2.3.
+Each half has its own encoder, and each image is compared with all images of the global batch. `ddp.parallel.all_gather`
+brings the embeddings from the other ranks, and its backward returns their gradients to these ranks. So any number of
+ranks computes the same numbers up to rounding. Source: Radford et al. 2021, arXiv:2103.00020, section 2.3.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=60, help="passes over the training images (default: 60)")
-    parser.add_argument("--batch-size", type=int, default=256, help="images a step, over all ranks (default: 256)")
+    parser.add_argument("--batch-size", type=int, default=256, help="images per step, all ranks (default: 256)")
     parser.add_argument("--width", type=int, default=256, help="hidden units of an encoder (default: 256)")
-    parser.add_argument("--dim", type=int, default=64, help="numbers in an embedding (default: 64)")
+    parser.add_argument("--dim", type=int, default=64, help="length of an embedding (default: 64)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: 0)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     return parser.parse_args(argv)
 
 
 class Halves(nn.Module):
-    """(N, 1, 8, 8) images to the embeddings (N, dim) of their left and of their right halves, each of length 1.
+    """Computes embeddings (N, dim) of length 1 of the left and of the right halves of (N, 1, 8, 8) images.
 
-    scale: (), the logarithm of what similarities are multiplied by
+    scale: (), the logarithm of the factor by which similarities are multiplied
     """
 
     def __init__(self, width: int, dim: int) -> None:
@@ -59,7 +59,8 @@ class Halves(nn.Module):
 def loss_sum(model: nn.Module, scale: ddp.Tensor, images: ddp.Tensor, comm: collectives.Communicator) -> ddp.Tensor:
     """The loss of this rank's images against the global batch, summed over the images.
 
-    images: (N_r, 1, 8, 8), also none; scale: see `Halves`. Every rank holds (N, 2 dim) embeddings of all N images.
+    images: (N_r, 1, 8, 8), where N_r may be 0; scale: see `Halves`. Every rank gathers the (N, 2 dim) embeddings of all
+    N images.
     """
     left, right = model(images)
     lengths = comm.all_gather(np.array([len(images)])).tolist()
@@ -76,7 +77,7 @@ def loss_sum(model: nn.Module, scale: ddp.Tensor, images: ddp.Tensor, comm: coll
 
 
 def count_found(model: nn.Module, images: np.ndarray, comm: collectives.Communicator) -> int:
-    """For how many left halves the most similar right half of all `images` is their own; each rank asks its share."""
+    """Counts the left halves whose most similar right half of all `images` is their own; each rank tests its share."""
     mine = np.array_split(np.arange(len(images)), comm.size)[comm.rank]
     with ddp.no_grad():
         left, right = model(ddp.from_numpy(images[mine]))

@@ -1,9 +1,9 @@
-"""A CUDA kernel of your own inside an op of your own: x * sigmoid(beta * x) in one launch, and its backward in another.
+"""Your own CUDA kernels in your own op: one computes x * sigmoid(beta * x), another its backward.
 
     python examples/cuda_kernel.py
 
-It needs a GPU and CuPy, which compiles the text below when it is first launched. Written as four ops of `ddp`, the same
-function reads and writes the memory of x several times over; here it is read once and written once.
+This needs a GPU, and CuPy, which compiles a kernel when it is first launched. Written with three ops of `ddp`, the same
+function reads and writes arrays of the size of x in each of them; here x is read once, and the result is written once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 
-# Each thread strides over what is beyond all of them, so that any number of blocks is right.
+# A grid-stride loop: the result is right for any number of blocks.
 SOURCE = """
 typedef long long Index;
 
@@ -48,31 +48,31 @@ THREADS, BLOCKS = 256, 4096
 
 
 def text(dtype: str) -> str:
-    """The source for tensors of a dtype. Raises: KeyError for another than float32 and float64."""
+    """The source for tensors of a dtype. Raises: KeyError if it is neither float32 nor float64."""
     return f"typedef {TYPES[dtype]} T;\n{SOURCE}"
 
 
 @functools.cache
 def kernel(name: str, dtype: str) -> Any:
-    """A kernel by its name, compiled when it is first launched."""
+    """The kernel of that name, which is compiled when it is first launched."""
     import cupy
 
     return cupy.RawKernel(text(dtype), name)
 
 
 def launch(name: str, like: ddp.Tensor, *inputs: ddp.Tensor, beta: float) -> ddp.Tensor:
-    """What a kernel makes of its inputs: a new tensor, shaped like them.
+    """Launches a kernel on the inputs, and returns its result, a new tensor of the shape of `like`.
 
-    The launch goes to the current stream, as every op does; nothing waits, so that it can be part of a CUDA graph.
+    The launch goes to the current stream, as every op does. Nothing waits, so it can be part of a CUDA graph.
     """
     import cupy
 
-    # CuPy's arrays over the same memory. DLPack hands over the order of streams as well; cupy.asarray(x) would wait.
+    # CuPy arrays in the same memory. DLPack keeps the order of streams without waiting; cupy.asarray(x) would wait.
     arrays = [cupy.from_dlpack(x.detach().contiguous()) for x in inputs]
     out = cupy.empty(tuple(like.shape), arrays[0].dtype)
     if out.size:
         blocks = min(-(-out.size // THREADS), BLOCKS)
-        # What is no array is passed as the type that it has here: double and long long.
+        # Arguments that are not arrays are passed with their NumPy type: here as double and long long.
         kernel(name, out.dtype.name)((blocks,), (THREADS,), (*arrays, out, np.float64(beta), np.int64(out.size)))
     return ddp.from_dlpack(out)
 
@@ -102,20 +102,20 @@ class Curve(nn.Module):
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="of training (default: 400)")
+    parser.add_argument("--steps", type=int, default=400, help="training steps (default: 400)")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if not ddp.cuda.is_available():
-        print("cuda_kernel.py needs a CUDA GPU and CuPy (pip install -e '.[cuda12]'), and finds none here")
+        print("cuda_kernel.py needs a CUDA GPU and CuPy (pip install -e '.[cuda12]'), and does not find both here")
         return 1
     ddp.manual_seed(0)
     x = ddp.randn(7, 5, dtype=ddp.float64, device="cuda", requires_grad=True)
     ddp.autograd.gradcheck(lambda x: Swish.apply(x, 1.5), (x,))
     apart = (x * ddp.sigmoid(1.5 * x) - Swish.apply(x, 1.5)).abs().max().item()
-    print(f"gradients agree with finite differences; values with ops of ddp up to {apart:.0e}")
+    print(f"gradients agree with finite differences; values agree with ops of ddp up to {apart:.0e}")
 
     model = nn.Sequential(nn.Linear(1, 32), Curve(), nn.Linear(32, 32), Curve(), nn.Linear(32, 1)).to("cuda")
     optimizer = ddp.optim.Adam(model.parameters(), lr=5e-3)
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    print(f"a net with it learns the sine: mean squared error {loss.item():.1e}")
+    print(f"a net with this op learns the sine: mean squared error {loss.item():.1e}")
     return 0
 
 

@@ -1,10 +1,10 @@
-"""An op of your own: a network whose hidden units are -1 or 1, trained by the straight-through estimator.
+"""Your own op: a network whose hidden units are -1 or 1, trained with the straight-through estimator.
 
     python examples/custom_function.py
     ddp-launch -n 2 examples/custom_function.py
 
-The sign function has no useful gradient, so backward passes the gradient on where the input is small, as if sign were
-the identity there. Source: Bengio et al. 2013, arXiv:1308.3432; Hubara et al. 2016, arXiv:1602.02830.
+The derivative of the sign function is 0 almost everywhere. So backward treats it as the identity where |input| <= 1,
+and passes no gradient elsewhere. Source: Bengio et al. 2013, arXiv:1308.3432; Hubara et al. 2016, arXiv:1602.02830.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp import nn
 
 
 class Sign(ddp.autograd.Function):
-    """x -> -1 or 1;  dx = g where |x| <= 1, else 0."""
+    """y = 1 where x >= 0, else -1;  dx = g where |x| <= 1, else 0."""
 
     @staticmethod
     def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
@@ -44,14 +44,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: 30)")
-    parser.add_argument("--units", type=int, default=256, help="hidden units of a layer (default: 256)")
+    parser.add_argument("--units", type=int, default=256, help="hidden units per layer (default: 256)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: 0)")
     return parser.parse_args(argv)
 
 
 def make_net(units: int) -> nn.Module:
-    """(N, 1, 8, 8) images to (N, 10) logits, through two layers of -1 and 1."""
+    """A net from (N, 1, 8, 8) images to (N, 10) logits, with two hidden layers of -1 and 1."""
     return nn.Sequential(
         nn.Flatten(),
         *(nn.Linear(64, units), nn.BatchNorm1d(units), Binarize()),

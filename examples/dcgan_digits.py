@@ -1,4 +1,4 @@
-"""A DCGAN on scikit-learn's handwritten digits: generator against discriminator, an optimizer each; samples as a PNG.
+"""A DCGAN on scikit-learn's handwritten digits: generator and discriminator have an optimizer each; writes a PNG.
 
     python examples/dcgan_digits.py --out samples.png
     ddp-launch -n 2 examples/dcgan_digits.py
@@ -22,23 +22,23 @@ from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
 
-NOISE = 32  # numbers that a sample is made of
+NOISE = 32  # random numbers from which a sample is made
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=60, help="passes over the images (default: 60)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step, over all ranks (default: 64)")
-    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of both (default: 2e-4)")
-    parser.add_argument("--width", type=int, default=64, help="channels of the widest image (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the noise and the order (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step, all ranks (default: 64)")
+    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of both networks (default: 2e-4)")
+    parser.add_argument("--width", type=int, default=64, help="channels of 4x4 feature maps (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, noise and order (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("samples.png"), help="the picture (default: samples.png)")
     return parser.parse_args(argv)
 
 
 def make_generator(width: int) -> nn.Module:
-    """(N, NOISE, 1, 1) noise to (N, 1, 8, 8) images from -1 to 1."""
+    """A net from (N, NOISE, 1, 1) noise to (N, 1, 8, 8) images with values from -1 to 1."""
     return nn.Sequential(
         nn.ConvTranspose2d(NOISE, 2 * width, 2, bias=False),
         nn.BatchNorm2d(2 * width),
@@ -52,7 +52,7 @@ def make_generator(width: int) -> nn.Module:
 
 
 def make_discriminator(width: int) -> nn.Module:
-    """(N, 1, 8, 8) images to (N, 1) logits: positive for what looks real."""
+    """A net from (N, 1, 8, 8) images to (N, 1) logits, which are positive for images that look real."""
     return nn.Sequential(
         nn.Conv2d(1, width, 4, stride=2, padding=1),
         nn.LeakyReLU(0.2),
@@ -65,7 +65,7 @@ def make_discriminator(width: int) -> nn.Module:
 
 
 def initialize(module: nn.Module) -> None:
-    """The paper's weights: normal, with deviation 0.02."""
+    """Draws a layer's weights as in the paper: normal, with standard deviation 0.02."""
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d):
@@ -73,7 +73,7 @@ def initialize(module: nn.Module) -> None:
 
 
 def save_grid(images: np.ndarray, path: Path, columns: int = 8, zoom: int = 6) -> None:
-    """Writes images (N, 1, 8, 8) from -1 to 1 side by side."""
+    """Writes images (N, 1, 8, 8) with values from -1 to 1 to one PNG, side by side."""
     rows = len(images) // columns
     framed = np.pad(images[: rows * columns, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1.0)
     height, width = framed.shape[1:]
@@ -88,15 +88,15 @@ def main() -> None:
     ddp.manual_seed(args.seed)
     data = TensorDataset(load_digits(args.seed, "float32")[0] * 2 - 1)
     sampler = DistributedSampler(data, seed=args.seed, drop_last=True, comm=comm)
-    # Batch normalization wants as many samples on every rank, and in every step.
+    # Batch normalization needs the same number of samples on every rank and in every step.
     loader = DataLoader(data, args.batch_size // comm.size, sampler=sampler, drop_last=True)
     generator = ddp.DataParallel(make_generator(args.width).apply(initialize), comm)
     discriminator = ddp.DataParallel(make_discriminator(args.width).apply(initialize), comm)
     optimizer_g = ddp.optim.Adam(generator.parameters(), lr=args.lr, betas=(0.5, 0.999))
     optimizer_d = ddp.optim.Adam(discriminator.parameters(), lr=args.lr, betas=(0.5, 0.999))
     criterion = nn.BCEWithLogitsLoss()
-    fixed = ddp.randn(64, NOISE, 1, 1)  # the same noise in the end as in the beginning
-    ddp.manual_seed(args.seed + 1 + comm.rank)  # each rank makes other samples
+    fixed = ddp.randn(64, NOISE, 1, 1)  # the noise of the picture
+    ddp.manual_seed(args.seed + 1 + comm.rank)  # each rank draws other noise
     start = time.perf_counter()
     with progress_bar(total=args.epochs * len(loader), unit="step", log=False) as bar:
         for epoch in range(args.epochs):
@@ -106,13 +106,13 @@ def main() -> None:
                 ones = ddp.ones(len(real), 1)
                 zeros = ddp.zeros(len(real), 1)
 
-                # The discriminator separates real from generated images: the generator learns nothing here.
+                # The discriminator learns to separate real from generated images; the generator gets no gradient.
                 optimizer_d.zero_grad()
                 loss_d = criterion(discriminator(real), ones) + criterion(discriminator(fake.detach()), zeros)
                 loss_d.backward()
                 optimizer_d.step()
 
-                # What is made should pass for real: through the discriminator, which is not updated.
+                # The generator learns to make images that the discriminator takes for real. Only it is updated here.
                 optimizer_g.zero_grad()
                 loss_g = criterion(discriminator(fake), ones)
                 loss_g.backward()

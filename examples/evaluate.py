@@ -1,10 +1,10 @@
-"""Evaluates a digit classifier on every rank's share of the test images: the same report on any number of ranks.
+"""Evaluates a digit classifier: each rank tests its share of the images. The report is the same on any number of ranks.
 
     python examples/evaluate.py --save digits.safetensors
     ddp-launch -n 4 examples/evaluate.py --load digits.safetensors
 
-The shares are of different lengths. Rank 0 gathers the predictions, in the order of the test set; sums and counts are
-reduced to it, so that means are exact, however images are distributed.
+The shares differ in length. Rank 0 gathers the predictions, in the order of the test set. Sums and counts are reduced
+to rank 0, so that means are exact, however the images are distributed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CLASSES = 10
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", type=Path, metavar="FILE", help="the classifier's weights, instead of training one")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="where to write the weights of the trained one")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="load the weights instead of training")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the trained weights to this file")
     parser.add_argument("--epochs", type=int, default=5, help="passes over the training images (default: 5)")
-    parser.add_argument("--batch-size", type=int, default=50, help="images a rank looks at together (default: 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=50, help="test images per batch of a rank (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: 0)")
     return parser.parse_args(argv)
 
 
@@ -60,12 +60,12 @@ def predict(net: nn.Module, images: np.ndarray, labels: np.ndarray, batch_size: 
 
 
 def confusion_of(labels: np.ndarray, guesses: np.ndarray) -> np.ndarray:
-    """(CLASSES, CLASSES): how often each label was taken for each class."""
+    """(CLASSES, CLASSES): how often each label (row) was taken for each class (column)."""
     return np.bincount(labels * CLASSES + guesses, minlength=CLASSES * CLASSES).reshape(CLASSES, CLASSES)
 
 
 def report(guesses: np.ndarray, confusion: np.ndarray, loss: float, labels: np.ndarray) -> None:
-    """Prints what rank 0 knows: guesses (N,) in the order of the test set, counts, and the mean loss."""
+    """Prints accuracy, confusion matrix and first mistakes. guesses, labels: (N,); loss: the mean of the test set"""
     right = int(np.trace(confusion))
     print(f"accuracy {100 * right / len(labels):.2f} % ({right} of {len(labels)}), mean loss {loss:.4f}")
     print("label  taken for")
@@ -81,7 +81,7 @@ def main() -> None:
     args = parse()
     comm = collectives.init()
     ddp.manual_seed(args.seed)
-    # In float64, so that no prediction hangs on the order in which gradients were added up.
+    # In float64, so that no prediction depends on the order in which gradients were added.
     images, labels, test_images, test_labels = load_digits(args.seed, "float64")
     net = make_net("float64")
     if args.load is not None:

@@ -3,7 +3,7 @@
     python examples/frozen_trunk.py
     ddp-launch -n 2 examples/frozen_trunk.py
 
-A frozen trunk costs no backward work and saves nothing for it; its parameters have no bucket, and no optimizer state.
+A frozen trunk has no backward, and saves nothing for it. Its parameters have no bucket and no optimizer state.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ddp import nn
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10, help="passes over each half (default: 10)")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over each part of the data (default: 10)")
     parser.add_argument("--few", type=int, default=100, help="images of 5 to 9 that the new head sees (default: 100)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 3e-3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: 0)")
     return parser.parse_args(argv)
 
 
 def make_trunk() -> nn.Module:
-    """(N, 1, 8, 8) images to (N, 256) features."""
+    """A net from (N, 1, 8, 8) images to (N, 256) features."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.BatchNorm2d(32),
@@ -44,7 +44,7 @@ def make_trunk() -> nn.Module:
 
 
 def fit(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> ddp.DataParallel:
-    """Trains what requires grad in `net`."""
+    """Trains the parameters of `net` that require grad."""
     model = ddp.DataParallel(net)
     optimizer = ddp.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=args.lr)
     comm = collectives.init()
@@ -68,10 +68,10 @@ def main() -> None:
     model.eval()
     right = count_right(model, test_images[test_low], test_labels[test_low], comm)
     if comm.rank == 0:
-        print(f"0 to 4, everything trained: {100 * right / test_low.sum():.1f} % right")
+        print(f"digits 0 to 4, all parameters trained: {100 * right / test_low.sum():.1f} % right")
     model.close()
 
-    # eval() keeps the running statistics of batch normalization: these are part of what is frozen.
+    # eval() also freezes the running statistics of batch normalization.
     trunk.requires_grad_(False).eval()
     few_images = images[high][: args.few]
     few_labels = labels[high][: args.few] - 5
@@ -82,7 +82,7 @@ def main() -> None:
     if comm.rank == 0:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         print(
-            f"5 to 9, a new head of {trained} numbers on {len(few_images)} images: "
+            f"digits 5 to 9, a new head of {trained} parameters, trained on {len(few_images)} images: "
             f"{100 * right / test_high.sum():.1f} % right"
         )
 

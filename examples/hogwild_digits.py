@@ -1,11 +1,11 @@
-"""Trains a network on scikit-learn's handwritten digits by several processes at once that share its weights, unlocked.
+"""Trains a network on scikit-learn's handwritten digits in several processes that share its weights without locks.
 
     python examples/hogwild_digits.py
     python examples/hogwild_digits.py --processes 4 --epochs 30
 
-Each process computes gradients on its own batches and steps on the one model whenever it is ready. Nobody waits for
-anybody, writes may cross, and it learns all the same; so no two runs give the same weights. Every sample is seen once
-an epoch, by one of the processes.
+Each process computes gradients on its own batches, and updates the shared model as soon as it has them. No process
+waits for another one, and updates may overwrite each other; the network learns all the same. So no two runs end with
+the same weights. Every sample is used once per epoch, by one of the processes.
 
 Source: Niu et al. 2011, arXiv:1106.5730.
 """
@@ -31,16 +31,16 @@ TEST_SHARE = 0.2
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="that train at once (default: 2)")
+    parser.add_argument("--processes", type=int, default=2, help="processes that train (default: 2)")
     parser.add_argument("--epochs", type=int, default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--batch-size", type=int, default=16, help="images a step (default: 16)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per step (default: 16)")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default: 0.1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the weights and the order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: 0)")
     return parser.parse_args(argv)
 
 
 def load_digits(seed: int) -> tuple[ddp.Tensor, ddp.Tensor, ddp.Tensor, ddp.Tensor]:
-    """Images (N, 64) from 0 to 1 and labels (N,): of training, then of test."""
+    """Images (N, 64) with values from 0 to 1 and labels (N,) for training, then the same for the test."""
     from sklearn import datasets
 
     digits = datasets.load_digits()
@@ -52,15 +52,15 @@ def load_digits(seed: int) -> tuple[ddp.Tensor, ddp.Tensor, ddp.Tensor, ddp.Tens
 
 
 def make_net() -> nn.Module:
-    """(N, 64) images to (N, 10) logits."""
+    """A net from (N, 64) images to (N, 10) logits."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def train(index: int, model: nn.Module, images: ddp.Tensor, labels: ddp.Tensor, args: argparse.Namespace) -> None:
-    """What each process does: every n-th batch of each epoch, on the weights that all share."""
+    """Runs in each process: trains the shared model on every n-th batch of each epoch, for n processes."""
     optimizer = SGD(model.parameters(), lr=args.lr)
     starts = range(index * args.batch_size, len(images), args.processes * args.batch_size)
-    # The first process shows how far it is.
+    # Only process 0 shows its progress.
     with progress_bar(total=args.epochs * len(starts), unit="step", rank=index) as bar:
         for epoch in range(args.epochs):
             order = np.random.default_rng((args.seed, epoch)).permutation(len(images))
@@ -76,7 +76,7 @@ def train(index: int, model: nn.Module, images: ddp.Tensor, labels: ddp.Tensor, 
 
 def main() -> None:
     args = parse()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes to come: one core each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process that is spawned uses one core
     ddp.manual_seed(args.seed)
     images, labels, test_images, test_labels = load_digits(args.seed)
     model = make_net().share_memory()

@@ -1,10 +1,10 @@
-"""Trains as `train_digits.py` does, logs the loss of every step, and goes on after any end from a checkpoint.
+"""Trains as `train_digits.py` does, logs the loss of every step, and continues from its last checkpoint.
 
     python examples/resume_digits.py --checkpoint runs/digits
     ddp-launch -n 2 --max-restarts 3 examples/resume_digits.py --checkpoint runs/digits --metrics runs/digits.jsonl
 
-A run that was killed, or asked to stop (Ctrl-C, `kill -USR1`), goes on where it was, exactly, when it is started
-again; on another number of ranks if you like.
+If a run was killed, or asked to stop (Ctrl-C, `kill -USR1`), start the same command again: it continues exactly, also
+on another number of ranks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ddp.optim import SGD
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write one JSON line a step: step, loss")
-    parser.add_argument("--checkpoint", metavar="DIR", help="save there, a path or URL, and go on from what is there")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write one JSON line per step: step, loss")
+    parser.add_argument("--checkpoint", metavar="DIR", help="a path or URL: save there, and continue from there")
     parser.add_argument("--every", type=at_least(1), default=100, help="steps between two saves (default: 100)")
     return parser.parse_args(argv)
 
@@ -69,7 +69,7 @@ def main() -> None:
         bar = stack.enter_context(progress_bar(total=total, initial=first_step, unit="step"))
         for step, (x, y) in enumerate(batches, first_step):
             loss = train_step(model, optimizer, x, y)
-            # Here a GPU is waited for, in each step; docs/cuda.md shows how a loss comes without that.
+            # Reading the loss waits for the GPU in each step; docs/cuda.md shows how to read it later, without waiting.
             loss_sum, count = comm.all_reduce(np.array([loss.item(), len(y)]))
             if metrics is not None:
                 metrics.log(step, loss=loss_sum / count)

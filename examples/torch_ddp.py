@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 2 examples/torch_ddp.py
     torchrun --nproc-per-node 2 examples/torch_ddp.py --backend gloo
 
-But for its first import it is any script of PyTorch's. It needs PyTorch 2.12, 2.13 or 2.14.
+Except for `import collectives.torch` and the name of the backend, this is an ordinary PyTorch script. It needs PyTorch
+2.12, 2.13 or 2.14.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import collectives.torch  # noqa: F401
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="ddp", help="of torch.distributed (default: ddp)")
+    parser.add_argument("--backend", default="ddp", help="backend of torch.distributed (default: ddp)")
     parser.add_argument("--epochs", type=int, default=5)
     arguments = parser.parse_args()
 

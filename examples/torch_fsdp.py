@@ -1,4 +1,4 @@
-"""Trains a small transformer of PyTorch's with its parameters sharded (FSDP2), and saves a distributed checkpoint.
+"""Trains a small PyTorch transformer with sharded parameters (FSDP2), and saves a distributed checkpoint.
 
     ddp-launch -n 2 examples/torch_fsdp.py
     ddp-launch -n 2 examples/torch_fsdp.py --checkpoint runs/fsdp
@@ -21,7 +21,7 @@ import collectives.torch  # noqa: F401
 
 
 class Model(nn.Module):
-    """Predicts the next character. (B, T) of numbers below 32 -> (B, T, 32)"""
+    """Predicts the next character. Input: (B, T) numbers below 32; returns (B, T, 32) logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(arguments.steps):
         start = torch.randint(0, 32, (8, 1), generator=generator)
-        text = (start + torch.arange(17)) % 32  # the alphabet, from anywhere on
+        text = (start + torch.arange(17)) % 32  # consecutive numbers from a random start
         loss = nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

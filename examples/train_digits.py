@@ -5,8 +5,8 @@
     mpiexec -n 4 python examples/train_digits.py
     ddp-launch -n gpu examples/train_digits.py --device cuda
 
-The global batch of a step is the same samples at any world size; each rank takes its share, so every run computes the
-same numbers up to rounding. `resume_digits.py` adds what a long job needs: a log of the loss, and checkpoints.
+The global batch of a step has the same samples on any number of ranks, and each rank takes its share. So every run
+computes the same numbers up to rounding. `resume_digits.py` adds a log of the loss, and checkpoints.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of the model and its training."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=at_least(0), default=20, help="passes over the training images (default: 20)")
-    parser.add_argument("--batch-size", type=at_least(1), default=64, help="images a step, of all ranks (default: 64)")
+    parser.add_argument("--batch-size", type=at_least(1), default=64, help="images per step, all ranks (default: 64)")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default: 0.1)")
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of split, weights and order (default: 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of split, weights and order (default: 0)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda: one GPU a rank (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: one GPU per rank (default: cpu)")
     return parser
 
 
 def at_least(least: int) -> Any:
-    """Reads a whole number of the command line that may not be less."""
+    """A type for argparse: a whole number of at least `least`."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -54,7 +54,7 @@ def at_least(least: int) -> Any:
 
 
 def load_digits(seed: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images (N, 1, 8, 8) from 0 to 1 and labels (N,): of training, then of test."""
+    """Images (N, 1, 8, 8) with values from 0 to 1 and labels (N,) for training, then the same for the test."""
     from sklearn import datasets
 
     digits = datasets.load_digits()
@@ -65,7 +65,7 @@ def load_digits(seed: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def make_net(dtype: str) -> nn.Module:
-    """(N, 1, 8, 8) images to (N, 10) logits."""
+    """A net from (N, 1, 8, 8) images to (N, 10) logits."""
     net = nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -82,7 +82,7 @@ def make_net(dtype: str) -> nn.Module:
 
 
 def choose_device(name: str, comm: collectives.Communicator) -> ddp.device:
-    """Where this rank computes: with "cuda" each rank of a node has a GPU of its own."""
+    """The device on which this rank computes; with "cuda" each rank of a node uses another GPU."""
     if name.startswith("cuda") and not ddp.cuda.is_available():
         raise SystemExit(f"--device {name}: no CUDA GPU here, or no CuPy (pip install -e '.[cuda12]')")
     device = ddp.device(name)
@@ -100,13 +100,13 @@ def make_loader(
     comm: collectives.Communicator,
     device: ddp.device = CPU,
 ) -> DataLoader:
-    """Batches of `batch_size` images and labels over all ranks, of which this one reads its share, in random order."""
+    """A loader of this rank's share of each batch, in random order. batch_size: images per step, all ranks"""
     if batch_size % comm.size:
         raise SystemExit(f"--batch-size should be a multiple of {comm.size}, the number of ranks, is {batch_size}")
     data = TensorDataset(images, labels)
-    # "exact": every image once an epoch; in its last step some ranks may have fewer than others, or none.
+    # "exact": every image once per epoch; in the last step some ranks may have fewer images than others, or none.
     sampler = DistributedSampler(data, seed=seed, tail="exact", comm=comm)
-    # On a GPU the next batch is copied there while this one is computed on.
+    # With a GPU the next batch is copied there while the current one is computed.
     where = {"pin_memory": True, "pin_memory_device": str(device)} if device.type == "cuda" else {}
     return DataLoader(data, batch_size // comm.size, sampler=sampler, **where)
 
@@ -120,12 +120,15 @@ def train(model: ddp.DataParallel, optimizer: Optimizer, loader: DataLoader, epo
             for x, y in loader:
                 loss = train_step(model, optimizer, x, y)
                 bar.update()
-            # Of this rank's images in the last step. Not every step's: a GPU is waited for when its loss is read.
+            # The loss of this rank's images in the last step. Reading it in every step would wait for the GPU.
             bar.set_postfix(epoch=epoch + 1, loss=loss.item() / max(1, len(y)), refresh=False)
 
 
 def train_step(model: ddp.DataParallel, optimizer: Optimizer, x: ddp.Tensor, y: ddp.Tensor) -> ddp.Tensor:
-    """The sum of the loss over this rank's images x (N, 1, 8, 8) with labels y (N,), after one update by all ranks'."""
+    """Makes one step on all ranks' images, and returns the sum of the loss over this rank's.
+
+    x: (N, 1, 8, 8), this rank's images; y: (N,), their labels
+    """
     loss = F.cross_entropy(model(x), y, reduction="sum")
     optimizer.zero_grad()
     model.backward(loss, weight=len(y))  # gradients are means over the images of all ranks
@@ -140,7 +143,7 @@ def count_right(
     comm: collectives.Communicator,
     device: ddp.device = CPU,
 ) -> int:
-    """How many test images are classified right, each rank counting its share."""
+    """Counts the test images that are classified right; each rank tests its share."""
     share = np.array_split(np.arange(len(images)), comm.size)[comm.rank]
     with ddp.no_grad():
         guesses = model(ddp.from_numpy(images[share]).to(device)).cpu().numpy().argmax(axis=1)

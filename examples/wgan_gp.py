@@ -1,10 +1,12 @@
-"""A Wasserstein GAN with a gradient penalty: points on eight spots, made from noise; the picture is a PNG.
+"""A Wasserstein GAN with a gradient penalty learns to make points at eight spots from noise; writes a PNG.
 
     python examples/wgan_gp.py --out wgan_gp.png
     ddp-launch -n 2 examples/wgan_gp.py
 
-The critic's loss has the length of the critic's own gradient in it, so its gradient is one of a gradient. Each rank
-takes the penalty of its own points, and DataParallel averages as ever. Source: Gulrajani et al. 2017, arXiv:1704.00028.
+The critic's loss contains the length of the critic's gradient, so its backward differentiates a gradient. Each rank
+computes the penalty of its own points, and DataParallel averages as usual.
+
+Source: Gulrajani et al. 2017, arXiv:1704.00028.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ import ddp
 from collectives.progress_bar import progress_bar
 from ddp import nn
 
-NOISE = 4  # numbers that a point is made of
-SPOTS, SPREAD = 8, 0.05  # on the unit circle, and the deviation of the points around each
+NOISE = 4  # random numbers from which a point is made
+SPOTS, SPREAD = 8, 0.05  # spots on the unit circle, and the standard deviation of the points around each
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="of the generator (default: 400)")
-    parser.add_argument("--critic-steps", type=int, default=5, help="for each of the generator's (default: 5)")
-    parser.add_argument("--batch-size", type=int, default=256, help="points a step, over all ranks (default: 256)")
-    parser.add_argument("--penalty", type=float, default=1.0, help="its weight in the critic's loss (default: 1)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of both (default: 1e-3)")
-    parser.add_argument("--width", type=int, default=64, help="hidden units of a layer (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the points (default: 0)")
+    parser.add_argument("--steps", type=int, default=400, help="steps of the generator (default: 400)")
+    parser.add_argument("--critic-steps", type=int, default=5, help="critic steps per generator step (default: 5)")
+    parser.add_argument("--batch-size", type=int, default=256, help="points per step, all ranks (default: 256)")
+    parser.add_argument("--penalty", type=float, default=1.0, help="factor of the penalty in the loss (default: 1)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of both networks (default: 1e-3)")
+    parser.add_argument("--width", type=int, default=64, help="hidden units per layer (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and points (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("wgan_gp.png"), help="the picture (default: wgan_gp.png)")
     return parser.parse_args(argv)
 
 
 def make_net(inputs: int, outputs: int, width: int) -> nn.Module:
-    """(N, inputs) to (N, outputs). Without batch normalization, since each point's penalty is of this point alone."""
+    """A net from (N, inputs) to (N, outputs). No batch normalization: a point's penalty must not depend on others."""
     return nn.Sequential(
         nn.Linear(inputs, width),
         nn.ReLU(),
@@ -53,7 +55,7 @@ def make_net(inputs: int, outputs: int, width: int) -> nn.Module:
 
 
 def centers() -> ddp.Tensor:
-    """(SPOTS, 2) the middles of the spots."""
+    """(SPOTS, 2): the centers of the spots."""
     angles = ddp.arange(SPOTS) * (2 * np.pi / SPOTS)
     return ddp.stack([angles.cos(), angles.sin()], dim=1)
 
@@ -64,7 +66,7 @@ def real_points(count: int) -> ddp.Tensor:
 
 
 def gradient_penalty(critic: nn.Module, real: ddp.Tensor, fake: ddp.Tensor) -> ddp.Tensor:
-    """The mean of (|slope| - 1)^2 at points between real and generated ones. real, fake: (N, 2); returns ()."""
+    """The mean of (|gradient| - 1)^2 at points between real and generated ones. real, fake: (N, 2); returns ()."""
     part = ddp.rand(len(real), 1)
     between = (part * real + (1 - part) * fake).requires_grad_()
     (slope,) = ddp.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -103,14 +105,15 @@ def main() -> None:
                 real = real_points(count)
                 with ddp.no_grad():
                     fake = generator(ddp.randn(count, NOISE))
-                # Minus the distance between the two distributions; the penalty keeps the critic from being steep.
+                # An estimate of the distance between the distributions. The critic maximizes it, and the penalty keeps
+                # the critic from being steep.
                 distance = critic(real).mean() - critic(fake).mean()
                 penalty = gradient_penalty(critic, real, fake)
                 optimizer_c.zero_grad()
                 (args.penalty * penalty - distance).backward()
                 optimizer_c.step()
 
-            # What is made should stand where the critic is high: through the critic, which is not updated.
+            # The generator learns to make points where the critic's value is high; only the generator is updated.
             optimizer_g.zero_grad()
             (-critic(generator(ddp.randn(count, NOISE))).mean()).backward()
             optimizer_g.step()
@@ -126,7 +129,7 @@ def main() -> None:
         reached = (fake[:, None] - centers()).norm(dim=2).argmin(1)[nearest < 0.2].unique()
         share = 100 * (nearest < 0.2).float().mean().item()
         save_picture(critic.module, real_points(1000), fake, args.out)
-        print(f"{len(reached)} of {SPOTS} spots, {share:.1f} % of the points on one")
+        print(f"{len(reached)} of {SPOTS} spots reached, {share:.1f} % of the points at a spot")
         print(f"1000 points in {args.out}, {time.perf_counter() - start:.1f} s")
 
 
