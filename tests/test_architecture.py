@@ -67,7 +67,7 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_868, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(56_756, 47_000, ("ddp/_tensor",)),
+    "ddp/_tensor": Size(56_791, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(48_111, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(9_855, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_760, 36_000, ("ddp/_cuda", "ddp/cuda")),
@@ -79,10 +79,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(17_992, 11_500, ("ddp",)),
-    "collectives": Size(80_339, 65_000, ("collectives",)),
+    "collectives": Size(80_524, 65_000, ("collectives",)),
     "launcher": Size(73_055, 64_000, ("launcher",)),
-    "benchmarks": Size(48_866, 31_000, ("benchmarks",)),
-    "tests": Size(512_244, 385_000, ("tests",)),
+    "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
+    "tests": Size(512_679, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 
