@@ -48,6 +48,7 @@ def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_pat
 
 @pytest.mark.mpi
 @pytest.mark.long  # each process imports a library for seconds, and the libraries take long to install
+@pytest.mark.timeout(220)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("program", RECIPES)
 def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} of the extra recipes is not installed")
     (tmp_path / "program.py").write_text("\n".join(block.code for block in program))
-    done = run_job([sys.executable, "-m", "launcher", "-n", str(ranks), "program.py"], cwd=tmp_path)
+    done = run_job([sys.executable, "-m", "launcher", "-n", str(ranks), "program.py"], timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
