@@ -164,7 +164,7 @@ def test_a_rank_that_makes_no_step_is_named_with_the_bucket() -> None:
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         backward(model, 0)
         if comm.rank == 1:
-            with pytest.raises(PeerLeft, match=r"ZeroOptimizer\.step: the parameters of bucket 0 of .*rank 0 has left"):
+            with pytest.raises(PeerLeft, match=r"ZeroOptimizer\.step: the parameters of bucket \d .*rank 0 has left"):
                 zero.step()
 
     collectives.run_threads(rank, 2)
