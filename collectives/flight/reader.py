@@ -1,4 +1,4 @@
-"""The reading side of a flight record, for any process of the same user, at any moment. Also shows records as text.
+"""Reads the flight record of any process of the same user, at any moment, and shows records as text.
 
 The process that is read does nothing for it: it may be stopped, compute with the GIL held, or write a million calls a
 second. A call counts only if two readings of the ring agree on it. Its text is read between the two: as long as a call

@@ -52,7 +52,7 @@ _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
 # PyTorch's options for calls that are made without any.
-_DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0)
+_DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
 
@@ -415,7 +415,14 @@ class GroupCalls:
     # Barriers
 
     def barrier(self, opts: Any = _DEFAULTS) -> TorchWork:
-        return self._run(partial(self._comm.barrier), opts, [], [])
+        """A barrier. If `opts.timeout` is set, it limits the wait for this barrier in place of the group's timeout."""
+        if opts.timeout < timedelta(0):
+            return self._run(partial(self._comm.barrier), opts, [], [])
+        work = _start("barrier", [], lambda: [self._comm.barrier(async_op=True)], [])
+        work.limit = opts.timeout
+        if not opts.asyncOp:
+            work.wait()
+        return work
 
     @torch.profiler.record_function("ddp:monitored_barrier")  # type: ignore[untyped-decorator, unused-ignore]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:

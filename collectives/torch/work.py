@@ -55,6 +55,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
+    limit: the timeout of a `wait` that is called without one; None: the group's
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
         self._event = event
+        self.limit: timedelta | None = None
         if event is not None and calls:
             calls[-1].add_done_callback(event.end)
         elif event is not None:  # synchronous calls that PyTorch sees as one call
@@ -80,7 +82,8 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until all calls are complete. Raises: CollectiveTimeout after `timeout`; the error of a failed call."""
-        seconds = None if timeout is None else timeout.total_seconds() or None
+        limit = timeout or self.limit
+        seconds = None if limit is None else limit.total_seconds() or None
         results = [call.wait(seconds) for call in self.calls]
         if self._after is not None:
             with self._lock:

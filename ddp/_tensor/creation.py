@@ -127,7 +127,7 @@ def new(
 
 
 def rename(function: Any, name: str, doc: str) -> Any:
-    """Renames `function`, which is then pickled and shown as `name`."""
+    """Sets the name of a function, by which pickle finds it and `repr` shows it, and its docstring."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function

@@ -185,7 +185,7 @@ def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
-    """Returns `x`, a result of forward. For an unchanged input, returns a view, which can get an edge of its own."""
+    """Prepares `x`, a result of forward: an unchanged input becomes a view, which can have an edge of its own."""
     if isinstance(x, TensorBase):
         if _is_in(x, ctx._dirty):
             if modes.state.enabled and isinstance(x.edge, _engine.Leaf):

@@ -30,7 +30,10 @@ def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
 
 
 def arguments_key(value: Any) -> Hashable:
-    """A key of arguments: shape and dtype of tensors, other values themselves. Raises: ArgumentError if unhashable."""
+    """Returns a hashable key of the arguments: a tensor counts by its shape and dtype, any other value as it is.
+
+    Raises: ArgumentError for a value that cannot be hashed.
+    """
     if isinstance(value, TensorBase):
         array = value.array
         return TensorBase, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16"

@@ -282,7 +282,10 @@ class Event:
 
 
 def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
-    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError after an error; CuPy's `done` would be False then."""
+    """Calls CUDA's streamQuery or eventQuery, and says whether the work is done.
+
+    Raises: CudaError if it has failed. (CuPy's `done` is False then, so a loop that tests it would never end.)
+    """
     runtime = stream.xp.cuda.runtime
     try:
         status = getattr(runtime, query)(handle)

@@ -101,7 +101,10 @@ def waits(step: Step, rank: int, last: Sequence[tuple[int, int]]) -> dict[int, t
 
 
 def trace_events(parts: Sequence[TracePart]) -> list[Event]:
-    """All events. Each model of a rank has rows for compute, control messages and every bucket. Times begin at 0 us."""
+    """Returns all events, with times from 0 us on.
+
+    Each model on each rank has a row for compute, one for control messages and one for every bucket.
+    """
     events = []
     for part in parts:
         events.append(_label("process_name", part.rank, 0, f"rank {part.rank} ({part.host})"))

@@ -57,7 +57,7 @@ class StateMemory:
         self.held = -1
         self._token = os.urandom(16).hex()
         self._fds: list[int] = []
-        # The agents that stay are those of one start: their connections, and their reaper.
+        # The agents that are kept, all of one start: their connections, and their reaper.
         self._kept: tuple[RankTable, Reaper] | None = None
         self._ending: list[Reaper] = []  # Reapers that are killing agents that are not needed any more.
         if not self.grow(ranks):
@@ -83,7 +83,7 @@ class StateMemory:
         self.release()
 
     def release(self) -> None:
-        """Ends the agents that stay, without waiting for their end."""
+        """Tells the agents that were kept for their memory to end, and does not wait until they have."""
         if self._kept is not None:
             ranks, reaper = self._kept
             ranks.close()

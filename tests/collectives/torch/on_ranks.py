@@ -272,6 +272,23 @@ class TestRanks:
             dist.all_reduce(x)
         assert x.tolist() == [size] * 3
 
+    @pytest.mark.parametrize("async_op", [False, True])
+    def test_a_barrier_may_have_a_limit_of_its_own(self, size: int, async_op: bool) -> None:
+        from datetime import timedelta
+
+        def meet() -> None:
+            work = dist.barrier(async_op=async_op, timeout=timedelta(seconds=0.2))
+            if async_op:
+                work.wait()
+
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match=r"was not complete after waiting 0\.2 s; it goes on"):
+                meet()
+            dist.send(torch.ones(1), 1)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.empty(1), 0)
+            dist.barrier()
+
     def test_what_runs_when_a_group_is_destroyed_ends(self, size: int) -> None:
         group = dist.new_group()
         if dist.get_rank() == 0:

@@ -19,7 +19,8 @@ SAMPLE = (
 )
 # What they want of gloo's own wording, and of its name in a log.
 WORDING = (
-    *("test_barrier_timeout_full_group", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"),
+    *("test_barrier_timeout_arg", "test_barrier_timeout_full_group"),
+    *("test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"),
     *("test_monitored_barrier_gloo_rank_0_timeout", "test_monitored_barrier_gloo_subgroup"),
 )
 # Their model is made for three names, of which "ddp" is none.

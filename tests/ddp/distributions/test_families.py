@@ -205,9 +205,13 @@ def test_one_distribution_of_leaves_serves_several_backwards() -> None:
     loc = ddp.zeros(3, requires_grad=True)
     scale = ddp.ones(3, requires_grad=True)
     for d in (D.Normal(loc, scale), D.Uniform(loc, scale), D.MultivariateNormal(loc, scale_tril=ddp.eye(3))):
-        for _ in range(2):
-            d.rsample().sum().backward()
-            d.log_prob(d.sample()).sum().backward()
+        value = d.sample()
+        for make in (d.rsample, lambda d=d, value=value: d.log_prob(value)):
+            for _ in range(2):
+                loc.grad = None
+                make().sum().backward()
+                assert loc.grad is not None
+                assert loc.grad.all()
 
 
 @pytest.mark.parametrize("family", ["normal", "uniform", "multivariate normal of a covariance", "independent"])
