@@ -124,16 +124,21 @@ class FlightReader:
     def of(cls, pid: int) -> Self:
         """Opens the record of a running process. Raises: RecordError if it has none, or belongs to another user."""
         try:
-            fds = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if _is_record(pid, fd)]
+            fds = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if _is_record(pid, int(fd))]
         except OSError as error:
             raise _explain(pid, error) from None
         for fd in fds:
-            reader = cls.of_fd(pid, fd)
+            try:
+                reader = cls.of_fd(pid, fd)
+            except RecordError:
+                if _is_record(pid, fd):
+                    raise
+                continue
             # If the pids differ, it is the record of the process's parent or, if the process is an agent, of its rank.
             if reader.record(with_calls=False).pid == _own_pid(pid):
                 return reader
             reader.close()
-        if state_of(pid) == "Z":
+        if state_of(pid) in ("Z", ""):
             raise RecordError(f"process {pid} has ended")
         raise RecordError(f"process {pid} keeps no flight record: it is no rank, or has not initialized collectives")
 
@@ -278,10 +283,11 @@ def seconds(since: int, now: int) -> float:
     return round(max(0, now - since) / 1e9, 2)
 
 
-def _is_record(pid: int, fd: str) -> bool:
+def _is_record(pid: int, fd: int) -> bool:
+    """Whether this is the file of a record; False if it has been closed: a forked child closes its parent's at once."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")
-    except FileNotFoundError:  # closed in the meantime
+    except FileNotFoundError:
         return False
 
 

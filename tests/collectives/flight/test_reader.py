@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from collectives.errors import RecordError
-from collectives.flight import layout
+from collectives.flight import layout, reader
 from collectives.flight.reader import FlightReader, read
 from collectives.flight.recorder import Recorder
 
@@ -145,6 +145,26 @@ def test_a_process_without_a_record(recorded: Any) -> None:
             read(ended.pid)
     finally:
         ended.wait(timeout=20)
+
+
+def test_a_record_closed_between_the_look_and_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a forked child closes that of its parent."""
+    inherited = os.memfd_create(layout.NAME)
+    is_record = reader._is_record
+    closed = []
+
+    def close_then(pid: int, fd: int) -> bool:
+        result = is_record(pid, fd)
+        if fd == inherited and not closed:
+            os.close(fd)
+            closed.append(fd)
+        return result
+
+    monkeypatch.setattr(reader, "_is_record", close_then)
+    own = Recorder()
+    assert read(os.getpid()).pid == os.getpid()
+    assert closed
+    del own
 
 
 def test_the_newest_call_as_a_message() -> None:
