@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import graphlib
 import importlib
 import re
@@ -79,10 +80,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(17_992, 11_500, ("ddp",)),
-    "collectives": Size(80_616, 65_000, ("collectives",)),
+    "collectives": Size(80_638, 65_000, ("collectives",)),
     "launcher": Size(73_055, 64_000, ("launcher",)),
     "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
-    "tests": Size(512_837, 385_000, ("tests",)),
+    "tests": Size(513_414, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 
@@ -529,4 +530,5 @@ def test_the_files_of_the_reading_order_are_named_in_it_and_short() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # none of these millions of nodes is garbage
     print(table())

@@ -16,6 +16,7 @@ def kinds(notebook: Any) -> list[list[str]]:
 
 
 @pytest.mark.mpi
+@pytest.mark.long  # three kernels of IPython, and matplotlib
 @pytest.mark.filterwarnings("default")  # of the notebook's own libraries
 def test_the_notebook_runs(tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient")

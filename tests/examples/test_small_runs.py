@@ -100,10 +100,8 @@ def test_without_a_gpu_it_says_so(run_job: Run, name: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [("torch_ddp.py", ()), pytest.param("torch_fsdp.py", ("--checkpoint",), marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "args"), [("torch_ddp.py", ()), ("torch_fsdp.py", ("--checkpoint",))])
 def test_pytorch_on_our_backend(run_job: Run, name: str, args: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = run_example(run_job, TWO, name, *args, *([str(tmp_path)] if args else []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -48,15 +49,31 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> RunScript:
+    """`run_ranks(text)` runs a script of that text on two ranks."""
+    from tests.collectives.torch.forked import run_forked
+
+    def run(text: str) -> CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return run_forked(script)
+
+    return run
+
+
 def check(done: CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("done") == 2
 
 
+# Without --long, others start by ddp-launch, mpiexec, and as torchrun does: those that are traced, on_ranks.py, and the
+# forked ones.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(["-m", "launcher", "-n", "2"], marks=pytest.mark.long),
+        ["-m", "launcher", "-n", "2"],
         pytest.param(
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
             marks=pytest.mark.skipif(not has_mpich(), reason="takes MPICH"),
@@ -70,6 +87,7 @@ def test_started_by(start: list[str], run_job: Run, tmp_path: Path) -> None:
     check(run_job([sys.executable, *start, str(script)], timeout=100))
 
 
+@pytest.mark.long
 def test_started_by_mpiexec(run_script: RunScript) -> None:
     check(run_script(FROM_VARIABLES))
 
@@ -127,8 +145,8 @@ print("done")
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="before torch 2.14 see below")
-def test_beside_another_backend(run_script: RunScript) -> None:
-    check(run_script(BESIDE))
+def test_beside_another_backend(run_ranks: RunScript) -> None:
+    check(run_ranks(BESIDE))
 
 
 FAKE_BESIDE = """
@@ -295,8 +313,8 @@ def test_another_backend_for_tensors_of_the_cpu_is_refused() -> None:
 
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="from torch 2.14 on see above")
 @pytest.mark.parametrize("script", [FAKE_BESIDE, NCCL_BESIDE, SPLIT_BESIDE], ids=["fake", "nccl", "split"])
-def test_beside_another_backend_before_2_14(script: str, run_script: RunScript) -> None:
-    check(run_script(script))
+def test_beside_another_backend_before_2_14(script: str, run_ranks: RunScript) -> None:
+    check(run_ranks(script))
 
 
 FAILING = """
@@ -335,8 +353,8 @@ NAMED = [
 ]
 
 
-def test_faults_are_named(run_script: RunScript) -> None:
-    done = run_script(FAILING)
+def test_faults_are_named(run_ranks: RunScript) -> None:
+    done = run_ranks(FAILING)
     assert done.returncode != 0
     for sentence in NAMED:
         assert sentence in done.stdout, done.stdout + done.stderr
@@ -412,38 +430,36 @@ import torch, torch.distributed as dist
 import collectives.torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+def replicated(net):
+    return DistributedDataParallel(net, bucket_cap_mb=0.3)
+def sharded(net):
+    return [fully_shard(layer) for layer in net] and fully_shard(net)
 dist.init_process_group("ddp")
-net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
-model = {wrap}
-for _ in range(4):
-    loss = torch.nn.functional.mse_loss(model(torch.ones(2, 300)), torch.ones(2, 300))
-    loss.backward()
+for wrap in (replicated, sharded):
+    model = wrap(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300)))
+    for _ in range(4):
+        loss = torch.nn.functional.mse_loss(model(torch.ones(2, 300)), torch.ones(2, 300))
+        loss.backward()
 """
 
 
-@pytest.mark.parametrize(
-    ("wrap", "calls"),
-    [
-        ("DistributedDataParallel(net, bucket_cap_mb=0.3)", {"all_reduce"}),
-        ("[fully_shard(layer) for layer in net] and fully_shard(net)", {"all_gather", "reduce_scatter"}),
-    ],
-    ids=["DDP", "fully_shard"],
-)
-def test_a_trace_shows_the_calls_of_each_backward(wrap: str, calls: set[str], run_job: Run, tmp_path: Path) -> None:
+def test_a_trace_shows_the_calls_of_each_backward(run_job: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(TRACED.format(wrap=wrap))
+    script.write_text(TRACED)
     folder = tmp_path / "trace"
     done = run_job([sys.executable, "-m", "launcher", "-n", "2", "--trace", str(folder), str(script)], timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "trace of 2 ranks, 4 steps" in done.stderr
+    assert "trace of 2 ranks, 8 steps" in done.stderr
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    for rank in range(2):
-        last = [event for event in events if event["pid"] == rank and event.get("args", {}).get("step") == 3]
-        compute = [event["name"] for event in last if event["tid"] == 1]
+    for rank, (step, calls) in itertools.product(
+        range(2), ((3, {"all_reduce"}), (7, {"all_gather", "reduce_scatter"}))
+    ):
+        of_step = [event for event in events if event["pid"] == rank and event.get("args", {}).get("step") == step]
+        compute = [event["name"] for event in of_step if event["tid"] == 1]
         assert compute == ["other: data, optimizer, logging", "forward", "loss", "backward", "wait for communication"]
-        buckets = [event for event in last if event["ph"] == "X" and event["name"].startswith("bucket")]
+        buckets = [event for event in of_step if event["ph"] == "X" and event["name"].startswith("bucket")]
         named = [event["args"]["parameters"][0] for event in buckets]
         assert {name.split()[0] for name in named} == calls
-        assert all("(script.py:11)" in name for name in named), named
+        assert all("(script.py:15)" in name for name in named), named
         assert len(buckets) >= 2
         assert all(event["dur"] > 0 < event["args"]["MiB"] for event in buckets)
