@@ -35,9 +35,18 @@ GPT = "--steps 60 --lr 0.01 --width 32 --layers 2 --length 32 --bytes 100000"
     ("name", "args", "number", "least", "most"),
     [
         ("custom_function.py", "--epochs 4 --units 64", r"test accuracy ([\d.]+) %", [80], [100]),
-        ("frozen_trunk.py", "--epochs 3", r"([\d.]+) % right", [90, 60], [100, 100]),
+        pytest.param(
+            "frozen_trunk.py", "--epochs 3", r"([\d.]+) % right", [90, 60], [100, 100], marks=pytest.mark.long
+        ),
         ("char_gpt.py", GPT, r"held-out loss ([\d.]+)", [0], [3.5]),
-        ("contrastive.py", "--epochs 6 --batch-size 100", r"retrieval ([\d.]+) %", [5], [100]),  # 0.3 by chance
+        pytest.param(  # 0.3 by chance
+            "contrastive.py",
+            "--epochs 6 --batch-size 100",
+            r"retrieval ([\d.]+) %",
+            [5],
+            [100],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_example_learns(
@@ -53,7 +62,7 @@ def test_an_example_learns(
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("dcgan_digits.py", "--epochs 2 --width 16", "epoch 2: discriminator"),
+        pytest.param("dcgan_digits.py", "--epochs 2 --width 16", "epoch 2: discriminator", marks=pytest.mark.long),
         ("wgan_gp.py", "--steps 60", r"[5-8] of 8 spots"),
     ],
 )

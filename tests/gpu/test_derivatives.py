@@ -38,7 +38,8 @@ def test_second_derivatives_agree_with_the_cpu(op: str, gpu: Any) -> None:
     agree(op, ddp.float64)
 
 
-@pytest.mark.parametrize("dtype", [ddp.bfloat16, pytest.param(ddp.float16, marks=pytest.mark.long)], ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [ddp.bfloat16, ddp.float16], ids=str)
 @pytest.mark.parametrize("op", [op for op in OF_OP if KERNELS.search(op)])
 def test_second_derivatives_in_16_bits(op: str, dtype: Any, gpu: Any) -> None:
     agree(op, dtype)

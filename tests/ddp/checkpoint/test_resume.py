@@ -162,12 +162,18 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
     return train
 
 
-RECIPES = [Recipe, Decoupled, NoisyByRank, Scaled, Sharded, WideSharded, Compressed, Sparse, Bare]
+RECIPES = [Recipe, Decoupled, Sharded, Sparse, Bare]
+MORE_RECIPES = [NoisyByRank, Scaled, WideSharded, Compressed]
 
 
 @pytest.mark.parametrize(
     ("recipe", "size", "background"),
-    [*[(recipe, 3, False) for recipe in RECIPES], (Noisy, 1, False), (Sharded, 2, True)],
+    [
+        *[(recipe, 3, False) for recipe in RECIPES],
+        (Noisy, 1, False),
+        (Sharded, 2, True),
+        *[pytest.param(recipe, 3, False, marks=pytest.mark.long) for recipe in MORE_RECIPES],
+    ],
 )
 def test_interrupted_anywhere_it_goes_on(recipe: type[Recipe], size: int, background: bool, folder: Path) -> None:
     [whole] = interrupted(training(recipe(), folder / "whole", every=None), [None], size)

@@ -61,8 +61,8 @@ def seeded(run: Callable[[int], object], seeds: int) -> None:
             raise
 
 
-#: Library hooks launch as `twice_around` does: with --long.
-SPARED = ("bf16", "low rank", "top k")
+#: Library hooks launch as `twice_around` does, and test_zero.py has more of ZeRO: with --long.
+SPARED = ("bf16", "low rank", "top k", "zero")
 
 
 @pytest.mark.parametrize(
