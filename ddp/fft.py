@@ -16,7 +16,7 @@ from ddp._tensor.dtypes import HALVES
 from ddp._tensor.functions import view_as_complex, view_as_real
 from ddp._tensor.operands import REJECTED, as_ddp_error, floating
 from ddp._tensor.reductions import resolve_axes
-from ddp.errors import DtypeError
+from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import fft as ops
 
 __all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "ifft", "ifft2", "ifftn", "ifftshift", "irfft", "irfft2"]
@@ -29,6 +29,8 @@ def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
     if x.dtype in HALVES or (name == "rfft" and not is_real):
         raise DtypeError(f"{name}: expected float32 or float64, real ones for rfft, got {x.dtype}")
     if isinstance(sizes, int):
+        if sizes < 1:  # In a list, NumPy and PyTorch take -1 for the dimension's own size.
+            raise ArgumentError(f"{name}: expected a size of at least 1, got n={sizes}")
         sizes = [sizes]
     along = resolve_axes(x, range(-len(sizes), 0) if dim is None and sizes else dim, name)
     if sizes is None:

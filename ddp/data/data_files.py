@@ -268,10 +268,11 @@ class MNIST(_Pictures):
         part = "train" if self.train else "t10k"
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
         pictures, labels = (read_idx(self._path(name, "MNIST/raw", ("", ".gz"))) for name in names)
-        if (pictures.ndim, labels.ndim) != (3, 1) or labels.dtype != np.uint8 or len(pictures) != len(labels):
+        right_dtypes = pictures.dtype == labels.dtype == np.uint8
+        if (pictures.ndim, labels.ndim) != (3, 1) or not right_dtypes or len(pictures) != len(labels):
             raise DataFileError(
-                f"{self.folder}: expected pictures (N, H, W) and labels (N) of uint8, found {pictures.shape} and"
-                f" {labels.shape} of {labels.dtype}"
+                f"{self.folder}: expected pictures (N, H, W) and labels (N) of uint8, found {pictures.shape} of"
+                f" {pictures.dtype} and {labels.shape} of {labels.dtype}"
             )
         return pictures, labels
 

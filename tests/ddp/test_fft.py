@@ -111,6 +111,10 @@ def test_refusals() -> None:
     for options in ({"s": (4, 4), "dim": (0,)}, {"norm": "both"}, {"s": (0,)}):
         with pytest.raises(ArgumentError, match="fft: "):
             ddp.fft.fftn(ddp.ones(4), **options)
+    for n in (0, -1):
+        with pytest.raises(ArgumentError, match=f"rfft: expected a size of at least 1, got n={n}"):
+            ddp.fft.rfft(ddp.ones(4), n=n)
+    assert ddp.fft.fftn(ddp.ones(4, 4), s=(-1, 2)).shape == (4, 2)
     with pytest.raises(AttributeError, match="ComplexTensor has no exp: compute it of its real"):
         z.exp()
     with pytest.raises(DtypeError):

@@ -241,10 +241,17 @@ def test_mnist(packed: bool, below: str, tmp_path: Path) -> None:
             assert_array_equal(picture, expected, strict=True)
         with pytest.raises(IndexError):
             dataset[count]
-    for wrong in (np.zeros(6, "u1"), np.zeros(7, "i2")):
-        (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(wrong))
+    labels = dataset.targets
+    for name, wrong in (
+        ("images-idx3", np.zeros((3, 28, 28), "f4")),
+        ("labels-idx1", np.zeros(2, "u1")),
+        ("labels-idx1", np.zeros(3, "i2")),
+    ):
+        (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(labels))
+        (tmp_path / f"t10k-{name}-ubyte").write_bytes(idx(wrong))
         with pytest.raises(DataFileError, match=r"expected pictures \(N, H, W\) and labels \(N\) of uint8"):
-            MNIST(tmp_path)
+            MNIST(tmp_path, train=False)
+        (tmp_path / f"t10k-{name}-ubyte").write_bytes(idx(dataset.data if name == "images-idx3" else labels))
 
 
 def test_read_cifar(tmp_path: Path) -> None:
