@@ -1,7 +1,7 @@
-"""Opens files at paths that users give. A regular file is replaced atomically; anything else is written to.
+"""Opens files at paths that users give.
 
-A new file is written in the same folder, and takes the place of the old one. A device such as /dev/null must not be
-replaced: anything but a regular file is opened and written to.
+A regular file is replaced atomically: a new file is written in the same folder, and takes the place of the old one. A
+device such as /dev/null must not be replaced, so anything but a regular file is opened and written to.
 """
 
 from __future__ import annotations

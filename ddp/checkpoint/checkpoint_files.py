@@ -11,9 +11,9 @@ The first checksum covers all bytes that follow it, so a damaged text is found b
 pieces are ranges (start, stop) of its elements in C order, which together cover all of them; `offset` is the position
 of a piece in the rank's file, in bytes.
 
-A shard is a safetensors file. It is written in large chunks, without a copy of the data. Another thread computes
-SHA-256 meanwhile, which releases the GIL and takes less time than writing. An fsync that has failed is not repeated:
-the system may have dropped the data, and the second fsync would succeed although it is missing.
+A shard is a safetensors file. It is written in large chunks; data in C order is not copied. Another thread computes
+SHA-256 meanwhile, which releases the GIL. An fsync that has failed is not repeated: the system may have dropped the
+data, and the second fsync would succeed although the data is missing.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in a file's bytes. Raises: CheckpointError for anything that `encode_manifest` did not write."""
+    """Decodes a manifest from the bytes of its file. Raises: CheckpointError if they are not a valid manifest."""
     begin = _BEGIN.match(data)
     if begin is None:
         raise CheckpointError("it does not begin as a manifest does" if data else "it is empty")
@@ -164,7 +164,7 @@ def decode_manifest(data: bytes) -> Manifest:
         file_format = {name: fields.pop(name) for name in _FORMAT}
         if file_format != _FORMAT:
             raise CheckpointError(f"it is of {file_format}, and {_FORMAT} is known here"[:200])
-        # Other programs can write valid checksums, too, so every field is checked.
+        # Other programs can write valid checksums, too, so numbers and ranges are checked.
         del fields["sha256"]
         manifest = Manifest(**fields)
         step = manifest.step
@@ -201,7 +201,7 @@ def write_shard(
 ) -> tuple[ShardInfo, dict[str, TensorEntry]]:
     """Writes a new safetensors file and syncs it to the disk. Returns its description, and an entry for each array.
 
-    pieces: see `Store.write`; progress: called after every chunk
+    pieces: see `Store.write`; progress: called after every chunk of an array
 
     Raises: OSError; the file may have been written in part.
     """
@@ -252,7 +252,10 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
 
 
 def write_file(path: str, chunks: Iterable[memoryview]) -> int:
-    """Writes a new file and syncs it to the disk. Returns its length. Raises: FileExistsError if the path exists."""
+    """Writes a new file and syncs it to the disk. Returns its length. A file that exists at a URL is replaced.
+
+    Raises: FileExistsError if the path exists; other errors of class OSError.
+    """
     if is_url(path):
         return remote_files.write_file(path, chunks)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -263,8 +266,8 @@ def write_file(path: str, chunks: Iterable[memoryview]) -> int:
         for chunk in chunks:
             written += file.write(chunk)
             if written - started >= _SYNCED:
-                # The disk begins now, so that the fsync takes less time. Then the data leaves the page cache: it is
-                # not read again.
+                # On Linux this advice starts writing the data to the disk, so that the fsync takes less time. Pages
+                # that are on the disk may leave the page cache, since they are not read again.
                 with contextlib.suppress(OSError):  # not every file system supports this advice
                     os.posix_fadvise(fd, started, written - started, os.POSIX_FADV_DONTNEED)
                 started = written

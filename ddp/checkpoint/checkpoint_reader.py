@@ -66,7 +66,7 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `temporary_name` made this name."""
+    """Whether a name has the form of those that `temporary_name` returns."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -122,7 +122,7 @@ class Saved:
         return self.read_names(name for name in self.names if name.startswith(prefix))
 
     def read_names(self, names: Iterable[str]) -> dict[str, Array]:
-        """Reads the tensors of these names, in less time than one by one. Raises: see `read`."""
+        """Reads the tensors of these names. Opens each rank's file only once. Raises: see `read`."""
         entries = {name: self._manifest.tensors[name] for name in names}
         size = sum(entry.pieces[-1].stop * STORED[entry.dtype].itemsize for entry in entries.values())
         with ExitStack() as stack:
@@ -171,7 +171,7 @@ class Saved:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
-        """Reads everything, or part number `part` of `parts` equal parts. progress: called after each read
+        """Reads everything, or part `part` of `parts` parts of about equal size. progress: called after each read
 
         Raises: CheckpointError if something is not as it was written.
         """
@@ -196,8 +196,8 @@ class Saved:
 def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     """Opens the checkpoint in a folder. Its tensors are verified when they are read, or by `verify`.
 
-    Raises: CheckpointError if there is no complete checkpoint: the manifest is missing or damaged, or a file is missing
-    or does not have the length that was written.
+    Raises: CheckpointError if there is no complete checkpoint: the manifest is missing, damaged or of another step than
+    the folder's name says, or a file is missing or does not have the length that was written.
     """
     path = os.fspath(path)
     try:

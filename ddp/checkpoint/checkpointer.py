@@ -1,7 +1,8 @@
 """`Checkpointer`: saves and restores the state of training, and continues the loop at the same batch.
 
-Whether a save is due depends only on what all ranks know: the number of the step, and the requests that they exchanged
-in the last synchronized backward. So all ranks decide the same, without another collective."""
+Whether a save is due depends only on what all ranks know: the number of the step, and the requests that they have
+exchanged. So all ranks decide the same. DataParallel exchanges the requests in each synchronized backward. Without a
+DataParallel, a small all-reduce after each step does."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Checkpointer:
     every: save after so many steps; every_seconds: after so many seconds; both may be given
     async_save: save in the background; training waits only before it changes what has not been copied yet
     memory_every: under `ddp-launch --max-restarts`, the loop of `resume` copies the state to memory after so many
-        steps, and a restart continues from there; "auto": so often that it takes 1 % of the time; None: never
+        steps, and a restart continues from there; "auto": as often as takes at most 1 % of the time; None: never
     comm: the ranks' communicator; None: `collectives.init()`
     resume: False: start over, in a folder without checkpoints
 
@@ -61,7 +62,7 @@ class Checkpointer:
         for batch in ckpt.resume(loader, epochs=20):
             ...  # forward, backward, optimizer.step
 
-    Collective, as are save, load, wait and close: all ranks make the same calls. Nothing is pickled.
+    Collective, as are save, load, wait, stop and close: all ranks make the same calls. No file contains pickles.
 
     Raises: ArgumentError or DtypeError for invalid arguments; CheckpointError if the folder cannot be used.
     """
@@ -110,7 +111,7 @@ class Checkpointer:
             model.share_requests(self._requests)
         self._saving: BackgroundSave | None = None
         self._copy_buffers: dict[str, Any] = {}
-        self._saved_at: int | None = None  # the step of the last checkpoint, saved or loaded
+        self._saved_at: int | None = None  # the step of this folder's last checkpoint, saved or loaded
         self._loaded = False
         self._loader_state: Any = None  # to be loaded into the loader of `resume`
         self._restored: Restorer | None = None  # the Restorer of the last `load`, until the loop begins
@@ -118,9 +119,9 @@ class Checkpointer:
         self._left_early = False  # a loop was left before its end
         self._stepped = False  # an optimizer has made a step for this batch
         self._due = False  # all ranks are to save; during an accumulation, after its end
-        self._saved_time = 0.0  # when the last save of the loop began
+        self._saved_time = 0.0  # when the loop began or last saved (monotonic, s)
         self._closed = False
-        self._resizable = False  # the launcher has been told that the job can be resized during this loop
+        self._resizable = False  # this rank has reported that the job can be resized during its loop
         self._hooks: list[RemovableHandle] = []
         for trained in self._training.optimizers:
             self._hooks.append(trained.register_step_pre_hook(self._before_step))
@@ -140,16 +141,18 @@ class Checkpointer:
             `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: without end
 
         First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
-        step: after it, `step` is incremented, and the state is saved if a save is due. If a rank was asked to stop
-        (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after the same step and leave with exit code 75. They also leave
-        after a step if `ddp-launch --resize` asks for another number of ranks, and the new ranks continue. After the
-        last pass the state is saved once more. A loop that is left by `break` or an error is not saved. Its last batch
+        step, or with `micro_batches` one of this rank's micro-batches of a step. After each step, `step` is
+        incremented, and the state is saved if a save is due. If a rank was asked to stop (SIGTERM, SIGUSR1, Ctrl-C),
+        all ranks save after the same step and leave with exit code 75. They also leave after a step if `ddp-launch
+        --resize` asks for another number of ranks, and the new ranks continue. After the last pass the state is saved,
+        unless the last step was saved already. A loop that is left by `break` or an error is not saved. Its last batch
         counts as a step, and another loop continues after it.
 
         During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
-        Raises: DtypeError if the loader lacks such a method or `epoch`; CheckpointError from a save, on all ranks;
-        SystemExit to stop.
+        Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, or another
+        loader than that of an earlier loop; the errors of `load`; CheckpointError from a save, on all ranks, or if
+        resume=False and the folder has a checkpoint; SystemExit to stop.
         """
         methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
         missing = [name for name in methods if not hasattr(loader, name)]
@@ -164,7 +167,7 @@ class Checkpointer:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether to call `stop()`: a rank was asked to stop, or the job is resized. For loops without `resume`.
+        """Whether to call `stop()`: a rank was asked to stop, or the job is to be resized. For loops without `resume`.
 
         With DataParallel, all ranks know it after each synchronized backward. Without DataParallel this is collective.
         """
@@ -173,7 +176,7 @@ class Checkpointer:
         return self._requests.received[STOP] > 0 or self._leaving
 
     def request_stop(self) -> None:
-        """Asks all ranks to save and stop after the next step, as a signal to this rank does."""
+        """Asks all ranks to save and stop after the same step, as a signal to this rank does."""
         self._requests.requested[STOP] = True
 
     def signals(self) -> StopSignals:
@@ -226,11 +229,14 @@ class Checkpointer:
     def load(self, path: str | os.PathLike[str] | None = None, strict: bool = True) -> bool:
         """Loads a checkpoint into all objects. Returns False, without a change, if there is no checkpoint.
 
-        path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder
-        strict: False: objects that do not fit keep their state, with a warning; parameters are matched by name
+        path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder, or the
+            state in memory if that is as new
+        strict: False: objects that do not fit keep their state, with a warning; a model that lacks saved parameters or
+            has others loads those that both have, by name
 
-        Raises: StateDictError, with all differences, for another model or optimizer, or if the state of an object in
-        `user` is missing; CheckpointError if the checkpoint at `path` is damaged. All ranks raise, and nothing changes.
+        Raises: StateDictError, naming the differences, for another model, optimizer, scheduler or scaler, or if the
+        state of an object in `user` is missing; CheckpointError if there is no undamaged checkpoint at `path`, or all
+        checkpoints of this folder are damaged. All ranks raise, and nothing changes.
         """
         self._raise_if_closed()
         self._end_saving()
@@ -306,7 +312,7 @@ class Checkpointer:
         return any(model.micro_batches is not None and model.micro_batches.pending for model in self._training.parallel)
 
     def _write(self, background: bool = False) -> None:
-        """Saves the state, either now and without a copy, or a copy of it in the background."""
+        """Saves the state before it returns, or copies the state and saves the copy in the background."""
         captured = capture(self._training, self._store.ranks)
         sources = captured.sources
         state = captured.state
@@ -384,7 +390,7 @@ class Checkpointer:
         self._memory.write(self._reached, captured or capture(self._training, self._store.ranks, node))
 
     def _hold_together(self) -> None:
-        """Copies the state to memory on all ranks, and tells the launcher so. Collective."""
+        """Copies the state to memory on all ranks, and reports this to the launcher. Collective."""
         ranks = self._store.ranks
         captured = None
         if self._copying and self._memory is not None:  # the same on all ranks: with copies, a write fails on all

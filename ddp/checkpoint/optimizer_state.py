@@ -30,6 +30,7 @@ def encode_optimizer(
     Every rank saves its pieces of a ZeroOptimizer; rank 0 saves the state of any other optimizer.
     names: of the model's parameters, by id; prefix: of the arrays' names
     keep_piece: `keep` for the arrays of a ZeroOptimizer's pieces
+    rank: this rank's number among the ranks that together save what is equal on all ranks
     """
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     params = list(_params(optimizer))
@@ -76,7 +77,7 @@ class SavedOptimizer:
     ) -> None:
         self._described = described
         self._read = read
-        # By parameter: [start, stop, names of the states that have one value for each element, state].
+        # By the parameter's number: lists of [start, stop, names of states with one value for each element, state].
         self._pieces: dict[int, list[list[JSON]]] = {}
         for number, *piece in itertools.chain(*pieces):
             known = self._pieces.setdefault(number, [])
@@ -87,7 +88,7 @@ class SavedOptimizer:
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """Checks that the optimizer is of the saved class and has the same parameters.
 
-        Raises: StateDictError, with names, if it is not.
+        Raises: StateDictError, naming the first difference, if not.
         """
         saved = self._described
         kind = _kind(optimizer)
@@ -112,7 +113,10 @@ class SavedOptimizer:
             raise StateDictError(f"{kind} has groups of {sizes} parameters, the checkpoint of {saved['sizes']}")
 
     def load(self, optimizer: Optimizer) -> None:
-        """Loads the state into an optimizer for which `check` has been called. Reads only what this rank will hold."""
+        """Loads the state into an optimizer for which `check` has been called.
+
+        Reads only the pieces that overlap with the elements whose state this rank will hold.
+        """
         saved = self._described
         params = list(_params(optimizer))
         pieces_of = [self._pieces.get(number, []) for group in self._groups for number, _ in group["params"]]

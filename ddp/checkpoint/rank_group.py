@@ -86,7 +86,7 @@ class RankGroup:
     def run_on_all_ranks(self, failed: str, work: Callable[[], T], reraise: bool = False) -> list[T]:
         """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
-        failed: the beginning of the error message; reraise: a rank on which `work` raised raises that error itself
+        failed: the beginning of the error message; reraise: True: a rank whose `work` raised raises that error instead
         Raises: CheckpointError on every rank if `work` raised on one; PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:

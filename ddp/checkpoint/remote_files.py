@@ -22,7 +22,8 @@ def is_url(path: str) -> bool:
 def _file_system(url: str) -> Iterator[tuple[Any, str]]:
     """The file system of a URL, and the path in it. Any error of its library in the block becomes an OSError.
 
-    Raises: CheckpointError if fsspec, or its library for this file system, is not installed.
+    Raises: CheckpointError if fsspec does not know this kind of URL, or if fsspec, or its library for this file system,
+    is not installed.
     """
     try:
         from fsspec.core import url_to_fs
@@ -42,7 +43,7 @@ def _file_system(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def list_names(url: str) -> list[str]:
-    """The names in a folder. Raises: OSError, as all functions of this module."""
+    """The names in a folder. Raises: OSError, as do all functions below."""
     with _file_system(url) as (system, path):
         return [entry.rstrip("/").rpartition("/")[2] for entry in system.ls(path, detail=False)]
 

@@ -256,14 +256,14 @@ def _describe_size_change(saved: int, size: int) -> str:
 
 
 def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True) -> IncompatibleKeys:
-    """Copies only parameters and buffers from a checkpoint into `model`. Not collective.
+    """Copies only the model's state from a checkpoint into `model`. Not collective.
 
     path: a checkpoint of any number of ranks, or a folder of checkpoints, whose newest undamaged one is read
     strict: False: names that exist only on one side are skipped, and returned
     Returns: missing_keys, which only the model has, and unexpected_keys, which only the checkpoint has
 
-    Raises: StateDictError, with all differences; not strict: only for different sizes; CheckpointError if no checkpoint
-    is undamaged.
+    Raises: StateDictError, with all differences, or if the checkpoint has no model; not strict: only for different
+    sizes, or no model; CheckpointError if no checkpoint is undamaged; DtypeError if `model` is not a Module.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")

@@ -22,8 +22,8 @@ _TWICE = 0.5
 class StopSignals:
     """A context in which a signal sets this rank's request to stop. It has no effect outside the main thread.
 
-    A second Ctrl-C goes to the earlier handler, which by default raises KeyboardInterrupt. So does the signal with
-    which the launcher ends this rank after another rank has failed.
+    A second Ctrl-C is handled by the earlier handler, which by default raises KeyboardInterrupt. After another rank has
+    failed, earlier handlers also handle the signal with which the launcher ends this rank.
     """
 
     def __init__(self, requests: PendingRequests) -> None:

@@ -6,8 +6,9 @@ There are three kinds of arrays:
     pieces       of a sharded optimizer: the rank that holds one writes it
     per_rank     different on each rank: random numbers, the residuals of a communication hook
 
-Some arrays may be replicated or not: buffers that are not broadcast, the user's state, and a whole model without
-DataParallel. Ranks compare checksums of these (to_compare). Arrays that differ are saved per rank."""
+Some arrays may be replicated or not: buffers, the states of the user and of the loader, and without DataParallel all
+arrays but `pieces` and `per_rank`. Ranks compare checksums of these (to_compare). Arrays that differ are saved per
+rank."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ Range = tuple[int, int]
 
 
 def random_state() -> RandomState:
-    """The state of this thread's random number generators."""
+    """The state of this thread's generators of `ddp`, and of the global generators of NumPy and Python."""
     seed, generators = _device.random_state()
     version, words, gauss = random.getstate()
     return {
@@ -55,7 +56,7 @@ def random_state() -> RandomState:
 
 
 def restore_random(saved: RandomState) -> None:
-    """Sets this thread's generators to a state that `random_state` returned."""
+    """Sets the same generators to a state that `random_state` returned."""
     generators = {}
     for name, generator in saved["streams"].items():
         target = device(name)
@@ -70,7 +71,7 @@ def restore_random(saved: RandomState) -> None:
 
 
 def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
-    """Seeds this thread's generators for a rank without a saved state. saved: the states of all saved ranks"""
+    """Seeds the same generators for a rank without a saved state. saved: the states of all saved ranks"""
     digest = hashlib.sha256()
     for state in saved:
         digest.update(repr(sorted((name, s["seed"], s["at"]) for name, s in state["streams"].items())).encode())
@@ -121,7 +122,7 @@ def _stateful(user: Any) -> dict[Any, Any]:
 
 
 def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, Range]]:
-    """Divides tensors among ranks, so that each rank writes the same number of bytes.
+    """Divides tensors among ranks, so that each rank writes about the same number of bytes.
 
     sizes: (number of elements, bytes of one) by name
     Returns: for each rank, (start, stop) of its elements, by name. An empty tensor belongs to rank 0
@@ -168,7 +169,7 @@ class TrainedObjects:
 
     @property
     def within(self) -> bool:
-        """Whether the loader is in the middle of a pass. A loop may also be left after the last batch of a pass."""
+        """Whether the loader is in the middle of a pass. After the last batch of a pass, `began` may still be set."""
         return self.began is not None and self.began == self.loader.epoch
 
     @property

@@ -501,7 +501,7 @@ class _SlotReader(NamedTuple):
 
 
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """The memory in bytes that each control group (version 2) has left. Its inactive file cache counts as free."""
+    """The memory in bytes that this process's control groups (version 2) have left, inactive file cache included."""
     folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
     for group in (folder, *folder.parents):
         try:

@@ -10,7 +10,7 @@ A job that is killed before the end of stage 3 leaves a folder with a temporary 
 
 At a URL nothing can be renamed. There the folder has its final name from the start, and is a checkpoint once its
 manifest exists. If a killed job leaves a folder without a manifest, it is removed by the next save of that step, or
-together with the checkpoints of its age."""
+later, when older checkpoints than the `keep` newest are removed."""
 
 from __future__ import annotations
 
@@ -174,7 +174,10 @@ class Store:
         return checkpoint_reader.as_path(path)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint, damaged or not; -1 if there is none. Raises: see `newest`."""
+        """The step of the newest checkpoint, damaged or not; -1 if there is none.
+
+        Raises: CheckpointError on every rank if the folder cannot be read.
+        """
 
         def read_step() -> int:
             with describing_os_errors("reading", self._folder):
@@ -254,7 +257,7 @@ class Store:
     def _remove_surplus(self, keep: int) -> None:
         """Removes the checkpoints that are older than the `keep` newest complete ones, oldest first.
 
-        If one cannot be removed, a warning names it, and training goes on.
+        If one cannot be removed, the rest stay, a warning is logged, and training goes on.
         """
         try:
             kept = 0

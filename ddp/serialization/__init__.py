@@ -1,8 +1,8 @@
 """Saves and loads objects in the safetensors format: a JSON header and the raw bytes of tensors. No code is loaded.
 
-The library of that name is not used: for NumPy it has no bfloat16, its errors do not name the file, and importing it
-takes longer than importing NumPy. The tests compare its files with ours. An object that is not a plain dict of tensors
-is described by JSON in the header's metadata:
+The library `safetensors` is not used: for NumPy it has no bfloat16, and its errors do not name the file. The tests
+compare its files with ours. An object that is not a plain dict of tensors is described by JSON in the header's
+metadata:
 
     "structure"   as `ddp.serialization.structure` encodes it. A module is
                   {"module": ["package.module:Class", {"dict": its attributes}]}. Attributes may also be {"set": [...]},
@@ -35,14 +35,14 @@ def save(obj: Any, f: File) -> None:
     bytes and modules.
 
     f: a path, whose file is replaced atomically (but not a device, pipe or terminal), or an open binary file
-    A dict of tensors by name becomes an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads.
-    A tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays are loaded as arrays.
-    For a module, the file has the name of its class, and its attributes, which must be of these kinds, too. A state
-    dict can be loaded without the class. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16,
-    bfloat16, float32 and float64, in this machine's byte order.
+    A dict of tensors by name becomes an ordinary safetensors file, which `safetensors.torch.load_file` reads.
+    A tensor that appears twice (the same memory, shape, strides and dtype) is written once. NumPy arrays are loaded as
+    arrays. For a module, the file has the name of its class, and its attributes. These must be of the same kinds, or
+    sets of JSON values or functions. A state dict can be loaded without the class. Tensors and arrays keep their dtype:
+    bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64, in this machine's byte order.
 
-    Raises: ArgumentError for anything else in `obj`, and for arrays of other dtypes; OSError if the file cannot be
-    written.
+    Raises: ArgumentError for anything else in `obj`, for arrays of other dtypes, and for another `f`; OSError if the
+    file cannot be written.
     """
     writer = Writer(obj)
     if not isinstance(f, str | os.PathLike):
@@ -63,7 +63,9 @@ def load(
     f: a path, or an open binary file, read to its end; map_location: the device of the tensors, the CPU if None
     weights_only, mmap: have no effect: only tensors and JSON are ever read, into new memory
 
-    Raises: SerializationError, with the problem, for a file that is truncated or not of this format.
+    Raises: SerializationError, with the problem, for a file that is truncated, is not of this format, or has a class
+    that may not be loaded or a dtype that no tensor has; ArgumentError for another `f` or `map_location`; OSError if
+    the file cannot be read.
     """
     if map_location is not None and not isinstance(map_location, str | device):
         raise ArgumentError(f"load: map_location is a device or its name, not {type(map_location).__name__}")

@@ -66,7 +66,7 @@ def add_safe_globals(safe_globals: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def safe_globals(safe_globals: Iterable[Any]) -> Iterator[None]:
-    """Does what `add_safe_globals` does until the block ends, in all threads."""
+    """Has the effect of `add_safe_globals` until the block ends, in all threads."""
     before = dict(_listed)
     add_safe_globals(safe_globals)
     try:

@@ -29,7 +29,7 @@ DTYPES = {
     "F32": float32,
     "F64": float64,
 }
-#: All dtypes of files. The unsigned ones are for NumPy arrays alone, such as states of random number generators.
+#: All dtypes of files. Those added here are for NumPy arrays alone, such as states of random number generators.
 STORED = {
     **DTYPES,
     "U16": np.dtype("uint16"),
@@ -42,7 +42,7 @@ LIMIT = 100_000_000
 METADATA = "__metadata__"
 # The most dimensions of a NumPy array.
 _MOST_DIMENSIONS = 64
-# By the first bytes of a file of another kind: what errors say about it.
+# Texts for error messages about files of other formats, by the first bytes of such a file.
 _FOREIGN = {
     b"PK": "a zip archive, as torch.save writes: not safetensors",
     **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
@@ -92,7 +92,7 @@ class Header:
 
     metadata: texts by name; names: of the arrays, in the order of the header
     spans: of the arrays, in the order of their data; they cover all of the data, without gaps
-    Raises: SerializationError.
+    Raises: SerializationError if the header is not valid.
     """
 
     def __init__(self, file: Any, name: str) -> None:
@@ -173,7 +173,7 @@ class Header:
 
 
 def read_into(file: Any, view: memoryview) -> bool:
-    """Fills `view` from an unbuffered file, by as many reads as needed. Returns False if the file ends before."""
+    """Fills `view` from a file, by as many reads as needed. Returns False if the file ends before."""
     while view:
         count = file.readinto(view)
         if not count:

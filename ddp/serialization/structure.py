@@ -1,11 +1,12 @@
-"""Encodes Python values as JSON and a table of arrays by name, from which they are decoded exactly.
+"""Encodes Python values as JSON and a table of arrays by name, and decodes them.
 
 JSON has no tuples, and its keys are text, so such values are encoded as an object with one key:
 
     {"tensor": name}  {"array": name}  {"scalar": an array of shape ()}  {"bytes": base64}
     {"tuple": [...]}  {"dict": [[key, value], ...]}  {"counter": [[key, value], ...]}
 
-A list is encoded as a list. NaN and infinities are written as Python's `json` does.
+A list is encoded as a list. NaN and infinities are written as Python's `json` does. Subclasses of dict (other than
+Counter), list and tuple are decoded as dict, list and tuple.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Decoder:
         return wrap(self.fetch(name), CPU)
 
     def other(self, tag: str, inner: JSON) -> Any:
-        """Decodes {tag: inner}, which the `other` of `encode` made."""
+        """Decodes {tag: inner}, which the `other` of `encode` made. Here, raises ValueError: there is no such tag."""
         raise ValueError("no such tag")
 
     def decode(self, saved: JSON) -> Any:

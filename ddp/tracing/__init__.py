@@ -34,7 +34,8 @@ def merge(folder: str | os.PathLike[str]) -> str:
     """Merges the parts in a folder into `trace.json` and draws `step.png`. Returns a line that names these files.
 
     Ranks without a part, as after a crash, are left out.
-    Raises: ArgumentError if there is no part, or one cannot be read; OSError if the trace cannot be written.
+    Raises: ArgumentError if there is no part, one is invalid, or they are of several jobs; OSError if a file cannot be
+    read or written.
     """
     parts = read_parts(folder)
     path = Path(folder) / "trace.json"
@@ -75,7 +76,7 @@ def start(folder: str | os.PathLike[str]) -> None:
 def stop() -> None:
     """Ends recording and writes this process's part. The last rank to do so merges the parts of all ranks.
 
-    Raises: ArgumentError if no trace is being recorded; OSError if the part cannot be written.
+    Raises: ArgumentError if no trace is being recorded; OSError if a file cannot be read or written.
     """
     if not _running:
         raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")

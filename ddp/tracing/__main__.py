@@ -9,7 +9,7 @@ from ddp.tracing import merge
 
 
 def main(args: list[str]) -> int:
-    """Runs the command. Returns its exit code: 0; 1 if there is nothing to merge; 2 for wrong arguments."""
+    """Runs the command. Returns its exit code: 0; 1 if the parts cannot be merged; 2 for wrong arguments."""
     if len(args) != 1 or args[0].startswith("-"):
         print("usage: python -m ddp.tracing DIR    merges the parts of a trace in DIR", file=sys.stderr)
         return 2

@@ -23,7 +23,7 @@ _CONTROL = 2
 _BUCKETS = 10
 # The distance between the rows of two models.
 _ROWS = 10_000
-# Waiting for a late rank is drawn from this duration on (ns).
+# A shorter wait for a late rank is not drawn (ns).
 _NOTICED = 20_000
 # The first steps are not typical: memory is allocated, and buckets are planned.
 _WARMUP = 3
@@ -155,9 +155,9 @@ def _spans(step: Step, late: dict[int, tuple[int, int]]) -> Iterator[tuple[int, 
 
 
 def typical_step(parts: Sequence[TracePart]) -> tuple[int, int] | None:
-    """The first model's step of median length: (its number, the number of steps that all ranks have).
+    """The first model's step of median length on the first rank: (its number, the number of steps that all ranks have).
 
-    None if no such step has a known length.
+    The first three steps are left out if there are others. None if no step has a known length.
     """
     steps = parts[0].models[0]
     common = sorted(number for number in steps if all(number in part.models[0] for part in parts))
