@@ -47,7 +47,8 @@ from ddp.ops.memory_formats import contiguous_format as contiguous_format
 from ddp.ops.memory_formats import memory_format as memory_format
 from ddp.ops.memory_formats import preserve_format as preserve_format
 
-# Scripts compare it with releases of PyTorch. So it is the release whose names we follow, then + and our own version.
+# Scripts compare this with releases of PyTorch. So it is the release of PyTorch whose names `ddp` has, a +, and our own
+# version.
 __version__ = _TorchVersion(f"2.13.0+ddp.{_release}")
 
 _heap.keep_freed()

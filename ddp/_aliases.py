@@ -1,6 +1,6 @@
 """Makes further paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
 
-Each path is a line of the tables. Nothing is imported before it is asked for, by an import or as an attribute.
+The paths are the keys of MODULES and NAMES. Nothing is imported before an import or an attribute asks for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # `ddp.optim` may not import this module, whose floor is higher
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # `ddp.optim` may not import it: it imports `ddp.nn`
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -93,7 +93,7 @@ class _Finder:  # without the base class of importlib.abc, whose import takes lo
 
 
 class _Einops:
-    """When einops is imported, gives it the backend for our tensors, since einops looks into no other package."""
+    """Imports our backend for einops when einops is imported, because einops itself does not look for ours."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -111,7 +111,7 @@ class _Einops:
 
 
 def install() -> None:
-    """Makes the paths of the tables importable, and our tensors known to einops, now or when it is imported."""
+    """Makes the paths of the tables importable. Makes einops accept our tensors, now or when it is imported."""
     sys.meta_path.append(_Finder())
     if "einops" in sys.modules:
         importlib.import_module("ddp._einops")

@@ -1,8 +1,8 @@
 """Memory that processes share. It has no name in the file system, so nothing is left behind if a process is killed.
 
-A block is a `memfd`. Other processes map it through a file descriptor that is passed to them. Its token is sent along,
-and tells them whether they have the block already. A block takes no space in /dev/shm, and the kernel frees it when the
-last descriptor and the last mapping have gone, also those of a process that was killed.
+A block is a `memfd`. Other processes map it through a file descriptor that is passed to them. The block's token is sent
+along, so that they recognize a block that they have mapped already. A block takes no space in /dev/shm, and the kernel
+frees it when the last descriptor and the last mapping have gone, also those of a process that was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ddp.errors import SharingError
 Array = np.ndarray[Any, Any]
 
 _NAME = "ddp-block-"
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else mmap duplicates fd
+# So that mmap keeps no duplicate of the descriptor. Before Python 3.13 it always does.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class Block:
@@ -65,7 +66,7 @@ class Block:
 
     @property
     def closed(self) -> bool:
-        """Whether no other process can open it any more."""
+        """Whether the descriptor is closed, so that it cannot be passed to other processes any more."""
         return self._fd < 0
 
     def fileno(self) -> int:

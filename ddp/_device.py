@@ -2,7 +2,7 @@
 
 NumPy is the only array module that is imported at once; CuPy is imported when the `xp` of a CUDA device is first used.
 Random numbers are drawn by generators of the array modules, one per thread and device: so they are here, too. Copies,
-streams and errors of CUDA are in `ddp._cuda`, which is loaded when a CUDA device is first used.
+streams and errors of CUDA are in modules of `ddp._cuda`, which are loaded when a CUDA device is first used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class device:
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
     computing on it does. As a context manager it is the device of this thread's new tensors, unless they name one.
 
-    Raises: ArgumentError for an unknown type or a malformed index; DtypeError if `type` is neither text, a number nor a
+    Raises: ArgumentError for an unknown type or a malformed index; DtypeError if `type` is neither a str, an int nor a
     device; DeviceError when `xp` is first used, if CuPy or the GPU is missing.
     """
 
@@ -116,9 +116,9 @@ def _cupy(asked: device) -> Any:
     return cupy
 
 
-# Functions of upper floors, called when CuPy is first used.
+# Functions of modules that import this one. Each is called when the `xp` of a CUDA device is first used.
 on_first_use: list[Callable[[], None]] = []
-# Set by `ddp._cuda`: loads the device forms of all ops, and returns that package.
+# Set by `ddp._cuda`: loads the GPU implementations of all ops, and returns that package.
 load_runtime: list[Callable[[], Any]] = []
 
 
@@ -190,7 +190,7 @@ def on(target: device) -> Any:
 def to_device(array: Any, target: device, non_blocking: bool = False) -> Any:
     """Copies `array` (NumPy or CuPy) to `target`; returns the same array if it is there already.
 
-    non_blocking: see `ddp._cuda.copies`, which says which side waits
+    non_blocking: whether the copy may still be under way when this returns; see `ddp._cuda.copies`
     """
     source = device_of(array)
     if source is target or (target.index is None and source.type == target.type):
@@ -222,7 +222,7 @@ def raise_pending() -> None:
 
 
 def entropy() -> int:
-    """63 random bits from the operating system. The module `secrets` would import half of the library's hashing."""
+    """63 random bits from the operating system. Does not use `secrets`, which would import `hmac` and `random`."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 

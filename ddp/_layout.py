@@ -1,4 +1,4 @@
-"""Describes where each gradient lies in the flat buckets of the reducer. Other modules may read this layout.
+"""Describes where each gradient lies in the flat buckets of the reducer.
 
 A bucket is one array of one dtype. Each gradient starts on a cache line, so that neighbours never share one; the gaps
 stay zero and are summed along with the rest.

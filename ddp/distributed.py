@@ -118,14 +118,14 @@ def init_process_group(
 ) -> None:
     """Joins the world, as `collectives.init()` does. Collective.
 
-    backend: "nccl" raises if a rank cannot use it; None and "gloo" use what there is
-    timeout: the time limit of every collective, in seconds or as a timedelta
+    backend: "nccl" raises if a rank cannot use it; None, "gloo" and other names use what there is
+    timeout: the time limit of every collective, in seconds or as a timedelta; None: 600 s
     world_size: only checked, if given here or as WORLD_SIZE in the environment: the launcher decides it
     rank: only checked, if given here
 
-    init_method and other arguments change nothing: ranks meet through MPI.
+    init_method and other arguments change nothing: the launcher decides how ranks meet.
 
-    Raises: ParallelError if the world has another size, or this process another rank.
+    Raises: ParallelError if the world has another size, or this process another rank; what `collectives.init` raises.
     """
     global _initialized
     name = "nccl" if "nccl" in (backend or "") else "auto"

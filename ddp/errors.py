@@ -22,7 +22,7 @@
     ├── SerializationError (ValueError) a file that is not what load can read
     ├── DataFileError (ValueError)      a file of samples that is not what its reader expects
     ├── SharingError                    shared memory that cannot be made, or is not there any more
-    ├── WorkerError                     a worker process of a DataLoader raised, or died
+    ├── WorkerError                     a worker process of a DataLoader raised, died or took too long
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
 
 A message says what was asked, what was expected and what was got.
@@ -36,7 +36,7 @@ import warnings
 
 
 class DdpError(RuntimeError):
-    """The base class of all errors that `ddp` raises on purpose."""
+    """The base class of the errors that `ddp` defines."""
 
 
 class ArgumentError(DdpError, ValueError):
@@ -135,9 +135,10 @@ class SharingError(DdpError):
 
 
 class WorkerError(DdpError):
-    """A worker process of a DataLoader raised an exception, whose traceback is in the message, or it died.
+    """A worker process of a DataLoader raised an exception, died, took too long or could not be started.
 
-    For an exception, the error is also an instance of that exception's class: `except FileNotFoundError` catches it.
+    For an exception, the message has its traceback, and if possible the error is also an instance of the exception's
+    class: `except FileNotFoundError` catches it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra: norms of vectors and matrices, under PyTorch's names. No function here uses a decomposition."""
+"""Linear algebra under PyTorch's names: matrix products, and norms of vectors and matrices without decompositions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special functions, under PyTorch's names. Most are functions of `ddp`, too."""
+"""Special functions, under PyTorch's names. All but expit, gammaln and psi are functions of `ddp`, too."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def assert_close(
     check_dtype: bool = True,
     msg: str | Callable[[str], str] | None = None,
 ) -> None:
-    """Raises AssertionError unless |actual - expected| <= atol + rtol * |expected| everywhere.
+    """Raises AssertionError unless shapes are equal and |actual - expected| <= atol + rtol * |expected| everywhere.
 
     actual, expected: tensors on any devices, NumPy arrays or numbers
     rtol, atol: give both or none. None: (1e-3, 1e-5) for float16, (1.6e-2, 1e-5) for bfloat16, (1.3e-6, 1e-5) for

@@ -1,7 +1,8 @@
 """Makes a batch from samples: stacks their arrays, and keeps the containers that hold them.
 
-Each leaf of the samples becomes one array with the samples along a new first dimension. The caller can allocate these
-arrays (`out`): a worker process writes a batch straight into memory that it shares with its consumer.
+Each leaf of the samples, other than str and bytes, becomes one array with the samples along a new first dimension. The
+caller can allocate these arrays (`out`): a worker process writes a batch straight into memory that it shares with its
+consumer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
 
     Raises: ShapeError for leaves of different shapes, or sequences of different lengths; ArgumentError for no samples,
     or mappings with different keys; DtypeError for leaves that are not listed above, or of different kinds; DeviceError
-    for tensors on a GPU if `out` is given. Each error names the sample and the leaf: `batch[3]['image']`.
+    for tensors on a GPU if `out` is given. Messages name a sample and the leaf: `batch[3]['image']`.
     """
     if not len(batch):
         raise ArgumentError("default_collate: expected at least one sample")
@@ -50,7 +51,7 @@ def default_convert(data: Any) -> Any:
     """Converts the NumPy arrays in `data` to tensors that share their memory, and NumPy's scalars to 0-d tensors.
 
     Looks into mappings, named tuples and sequences as `default_collate` does: a tuple becomes a list. Leaves everything
-    else as it is.
+    else as it is, arrays of dtypes that no tensor has included.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
         return _as(data, [default_convert(value) for value in data])
@@ -129,7 +130,7 @@ def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
     for other in {array.dtype for array in arrays}:
         dtype = promote_types(dtype, _supported(other, path))
     into = (out or np.empty)((len(arrays), *shape), dtype)
-    if shape:  # takes a fifth of the time of one call per array
+    if shape:  # one call for all arrays, which is faster than one for each if they are small
         np.concatenate(arrays, out=into.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")
     else:
         into[...] = arrays

@@ -1,7 +1,7 @@
 """Datasets of files: NumPy's .npy files, flat files of tokens, and MNIST and CIFAR as their authors publish them.
 
 .npy and token files are memory-mapped, and their datasets are pickled as paths, so that a worker process maps the files
-again and no sample goes through a pipe. MNIST and CIFAR are read into memory, and all workers share one copy.
+again and no sample goes through a pipe. MNIST and CIFAR are read into memory, and a loader's workers share one copy.
 
 An IDX file, as MNIST has them, is big-endian: two zero bytes, the type (a key of `_IDX_TYPES`), the number of
 dimensions, the size of each as 4 bytes, and the elements. A file of CIFAR has records of one or two label bytes and
@@ -184,7 +184,8 @@ class TokenFile(_MappedDataset):
     stride: tokens from the beginning of a block to that of the next; None: block_size, so that no token is a target
     twice. Tokens at the end of the file that do not fill a block are left out.
 
-    Raises: DataFileError for a file that does not hold whole tokens, or too few for one block.
+    Raises: DataFileError for a file that does not hold whole tokens, or too few for one block; DtypeError for a dtype
+    that is not of integers; ArgumentError for a block_size or stride below 1.
     """
 
     def __init__(self, path: Path, dtype: Any, block_size: int, stride: int | None = None) -> None:
@@ -242,7 +243,7 @@ class _Pictures(Dataset[Any]):
         return picture if self.transform is None else self.transform(picture), target
 
     def _path(self, name: str, below: str, endings: Sequence[str] = ("",)) -> str:
-        """Finds a file in the folder, or in its subfolder `below`, where archives and PyTorch's downloads put it.
+        """Finds a file in the folder, or in its subfolder `below`, where archives and torchvision's downloads put it.
 
         endings: of the file's name after `name`; they are tried in this order
         """
@@ -255,8 +256,8 @@ class _Pictures(Dataset[Any]):
 class MNIST(_Pictures):
     """MNIST, or a dataset of the same format (Fashion-MNIST, KMNIST, ...): sample i is (picture, label).
 
-    folder: has the two files that `train` selects, plain or compressed (.gz), itself or in MNIST/raw. Nothing is
-    downloaded.
+    folder: has the two files that `train` selects, plain or compressed (.gz), directly in it or in MNIST/raw. Nothing
+    is downloaded.
     train: True: train-images-idx3-ubyte and train-labels-idx1-ubyte; False: t10k-images-idx3-ubyte and
     t10k-labels-idx1-ubyte
     transform, target_transform: called with the picture, (H, W) uint8, and with the label, an int; None: unchanged
@@ -280,7 +281,7 @@ class MNIST(_Pictures):
 class CIFAR10(_Pictures):
     """CIFAR-10, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
 
-    folder: has the files that `train` selects, itself or in cifar-10-batches-bin. Nothing is downloaded.
+    folder: has the files that `train` selects, directly in it or in cifar-10-batches-bin. Nothing is downloaded.
     train: True: data_batch_1.bin to data_batch_5.bin; False: test_batch.bin
     transform, target_transform: called with the picture, and with the label; None: unchanged
     Raises: DataFileError for files that are missing or are not in this format.
@@ -295,7 +296,7 @@ class CIFAR10(_Pictures):
 class CIFAR100(_Pictures):
     """CIFAR-100, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
 
-    folder: has the file that `train` selects, itself or in cifar-100-binary
+    folder: has the file that `train` selects, directly in it or in cifar-100-binary
     train: True: train.bin; False: test.bin
     transform, target_transform: called with the picture, and with the label, the fine one of 100; None: unchanged
     Raises: DataFileError for a file that is missing or is not in this format.

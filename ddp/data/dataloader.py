@@ -62,7 +62,8 @@ class DataLoader:
 
     Every `iter` is one pass. `epoch` counts the completed passes: those that handed out all their batches.
 
-    Raises: ArgumentError for arguments that exclude each other.
+    Raises: ArgumentError for invalid arguments, and for arguments that exclude each other; WorkerError if the server
+    from which workers are forked cannot be started.
     """
 
     def __init__(
@@ -201,7 +202,8 @@ class DataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter` continue with the batch after the position in this state.
 
-        Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset.
+        Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset; for an
+        IterableDataset, also for a state of another number of workers.
         """
         state = state_dict
         wanted = "streams" if self._stream else "sampler"
@@ -264,7 +266,7 @@ class DataLoader:
         """Starts a pass, at the position of a loaded state if there is one, and returns its batches."""
         steps = self._steps()
         if self._seed is None:
-            # With micro_batches all ranks need the same seed; the state of a thread's generator depends on the rank.
+            # With micro_batches all ranks need the same seed, and threads' generators may differ between ranks.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks with the same seed need different random numbers: their rank is mixed in.
         holder = self._sampler_of_rank()
@@ -317,7 +319,7 @@ class DataLoader:
 
 
 def count_samples(batch: Any) -> int:
-    """How many samples a batch has: the greatest length of a tensor or array in it.
+    """How many samples a batch has: the greatest length of a tensor or array in it; 1 if there is none.
 
     >>> count_samples({"x": ("a", np.zeros((3, 5))), "y": np.zeros(3)})
     3

@@ -74,7 +74,10 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
 
 def fetch_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
-    """The samples at `indices`, by one call of `__getitems__` if the dataset has it."""
+    """The samples at `indices`, by one call of `__getitems__` if the dataset has it.
+
+    Raises: ArgumentError if `__getitems__` returns another number of samples.
+    """
     many = getattr(dataset, "__getitems__", None)
     if many is None:
         return [dataset[index] for index in indices]
@@ -226,7 +229,7 @@ def random_split(
     generator: draws the order; None: this thread's generator. All ranks must draw the same order, so give them
     generators of the same seed: `generator=ddp.Generator().manual_seed(0)`
 
-    Raises: ArgumentError if lengths do not add up to the number of samples.
+    Raises: ArgumentError if lengths do not add up to the number of samples, or fractions are not within [0, 1].
     """
     sizes = split_lengths(len(dataset), lengths)  # type: ignore[arg-type]  # Dataset leaves __len__ to subclasses
     order = _device.generator(CPU, generator).permutation(sum(sizes)).tolist()

@@ -1,7 +1,7 @@
 """Copies batches to the GPU while the previous step runs there: through pinned memory, on a stream of their own.
 
-A copy from ordinary memory makes the CPU wait; a copy from pinned memory runs during the computation. Arrays that are
-pinned already are copied from where they are, all others through CuPy's pool of pinned memory.
+A copy from ordinary memory makes the CPU wait; a copy from pinned memory runs during the computation. Contiguous arrays
+in CuPy's pinned memory are copied from there. All others are first copied to CuPy's pool of pinned memory.
 
 The GPU's memory for a batch belongs to the stream that computes: the allocator gives it to later work of that stream
 when the batch is dropped. So the copy waits for the earlier work of that stream, and the stream waits for the copy.
@@ -83,7 +83,7 @@ class DevicePrefetcher(Iterator[Any]):
         return (moved, position), arrived
 
     def _pinned(self, array: Any) -> Any:
-        """The array in pinned memory: itself if it is C-contiguous and pinned, or empty; otherwise a copy."""
+        """The array in pinned memory: itself if it is empty, or C-contiguous and pinned by CuPy; otherwise a copy."""
         if not array.nbytes or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, by_cupy=True)):
             return array
         pinned = self._copies.empty_pinned(self._xp, array.shape, array.dtype)

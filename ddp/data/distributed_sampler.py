@@ -40,10 +40,10 @@ class DistributedSampler(IndexSampler):
     """The indices of this rank, out of an order that all ranks share.
 
     dataset: anything with a length, the same on every rank; or a sampler with a length, e.g. a WeightedRandomSampler:
-    the ranks share its indices, in its order. The indices of a sampler of this package follow from (seed, epoch); its
-    `generator`, and `shuffle`, are not used. A sampler of another class is iterated once an epoch on every rank, and
-    must give the same indices on all. If it has `set_epoch`, `set_epoch(epoch)` is called first. It may draw from
-    `ddp`, `numpy.random` or `random`: they are seeded from (seed, epoch) while it is iterated
+    the ranks share its indices, in its order, and `shuffle` is not used. The indices of a sampler of this package
+    follow from (seed, epoch); its `generator` is not used. A sampler of another class is iterated once a pass on every
+    rank, and must give the same indices on all. If it has `set_epoch`, `set_epoch(epoch)` is called first. It may draw
+    from `ddp`, `numpy.random` or `random`: they are seeded from (seed, epoch) while it is iterated
     num_replicas, rank: the number of ranks, and this rank; None: those of `comm`
     shuffle: draw the order of each epoch anew, from (seed, epoch) alone; False: 0, 1, 2 and so on
     seed: the same on every rank
@@ -62,15 +62,16 @@ class DistributedSampler(IndexSampler):
     its last batch was handed out, whatever was read ahead.
 
     The position is `epoch` and a cursor: how many samples of the epoch's order all ranks together have read. A state
-    that was saved at one number of ranks may be loaded at any other. With micro_batches the cursor counts whole steps:
-    a step of which this rank has read only a part is read again.
+    that was saved at one number of ranks may be loaded at any other. With micro_batches the cursor advances by whole
+    steps: a step of which this rank has read only a part is read again.
 
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks. With
     micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
 
     Raises: ArgumentError if num_replicas is not an integer of at least 1, if rank is not from 0 to num_replicas - 1, if
-    there are fewer micro_batches than ranks, for a seed below 0, an unknown tail, a dataset or sampler that has no
-    length, or a sampler that draws more or fewer indices than its length.
+    there are fewer micro_batches than ranks, for a seed below 0, an unknown tail or one that contradicts drop_last, a
+    dataset or sampler that has no length, and, when it is iterated, for a sampler that draws more or fewer indices than
+    its length.
     """
 
     def __init__(

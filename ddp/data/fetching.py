@@ -149,7 +149,7 @@ class BatchMaker:
     seeding: called with the seed of a pass or batch before it is begun
     out: allocates a batch's arrays for `default_collate`
 
-    `position` is what is being read, for the message of an error: an index, or all indices of the batch.
+    `position` says what is being read, for error messages: an index, all indices of the batch, or a text for a stream.
     """
 
     def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
@@ -211,8 +211,8 @@ class BatchMaker:
 def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
 
-    The function returns what `default_collate` would make of the samples, and raises IndexError for an index out of
-    range. The result is None for other datasets.
+    The function returns what `default_collate` would make of the samples, and raises an IndexError for an index out of
+    range. For other datasets, or if an array has a dtype that no tensor has, the result is None.
     """
     subsets: list[Any] = []
     while type(dataset) is Subset:

@@ -40,7 +40,7 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; wor
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of workers: that of this process, but without the variables of a rank, and with one thread."""
+    """The environment of workers: that of this process, without the variables of a rank, and with one BLAS thread."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PMIX_")}
     for name in _OF_A_RANK:
         environ.pop(name, None)
@@ -112,8 +112,8 @@ class ForkServer:
     def fork(self, fds: list[int]) -> int:
         """Asks for a worker process that inherits these descriptors.
 
-        Returns a socket from which the process reads what it is to run, and to which the server writes its pid, then
-        its exit code. Raises: WorkerError if the server has ended.
+        Returns the descriptor of a socket. The process reads from its other end what it is to run, and the server
+        writes there the pid of the process, then its exit code. Raises: WorkerError if the server has ended.
         """
         tracker: Any = resource_tracker.getfd()  # never None on Linux
         ours, child_end = make_pipe()

@@ -1,7 +1,7 @@
-"""One rank before the others: for downloads and preprocessing, where one rank does the work that all need.
+"""Lets one rank run before the others, for downloads and preprocessing: one rank does the work that all need.
 
-The others do not wait in one long collective: in a `MonitoredSection` a thread of each rank makes short ones. So no
-collective times out, however long the work takes, and the launcher sees that the job is alive.
+The others do not wait in one long collective. Instead, in a `MonitoredSection`, a thread of each rank makes short
+collectives. So no collective times out, however long the work takes, and the launcher sees that the job is alive.
 """
 
 from __future__ import annotations

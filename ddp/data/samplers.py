@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 State = dict[str, Any]  # of JSON values
 Order = np.ndarray[Any, Any]  # of int64
 
-# Number of indices converted to Python integers at once: all of an epoch would take four times the order's memory.
+# Number of indices converted to Python integers at once. As Python integers, a whole order takes five times the memory.
 _AT_ONCE = 4096
 _PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
 
@@ -59,7 +59,7 @@ def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) ->
 
 
 class IndexSampler(Sampler[int]):
-    """A sampler of indices that knows where it is: its position is a cursor in an order.
+    """A sampler of indices that has a position: a cursor in an order.
 
     Every `iter` begins a pass. The first one after `load_state_dict` begins at the position of that state. A pass that
     is left early is not continued: the next `iter` begins anew, unless a state is loaded first.
@@ -234,12 +234,13 @@ class RandomSampler(_Drawn):
     """Indices in random order.
 
     data_source: a dataset with a length
-    replacement: draw every index from all of them, so that some may come twice and others not at all
+    replacement: draw each index from all of them, so that some may come several times and others not at all
     num_samples: of a pass; None: as many as the dataset has. A larger number without replacement: several permutations
     of the dataset, one after the other
     generator: draws the seed of a pass; None: this thread's generator, which `ddp.manual_seed` seeds
 
-    Raises: ArgumentError if num_samples is no count, or there is nothing to draw from.
+    Raises: ArgumentError if num_samples is no count, or samples are asked of an empty dataset; DeviceError for a
+    generator of a GPU.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class WeightedRandomSampler(_Drawn):
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Lists of `batch_size` indices of a sampler, in its order.
+    """Lists of `batch_size` indices of a sampler, in the sampler's order.
 
     sampler: a Sampler, or any iterable of indices
     drop_last: leave out the last list if it is shorter

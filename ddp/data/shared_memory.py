@@ -223,7 +223,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
-# -- the configuration that workers start with
+# -- the configuration with which workers start
 
 
 #: Of a payload: the size of the pickle, which comes first, and for each array (offset, size, whether read-only).
@@ -272,7 +272,7 @@ class Payload:
     def share_memory_of(self, previous: Payload | None) -> bool:
         """Uses the memory of an earlier payload that has been written, if it holds the same bytes. True if it does.
 
-        So workers of the next pass start in half the time (benchmarks/dataloader.py, "start").
+        So the dataset is not written again for the workers of the next pass.
         """
         if previous is None or previous._block is None or previous.layout != self.layout:
             return False
@@ -315,7 +315,7 @@ def load_payload(fd: int, layout: Layout) -> Any:
 
 class _PayloadPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Pickles a mapped array as the path of its file, which is mapped again; or else as its content."""
+        """Pickles a mapped array as the path of its file, which is mapped again; other arrays as their content."""
         if type(obj) is not np.memmap or not obj.flags.c_contiguous or not obj.size:
             return NotImplemented
         whole: Any = obj
