@@ -2,9 +2,9 @@
 
 A checkpoint's folder is called `step-0000000120`; until it is complete, and while it is removed,
 `.step-0000000120.TOKEN.tmp`. A program that continues from an older step than the newest (because that one is damaged,
-or the user chose so) reaches the same steps again. Then it begins another generation, `step-0000000110.2`; all of its
-checkpoints are newer than those of earlier generations. So no checkpoint is ever replaced, and the one that was written
-last is the newest."""
+or the user chose so) reaches the same steps again. Then it begins another generation, `step-0000000110.2`, whose
+checkpoints all count as newer than those of earlier generations. So no checkpoint is ever replaced, and the one that
+was written last is the newest."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class Checkpointer:
 
         Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, or another
         loader than that of an earlier loop; the errors of `load`; CheckpointError from a save, on all ranks, or if
-        resume=False and the folder has a checkpoint; SystemExit to stop.
+        resume=False and the folder has a checkpoint; ParallelError inside `join`; SystemExit to stop.
         """
         methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
         missing = [name for name in methods if not hasattr(loader, name)]
@@ -186,8 +186,8 @@ class Checkpointer:
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
 
-        If `ddp-launch --resize` asked for the stop, the state is written to memory if possible, and ddp-launch starts
-        the ranks that continue.
+        If `ddp-launch --resize` asked for the stop, the state is written to memory, or if that fails to the folder, and
+        ddp-launch starts the ranks that continue.
         """
         leaving = self._leaving
         step = self._reached
@@ -230,7 +230,7 @@ class Checkpointer:
         """Loads a checkpoint into all objects. Returns False, without a change, if there is no checkpoint.
 
         path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder, or the
-            state in memory if that is as new
+            state in memory if that is not older
         strict: False: objects that do not fit keep their state, with a warning; a model that lacks saved parameters or
             has others loads those that both have, by name
 

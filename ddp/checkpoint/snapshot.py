@@ -4,9 +4,9 @@ Parameters and optimizer state change only in an optimizer's step. A thread copi
 backward (NumPy releases the GIL meanwhile), and the next step waits until they are copied. Everything else is copied at
 once. The memory of the copies is used again by later saves, so there is never more than one copy of what a rank writes.
 
-Other code may change a parameter during the copy. Every write increments the version of its tensor, but only when it
-has ended. So versions are compared when the training thread is known to write nothing, or after a pause in which any
-write would have ended."""
+Other code may change a parameter during the copy. A write increments the version of its tensor, as a rule only when the
+write has ended. So versions are compared when the training thread is known to write nothing, or after a pause in which
+any write would have ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddp.checkpoint.state import ArraySource
 Array = Any
 # Arrays up to this size (bytes) are copied at once.
 _SMALL = 1 << 16
-# The pause before versions are compared is this time (s) plus the duration of the copy. No single write takes longer.
+# The pause before versions are compared is this time (s) plus the duration of the copy: longer than any single write.
 _REST = 0.2
 
 

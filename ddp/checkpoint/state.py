@@ -83,7 +83,7 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
 
 
 def user_state(user: Any) -> Any:
-    """The user's state. Objects with a state_dict are replaced by it, also as values of a dict."""
+    """The user's state. Objects with a `state_dict()` are replaced by its result, also as values of a dict."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):

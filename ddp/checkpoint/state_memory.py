@@ -2,7 +2,7 @@
 
 `ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`); on
 other hosts the rank's agent holds them. A rank writes the contents of a checkpoint into its two slots in turn, so that
-one of them is always complete. A slot consists of
+from the first write on, one of them is always complete. A slot consists of
 
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
     header     format, job, and the fields of `Stamp`
@@ -64,7 +64,7 @@ _BEGIN = mmap.PAGESIZE
 _ALIGNED = 64
 # Bytes by which the text may grow before its slot has to grow.
 _SPARE = 1 << 16
-# At most this fraction of the time is spent on writing.
+# With memory_every="auto", at most this fraction of the time is spent on writing.
 _TIME_FRACTION = 0.01
 
 
@@ -225,7 +225,7 @@ class StateMemory:
     index: this rank's number in the job; start: which start of the job this is, from 0
     held: the newest start whose ranks have all written their state; the states of later starts are incomplete
     owner: the folder of the Checkpointer; comm: its communicator
-    due: when (monotonic, s) the state may be written again; writing takes at most a hundredth of the time
+    due: from when on (monotonic, s) a write keeps to `_TIME_FRACTION`
 
     Raises: OSError if this rank's slots cannot be opened, or belong to another job or user.
     """

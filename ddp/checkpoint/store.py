@@ -208,7 +208,10 @@ class Store:
     # -- called on rank 0 only
 
     def _make_folder(self, step: int) -> tuple[str, str]:
-        """Makes a folder with a temporary name. Returns its path, and the path after the commit, the same at a URL."""
+        """Makes a folder with a temporary name; at a URL, with the final name.
+
+        Returns: its path, and the path after the commit
+        """
         with describing_os_errors("reading", self._folder):
             names = checkpoint_reader.committed_names(self._folder)
         if self._lock.exclusive:

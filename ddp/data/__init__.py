@@ -1,4 +1,7 @@
-"""Datasets, samplers and loaders, under PyTorch's names; the order of samples is the same at any world size."""
+"""Datasets, samplers and loaders, under PyTorch's names.
+
+The ranks share the order of a `DistributedSampler`, which is the same at any world size.
+"""
 
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.data_files import CIFAR10, CIFAR100, MNIST, NpyDataset, TokenFile, read_cifar, read_idx

@@ -56,7 +56,7 @@ def read_idx(path: Path) -> Array:
     """Reads an IDX file into a new array of the type and shape that the file declares, in native byte order.
 
     path: the file, which may be compressed by gzip, whatever its name
-    Raises: DataFileError, which names the file, if it is no IDX file.
+    Raises: DataFileError, which names the file, if it is no IDX file; OSError if it cannot be opened.
     """
     data = _map(path)
     if bytes(data[:2]) == b"\x1f\x8b":
@@ -82,7 +82,7 @@ def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
     classes: 10: pictures (N, 3, 32, 32), red first, and labels (N);
     100: the same pictures, and labels (N, 2): the coarse one of 20, and the fine one of 100
     Raises: DataFileError, which names the file, if it does not consist of whole records, or has a label that is out of
-    range; ArgumentError for another number of classes.
+    range; ArgumentError for another number of classes; OSError if the file cannot be opened.
     """
     if classes not in _CIFAR_LABELS:
         raise ArgumentError(f"read_cifar: expected 10 or 100 classes, got {classes}")
@@ -145,7 +145,7 @@ class NpyDataset(_MappedDataset):
     An array in Fortran order has its samples' elements far apart, and is slow to read.
 
     Raises: DataFileError if a file is truncated, too long or no .npy file, if the lengths differ, and for arrays of
-    Python objects, since no pickle is ever loaded; ArgumentError without a path.
+    Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file cannot be opened.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -185,7 +185,7 @@ class TokenFile(_MappedDataset):
     twice. Tokens at the end of the file that do not fill a block are left out.
 
     Raises: DataFileError for a file that does not hold whole tokens, or too few for one block; DtypeError for a dtype
-    that is not of integers; ArgumentError for a block_size or stride below 1.
+    that is not of integers; ArgumentError for a block_size or stride below 1; OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, dtype: Any, block_size: int, stride: int | None = None) -> None:

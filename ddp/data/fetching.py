@@ -248,7 +248,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
 
 
 def empty_like_batch(batch: Any) -> Any:
-    """A batch of the same structure with no samples in it: every array of shape (0, ...).
+    """A batch of the same structure with no samples in it: every array, unless it is 0-d, gets shape (0, ...).
 
     `empty_like_batch([ones(3, 2), {"word": ["a", "b", "c"]}]) == [empty(0, 2), {"word": []}]`
     """

@@ -2,9 +2,9 @@
 
 `multiprocessing.get_context("forkserver")` has five faults here. Its one server is shared with everything else that the
 process starts in that way. It inherits the variables that make a process a rank of the job, and starts MPI as soon as a
-module that it preloads does. It never preloads the user's script (Python 3.11), and each process that it forks imports
-the script again, needed or not. The processes that it forks outlive a server that was killed. And it listens at a path
-in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
+module that it preloads does. In Python 3.11 it never preloads the user's script. Instead, each process that it forks
+imports the script again, needed or not. The processes that it forks outlive a server that was killed. And it listens at
+a path in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, so that it has
 imported their modules by the time that workers are wanted. It is replaced if it has ended, if a loader needs other
