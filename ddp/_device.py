@@ -123,7 +123,7 @@ load_runtime: list[Callable[[], Any]] = []
 
 
 def runtime() -> Any:
-    """The package `ddp._cuda`, whose modules are loaded when CuPy is first asked for."""
+    """The package `ddp._cuda`, whose modules are loaded at the first call."""
     return load_runtime[0]()
 
 

@@ -209,7 +209,7 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The backend: "mpi", "single" for one rank, "threads", or "nccl" if `init_process_group` asked for it."""
+    """The backend: "mpi", "single" for one rank, "threads", or "nccl" if that was requested by name."""
     return _comm(group).backend
 
 

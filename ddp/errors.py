@@ -164,7 +164,7 @@ def how_to_install(extra: str) -> str:
 
 @functools.cache
 def warn_once(message: str, stacklevel: int = 2, category: type[Warning] = UserWarning) -> None:
-    """Warns, at the first call with these arguments, that a script asks for something that it does not get.
+    """Issues a warning at the first call with these arguments. Later calls with the same arguments do nothing.
 
     stacklevel: as for a call of `warnings.warn` in the same place
     """

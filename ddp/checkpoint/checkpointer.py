@@ -169,7 +169,7 @@ class Checkpointer:
     def stop_requested(self) -> bool:
         """Whether to call `stop()`: a rank was asked to stop, or the job is to be resized. For loops without `resume`.
 
-        With DataParallel, all ranks know it after each synchronized backward. Without DataParallel this is collective.
+        With DataParallel, the ranks exchange it in each synchronized backward. Without DataParallel this is collective.
         """
         self._report_resizable()
         self._exchange_requests()

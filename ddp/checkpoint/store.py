@@ -191,8 +191,8 @@ class Store:
 
         Rank 0 warns of newer ones that are damaged. Ranks share the reading.
 
-        Raises: CheckpointError on every rank if all checkpoints are damaged (a job does not start over unless it is
-        told to), or if the folder or a file cannot be read, because it may be undamaged.
+        Raises: CheckpointError on every rank if there are checkpoints and all are damaged, so that a job does not start
+        over unnoticed, or if the folder or a file cannot be read, because it may be undamaged.
         """
         return checkpoint_reader.find(self.ranks, self._folder, required=False)
 

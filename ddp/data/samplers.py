@@ -88,7 +88,7 @@ class IndexSampler(Sampler[int]):
     def _chunks(self, began: State) -> Iterator[Iterator[int]]:
         """Yields the indices of a pass, as Python integers, and sets the sampler's position.
 
-        A pass that was abandoned no longer sets it.
+        If another pass has begun meanwhile, only that one sets the position.
         """
         cursor = began["cursor"]
         for part in self._indices(began):

@@ -69,7 +69,7 @@ _server_pid = 0
 
 
 def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
-    """Imports what workers need. Raises nothing: a worker that needs a missing module meets the error itself.
+    """Imports what workers need. Raises nothing: a worker that needs a missing module gets the same error.
 
     preparation: the argument of `spawn.prepare`, with the user's script if workers need it
     modules: names of other modules

@@ -36,10 +36,11 @@ def save(obj: Any, f: File) -> None:
 
     f: a path, whose file is replaced atomically (but not a device, pipe or terminal), or an open binary file
     A dict of tensors by name becomes an ordinary safetensors file, which `safetensors.torch.load_file` reads.
-    A tensor that appears twice (the same memory, shape, strides and dtype) is written once. NumPy arrays are loaded as
-    arrays. For a module, the file has the name of its class, and its attributes. These must be of the same kinds, or
-    sets of JSON values or functions. A state dict can be loaded without the class. Tensors and arrays keep their dtype:
-    bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64, in this machine's byte order.
+    A tensor that appears twice (the same memory, shape, strides and dtype) is written once, under its first name. NumPy
+    arrays are loaded as arrays. For a module, the file has the name of its class, and its attributes. These must be of
+    the same kinds, or sets of JSON values, or functions. A state dict can be loaded without the class. Tensors and
+    arrays keep their dtype: bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64, in this machine's
+    byte order.
 
     Raises: ArgumentError for anything else in `obj`, for arrays of other dtypes, and for another `f`; OSError if the
     file cannot be written.

@@ -1,7 +1,6 @@
 """The safetensors format: a JSON header, then the bytes of the arrays.
 
-A reader checks the header before it allocates memory. A writer knows the header before it writes the first byte of
-data, and aligns every array.
+The header is checked before memory for arrays is allocated. In files that are written here, every array is aligned.
 Source: https://github.com/huggingface/safetensors#format"""
 
 from __future__ import annotations
