@@ -57,7 +57,7 @@ def save(obj: Any, f: File) -> None:
 def load(
     f: File, map_location: device | str | None = None, *, weights_only: bool = True, mmap: bool | None = None
 ) -> Any:
-    """Loads what `save` wrote, or any safetensors file as a dict of tensors. All memory is new and writable.
+    """Loads what `save` wrote, or another safetensors file as a dict of tensors. All memory is new and writable.
 
     Modules may be layers of `ddp.nn`, and classes that are listed in `ddp.serialization.safe_globals`.
 
