@@ -38,7 +38,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """All options, in the order in which they were added."""
+        """All options and positional arguments, in the order in which they were added."""
         return self._actions
 
     def action(self, option: str) -> argparse.Action | None:
@@ -52,7 +52,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def value(what: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes an argument's `type` for argparse: calls `parse`; if it fails, the error says that `what` is expected."""
+    """Makes an argument's `type` for argparse: calls `parse`; if that raises ValueError, the message names `what`."""
 
     def convert(text: str) -> Any:
         try:

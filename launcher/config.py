@@ -32,9 +32,9 @@ _NO_OPTIONS = ("config", "version", "help", "resize", "job")
 
 
 def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options of the job file at `path` by name, `script` among them; and the script's arguments.
+    """Reads a job file. Returns: its options by name, among them `script`; and the arguments of the script.
 
-    Raises: UsageError, with the name of the file and what is wrong in it.
+    Raises: UsageError if the file cannot be read, or has an invalid key or value; the message names the file.
     """
     document = read_toml(path, "the job file")
     try:
@@ -56,7 +56,7 @@ def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _value(key: str, option: argparse.Action | None, value: object) -> Any:
-    """The value of a key, parsed as on the command line; a list counts as words with commas between them."""
+    """The value of a key, parsed as on the command line. The items of a list are first joined by commas."""
     if option is not None and option.nargs == 0:
         if not isinstance(value, bool):
             raise UsageError(f"{key} should be true or false, not {value!r}")
@@ -101,12 +101,12 @@ def word(value: object) -> str:
 
 
 def read_toml(path: str, what: str) -> dict[str, Any]:
-    """The content of the TOML file at `path`. what: its name in messages. Raises: UsageError if it cannot be read"""
+    """The content of a TOML file. what: its name in messages. Raises: UsageError if it cannot be read or is invalid"""
     tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with open(path, "rb") as file:
             return dict(tomllib.load(file))
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # Also for too long numbers, and for tables nested too deeply.
+    except (ValueError, RecursionError) as error:  # RecursionError: tables are nested too deeply.
         raise UsageError(f"{path} is not valid TOML: {error}") from None

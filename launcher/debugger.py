@@ -17,7 +17,7 @@ from typing import Any
 
 from collectives.world import DEBUG_RANK, report
 
-# Time within which the launcher ends a job after the debugger was quit (s).
+# After its debugger was quit, a rank waits for the launcher's SIGINT for at most this long (s).
 _SHUTDOWN_LIMIT = 20.0
 # Locations of breakpoints for which this rank has printed that it passes them.
 _passed: set[str] = set()

@@ -2,14 +2,14 @@
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
 RankError       a call of `launcher.run` failed, but not by an exception that can be raised again
-StartError      an agent cannot start its rank; the launcher reports it as wrong use
+StartError      the engine, an agent or a rank cannot be started; the launcher reports it as wrong use
 
 An agent imports this module before it forks its rank, so this module imports nothing.
 """
 
 from __future__ import annotations
 
-# Begins the line by which an agent reports through the engine's output that its rank cannot start.
+# Begins a line in the engine's output that reports a StartError.
 _MARK = "ddp-launch refuses: "
 #: A hint for jobs that do not start, or hang, although small messages between their hosts arrive.
 LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST"
@@ -27,16 +27,16 @@ class RankError(RuntimeError):
 
 
 class StartError(Exception):
-    """The rank cannot be started here; the message is one sentence for the user."""
+    """A process of the job cannot be started on this host; the message is one sentence for the user."""
 
 
 def start_error_line(error: StartError) -> str:
-    """The line that an agent prints for a StartError."""
+    """The line that an agent, the reaper or the engine's process prints for a StartError."""
     return f"{_MARK}{error}"
 
 
 def find_start_error(engine_output: str) -> str | None:
-    """The message of the first StartError that an agent has printed; None if there is none."""
+    """The message of the first StartError in the engine's output; None if there is none."""
     _, _, rest = engine_output.partition(_MARK)
     sentence, newline, _ = rest.partition("\n")
     return sentence.rstrip("\r") if newline else None

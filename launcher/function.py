@@ -29,8 +29,8 @@ from launcher.supervisor.supervisor import launch
 
 T = TypeVar("T")
 
-# What the driver runs. It replaces the first entry of sys.path, the working folder, in which a module of the user's may
-# shadow the launcher's. With PYTHONSAFEPATH that entry is missing, and nothing is replaced.
+# What the driver runs. It replaces the first entry of sys.path, which is the working folder: a module of the user there
+# may shadow one of the launcher's. With PYTHONSAFEPATH sys.path has no such entry, and nothing is replaced.
 _START = (
     "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
     " from launcher.function import main; sys.exit(main(sys.argv[1:]))"
@@ -55,13 +55,13 @@ def run(
     timeout: seconds for the whole call; None: no limit
 
     What ranks print appears on `sys.stdout` and `sys.stderr` of this process. `fn`, its arguments, results and
-    exceptions are pickled: the ranks of one job trust each other. A function that pickle does not support (a lambda,
-    a closure, one of `__main__` or of a notebook) needs cloudpickle: `pip install cloudpickle`. May be called from
-    any thread; Ctrl-C ends the ranks.
+    exceptions are pickled. A function that pickle does not support (a lambda, a closure, a function of `__main__` or of
+    a notebook) needs cloudpickle: `pip install cloudpickle`. May be called from any thread; Ctrl-C ends the ranks.
 
     Raises: the exception of the first rank that failed, with that rank's traceback as its `__cause__`; RankError if a
-        rank ended in another way (killed, sys.exit), or its exception cannot be pickled; TimeoutError; UsageError if
-        there is no MPI, or `fn` cannot be pickled.
+        rank ended in another way (killed, sys.exit), or its exception cannot be pickled; TimeoutError after `timeout`;
+        UsageError if `nproc` or `timeout` is invalid, `fn` or its arguments cannot be pickled, or there is no MPI for
+        several ranks.
     """
     if nproc < 1:
         raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
@@ -91,7 +91,10 @@ def _pickle_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
-    """Name and file of the function's module, which ranks may not find on their path; None for `__main__`."""
+    """Name and file of the function's module, which ranks may not find on their path.
+
+    None for `__main__`, and for a module without a file.
+    """
     module = sys.modules.get(getattr(fn, "__module__", None) or "__main__")
     file = getattr(module, "__file__", None)
     if module is None or not file or module.__name__ == "__main__":
@@ -135,7 +138,10 @@ def _raise(folder: str, rank: int, nproc: int) -> NoReturn:
 
 
 def _run_driver(command: Sequence[str]) -> None:
-    """Runs the command to its end, and prints its output. Raises: KeyboardInterrupt, after the command has ended."""
+    """Runs the command to its end, and prints its output.
+
+    Raises: KeyboardInterrupt, or an error of writing the output, after the command has ended.
+    """
     # A session of its own: Ctrl-C on the terminal then signals this process only, which forwards it.
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

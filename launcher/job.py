@@ -11,14 +11,14 @@ from launcher.errors import UsageError, plural
 if TYPE_CHECKING:
     from launcher.network import Host
 
-#: Seconds between asking the ranks to end and killing them.
+#: Seconds between asking the ranks to end and killing them; at most 2 after the failure of a rank.
 GRACE = 5.0
 #: Seconds within which every rank must have started.
 START_LIMIT = 60.0
-#: Seconds without any progress after which a job counts as hanging. A little less than the time limit of a collective,
-#: so that the job ends with a table of all ranks, and not with the error of one of them.
+#: Seconds without any progress after which a job counts as hanging. A little less than the default time limit of a
+#: collective (600 s), so that the job ends with a table of all ranks, and not with the error of one of them.
 HANG_TIMEOUT = 540.0
-#: Seconds without a heartbeat after which a rank is lost: its host or the network is down. An agent sends one a second.
+#: Seconds without a heartbeat after which a rank counts as lost. Its agent sends one heartbeat a second.
 HEARTBEAT_TIMEOUT = 30.0
 #: Given in place of a script: the script is read from the standard input.
 STDIN = "-"
@@ -36,20 +36,20 @@ class Job:
     no_python: `script` is a program of any kind: its path, or its name on PATH
     args: the script's `sys.argv[1:]`
     n: number of ranks; None: the sum of the hosts' slots, or the number of tasks of a Slurm allocation, else 1
-    hosts: machines to start ranks on, each with its number of slots; none: this one, or those of the allocation
+    hosts: machines to start ranks on, each with its number of slots; empty: this one, or those of the allocation
     hostfile: the file that names `hosts`; with `min_ranks` it is read again while the job runs; None: there is none
-    engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first that can
-    backend: the backend of `collectives.init()` on every rank, one of `BACKENDS`
+    engine: what starts the ranks: a name of `launcher.engines`, or "auto" for the first engine that can start them
+    backend: the backend that `collectives.init()` takes on every rank unless the script names one; one of `BACKENDS`
     bind: each rank is bound to its part of the cores
-    share_gpu: several ranks may be given the same GPU
-    grace: seconds between asking the ranks to end and killing them
+    share_gpu: several ranks may be given the same GPU; with the backends "mpi" and "single" they always may
+    grace: seconds between asking the ranks to end and killing them; at most 2 after the failure of a rank
     start_limit: seconds within which every rank must have started
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
-    heartbeat_timeout: seconds without a heartbeat of a rank after which it is lost; None: never
-    max_restarts: how often a job that failed is started again
-    min_ranks: a restart does without lost hosts if the others have slots for this many ranks. Lost hosts are used again
-    when they are back, except those of a Slurm allocation. None: a restart needs all hosts
+    heartbeat_timeout: seconds without a heartbeat after which a rank counts as lost, at least 5; None: never
+    max_restarts: how often, at most, a job that failed is started again
+    min_ranks: a restart leaves out lost hosts if the other hosts have slots for this many ranks. A lost host is used
+    again when it is back, unless it belongs to a Slurm allocation. None: a restart uses all hosts
     log_dir: each run makes a folder here, with a log file per rank; None: no log files
     ranks: the ranks whose lines the console shows; None: all
     events: file for the job's events, one JSON object per line; None: no such file
@@ -104,7 +104,9 @@ class Job:
         return self.n if self.n is not None else sum(host.slots for host in self.hosts) or 1
 
     def with_ranks(self, n: int, hosts: tuple[Host, ...]) -> Job:
-        """The same job with `n` ranks on these hosts, without options for ranks that it no longer has.
+        """The same job with `n` ranks on these hosts.
+
+        `ranks` loses the ranks from `n` on, and becomes None if none is left. A `debug_rank` from `n` on becomes 0.
 
         Raises: UsageError if such a job is invalid.
         """
@@ -179,7 +181,7 @@ class Job:
 
 
 def _foreign(path: str) -> str:
-    """Returns: the kind of file, if its first line shows that Python cannot run it; else ""."""
+    """Returns: the kind of file if it is an ELF program, or a script for an interpreter other than Python; else ""."""
     with open(path, "rb") as file:
         line = file.readline(200)
         if line.startswith(b"\x7fELF"):

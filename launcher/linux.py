@@ -1,7 +1,8 @@
 """What the launcher needs of Linux: /proc, process trees, parent-death signals, file limits, shared-memory files.
 
-No other module reads /proc/PID/stat. This one also removes the files that a killed MPI leaves in /dev/shm. Their names
-do not tell which job they belong to, but the kernel grants a write lease only on a file that no process uses.
+No other module of the launcher reads /proc/PID/stat. This module also removes the files that a killed MPI leaves in
+/dev/shm. Their names do not tell which job they belong to, but the kernel grants a write lease only on a file that no
+process uses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Signals whose meaning the user's program defines.
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-#: Signals that each process above a rank forwards to those below it.
+#: Signals that are forwarded to the ranks: by the launcher, the engine, agent supervisors and agents.
 FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -37,12 +38,12 @@ _CHUNK = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# Not `typing.NamedTuple`: importing `typing` would cost every agent a tenth of its memory.
+# Not `typing.NamedTuple`: importing `typing` would cost every agent 0.3 to 0.5 MB.
 class Stat(namedtuple("Stat", ("name", "state", "parent", "cpu", "waited", "rss"))):
     """What /proc/PID/stat says of a process.
 
     name: of its command
-    state: a letter, R, S, D, T or Z; "" if there is no such process, or the system hides it (hidepid)
+    state: a letter such as R, S, D, T or Z; "" if there is no such process, or the system hides it (hidepid)
     parent: pid
     cpu: CPU time (s); waited: CPU time of its children that have ended and were waited for (s)
     rss: resident memory (bytes)
@@ -215,7 +216,7 @@ def sweep(
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
     spare: pids of children, whose descendants are spared, too
-    started_at: `time.time()` when the job began: removes the segment files that it has left, too; None: removes none
+    started_at: `time.time()` when the job began: segment files that the job has left are also removed; None: none are
     Returns: the wait status of each reaped child, by pid.
     """
     statuses: dict[int, int] = {}
@@ -249,7 +250,7 @@ _SWEEP_LIMIT = 1.0
 def sweeping() -> Iterator[None]:
     """Inside `with`, this process adopts the orphans of a job. At the end it kills what is left, and ignores Ctrl-C.
 
-    Children that it had at the beginning, from before its exec, are spared.
+    Spares children that the process had at the beginning: the program that it ran before exec may have started some.
     """
     started_at = time.time()
     # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
@@ -310,7 +311,7 @@ _LAG = 0.1
 
 
 def remove_stale_segments(since: float, folder: str = SHM, *, dry_run: bool = False) -> tuple[int, int]:
-    """Removes this user's segment files that were created later than `since` and that no process uses.
+    """Removes this user's segment files that were created or changed (ctime) after `since` and that no process uses.
 
     since: `time.time()` when the job began; dry_run: only counts them
     Returns: their number, and their bytes.
@@ -351,7 +352,7 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         stat = os.lstat(path)
         if stat.st_uid != os.geteuid() or stat.st_ctime < since - _LAG:
             return None
-        # O_NONBLOCK: the launcher of another job may have a lease on the file at this moment.
+        # O_NONBLOCK: if the launcher of another job has a lease on the file, fail at once instead of waiting.
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None  # It is gone, or another launcher has the lease.
@@ -369,7 +370,8 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         os.close(fd)
 
 
-# Number of files that a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
+# Number of files that a job needs besides the connections of its agents and the state memory: unauthenticated peers,
+# pipes, a log file.
 _OTHER_FILES = 32
 
 

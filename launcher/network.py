@@ -34,7 +34,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
     >>> parse_hosts("a:4,b,a:2")
     (Host(name='a', slots=6), Host(name='b', slots=1))
-    Raises: UsageError
+    Raises: UsageError if a word is not understood, or a host has 0 slots.
     """
     return _parse((word.strip(), "--hosts") for word in text.split(","))
 
@@ -42,7 +42,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """Reads a hostfile: one host per line, with slots as in `parse_hosts`; `#` begins a comment.
 
-    Raises: UsageError if it cannot be read, names no host, or has a line that is not understood.
+    Raises: UsageError if it cannot be read, names no host, has a line that is not understood, or a host with 0 slots.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -102,7 +102,7 @@ _DISCARD = 9
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:
-    """The addresses of this machine, first the one from which it reaches the first of `hosts`.
+    """The addresses of this machine. The first is the one from which it reaches `hosts`; the others are IPv4.
 
     Only "127.0.0.1" if it has no network.
     """
@@ -118,7 +118,10 @@ def is_here(host: str) -> bool:
 
 
 def _routes(host: str) -> Iterator[tuple[str, str]]:
-    """The local and the remote address of each route to a host; none if only ssh's settings know its name."""
+    """Yields the local and the remote address of each route to a host.
+
+    Yields nothing if the name cannot be resolved: it may be an alias in the configuration of ssh.
+    """
     try:
         infos = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -133,7 +136,7 @@ def _routes(host: str) -> Iterator[tuple[str, str]]:
 
 
 def _interfaces() -> Iterator[str]:
-    """The IPv4 address of every network interface except the loopback."""
+    """Yields the IPv4 address of each network interface that has one, except the loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             try:

@@ -1,4 +1,4 @@
-"""The options of `ddp-launch`. A job file has the same ones, parsed by the same functions (`launcher.config`)."""
+"""The options of `ddp-launch`. `launcher.config` parses the keys of a job file by the same functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Exit code: 0 if all ranks ended with 0; otherwise that of the first rank that fa
 exception, 128 + N if signal N killed it. 2 for wrong use; 75 if the ranks were asked to stop, and
 have saved their state; 124 after --timeout; 130 after Ctrl-C.
 """
-# Options of other launchers, and their names here. _COUNTS: those that give the number of ranks.
+# Options of other launchers, and the option of ddp-launch that the error message suggests in place of each.
 _COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
 _ELSEWHERE = {**dict.fromkeys(_COUNTS, "-n N"), "--nnodes": "--hosts"}
 
@@ -152,7 +152,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
     >>> split(["-n", "4", "train.py", "-n", "7"])
     (['-n', '4'], ['train.py', '-n', '7'])
-    Raises: UsageError for an unknown option. After --config, such a word is the first argument of the script.
+    Raises: UsageError for an unknown option. After --config an unknown option is no error: it begins the arguments of
+        the script.
     """
     words = list(argv)
     index = 0

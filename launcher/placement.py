@@ -1,8 +1,8 @@
 """Placement of a rank on its host: local rank, GPU, cores, threads.
 
-It is the same for all engines: these bind nothing, and each agent assigns GPU and cores to its rank before the rank
-imports a library that would look at them. GPUs are counted from /proc and /dev, because loading CUDA takes a second. An
-agent imports this module before it forks the rank, so this module must stay small.
+Placement works alike with all engines: an engine binds no rank, and each agent assigns GPU and cores to its rank before
+the rank imports a library that would look at them. GPUs are counted from /proc and /dev, because loading CUDA takes a
+second. An agent imports this module before it forks the rank, so this module must stay small.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from launcher.errors import StartError, UsageError, plural
 from launcher.linux import list_folder, read_text
 
-TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent 0.3 to 0.5 MB.
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -50,7 +50,8 @@ class Placement:
     node: the host's number; None if unknown
     gpus: the GPU that it uses, as `CUDA_VISIBLE_DEVICES` names it; [] if the host has none
     cores: those that it is bound to; None: it is not bound
-    threads: number of threads that it may run: the host's cores divided by its ranks
+    threads: number of threads that it may run: the cores that this process may use, divided by the host's ranks; at
+        least 1
 
     Raises: StartError if ranks would have to share a GPU and may not.
     """
@@ -78,7 +79,9 @@ class Placement:
 
 
 def locate(world: World, environ: Mapping[str, str], nodes: Sequence[int] | None) -> tuple[int, int, int | None]:
-    """A rank's local rank, its host's number of ranks, and its host's number. nodes: as in `rules`
+    """A rank's local rank, its host's number of ranks, and its host's number (None if unknown). nodes: as in `rules`
+
+    If neither `nodes` nor the environment tells where ranks run, all count as ranks of one host.
 
     >>> locate(World("mpich", rank=5, size=6), {}, (4, 2))
     (1, 2, 1)

@@ -16,7 +16,7 @@ import time
 from collectives.handshake import is_proof, nonce, proof
 from launcher.errors import StartError
 
-TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent a tenth of its memory.
+TYPE_CHECKING = False  # Not from `typing`, whose import would cost every agent 0.3 to 0.5 MB.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -28,10 +28,10 @@ SECRET = "DDP_LAUNCH_SECRET"
 #: launcher's host, below the launcher's reaper.
 LAUNCHER_PID = "DDP_LAUNCH_PID"
 #: Variable of an agent's environment: how many files a rank on the launcher's host may open (soft limit). The launcher
-#: and the engine raise their own limit.
+#: has raised its own limit, which the engine and these agents inherit.
 FILES = "DDP_LAUNCH_FILES"
 
-#: Most bytes that are read from a peer before it has proved that it knows the secret.
+#: A peer that sends more bytes than this, before it has proved that it knows the secret, is disconnected.
 UNAUTHENTICATED_LIMIT = 4096
 _CHUNK = 1 << 16
 
@@ -67,7 +67,7 @@ def type_and_value(message: Message) -> tuple[str, Any]:
 class Channel:
     """One end of the connection: sends and receives whole messages on a nonblocking socket.
 
-    trusted: False while the other side is not authenticated; then at most UNAUTHENTICATED_LIMIT bytes are read
+    trusted: False in the launcher while the agent is not authenticated: it may send UNAUTHENTICATED_LIMIT bytes at most
     """
 
     def __init__(self, sock: socket.socket, trusted: bool) -> None:
@@ -106,7 +106,7 @@ class Channel:
             del self._out[:sent]
 
     def unacknowledged(self) -> float:
-        """Seconds since the other machine last acknowledged data, if some was sent since then; else 0.0.
+        """Seconds since the last acknowledgement from the other machine, if one is due for data or probes; else 0.0.
 
         A machine also acknowledges data for a process that is stopped, so a large number means that the network or the
         machine is down.
@@ -121,7 +121,7 @@ class Channel:
     def receive(self) -> list[Message] | None:
         """The messages that are complete now; None once the connection is closed or lost.
 
-        Raises: ProtocolError if what came is not a message, or too long for a peer that is not trusted.
+        Raises: ProtocolError if a line is not a message, or a peer that is not trusted has sent too much.
         """
         try:
             data = self.socket.recv(_CHUNK)
@@ -172,11 +172,15 @@ _PAUSE = 0.1
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
-    """A connection to the launcher, and the messages that it has sent already.
+    """Connects to the launcher. Returns: the connection, and the launcher's last messages of the handshake.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
-    Raises: StartError if the launcher cannot be reached: at once if no address accepts a connection, else after 20 s.
-        If strangers flood the launcher with connections, it may drop an agent's, too: the agent then tries again.
+
+    If a handshake fails, all addresses are tried again: the launcher drops connections, also those of agents, while
+    strangers flood it with connections.
+
+    Raises: StartError if the launcher cannot be reached: after each address has refused, or not answered, a connection;
+        or 20 s after the start if handshakes fail.
     """
     candidates = addresses.split(",")
     deadline = time.monotonic() + _LIMIT

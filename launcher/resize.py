@@ -1,8 +1,9 @@
 """`ddp-launch --resize N --job PID`: asks a running ddp-launch of this user to continue with N ranks.
 
 ddp-launch listens on an abstract Unix socket named after its pid. Such a socket is no file, so none can be left behind.
-The kernel tells each side who the other one is: only processes of the same user may send requests, and an answer counts
-only if it comes from that pid. A request is one packet, the number; the answer is one packet of JSON.
+Both sides ask the kernel for the pid and user of their peer. ddp-launch takes requests only from processes of its own
+user. The client sends its request only if the peer has that pid and the same user. A request is one packet, the number;
+the answer is one packet of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def resize(pid: int, n: int) -> tuple[bool, str]:
-    """Asks the ddp-launch of that pid to continue with `n` ranks, and waits until these train, or have failed.
+    """Asks the ddp-launch of that pid to continue with `n` ranks. Waits until they train, have failed, or are refused.
 
     Returns: whether the job has `n` ranks now, and a sentence for the user
     """

@@ -1,4 +1,4 @@
-"""`ddp-top`: shows a running ddp-launch, one line per rank, once a second."""
+"""`ddp-top`: shows a running ddp-launch, one line per rank; on a terminal it updates the lines every second."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from launcher.supervisor.attempt import Attempt
 
 # All times are in seconds.
-# For how long to wait for the others, after a rank has ended with 0 without `collectives.shutdown` (os._exit). If all
-# of them end like that, it is no failure.
+# After a rank has ended with 0 without leaving its world (os._exit), the others have this long to end, too. If all of
+# them end in this time, it is no failure.
 _EARLY_EXIT_LIMIT = 1.0
 
 
 def authenticate(attempt: Attempt, fileno: int) -> None:
-    """Handles an event of the listener. If an agent has authenticated itself, its rank joins the attempt."""
+    """Handles an event of the listener. If an agent has authenticated itself, adds its rank to the attempt."""
     authenticated = attempt.listener.serve(fileno)
     if authenticated is None:
         return
@@ -127,7 +127,7 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
 
 
 def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> None:
-    """Called when a rank begins or ends waiting in `collectives.init`. limit: for how long (s); None: it has ended"""
+    """Called when a rank begins or ends waiting in `collectives.init`. limit: of the wait (s); None: it has ended"""
     process.joining = limit
     process.joined = process.joined or limit is None
     attempt.observers.joining(process.rank, limit is not None)
@@ -155,7 +155,7 @@ def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> N
 
 
 def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
-    """Handles the end of a rank. It is a failure if its status says so, or if other ranks wait for this rank."""
+    """Handles the end of a rank. It is a failure if its status is neither 0 nor STOPPED, or if others wait for it."""
     _set_debugging(attempt, process, False)
     process.status = int(message["end"])
     attempt.observers.rank_ended(process.rank, process.status)
@@ -173,7 +173,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """Reports a rank as failed that ended with 0 before it called `collectives.init`, if others wait for it there."""
+    """If ranks wait in `collectives.init`, reports a rank as failed that ended with 0 and did not get through it."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():
@@ -183,7 +183,7 @@ def _check_for_missed_ranks(attempt: Attempt) -> None:
 
 
 def _handle_exit(attempt: Attempt, process: RankProcess, failure: RankFailed) -> None:
-    """Handles a rank that ends with a code other than 0: this is a failure, unless the code is STOPPED."""
+    """Handles a rank that ends with a status other than 0: this is a failure, unless the status is STOPPED."""
     if failure.status != STOPPED:
         attempt.fail(failure)
         return

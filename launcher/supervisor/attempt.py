@@ -1,8 +1,8 @@
 """One attempt to run a job: starts the engine, handles what the agents report, and ends the job.
 
 It has one event loop and no threads: every event is a file descriptor that becomes readable or writable, and every wait
-has a deadline. `agents` handles what the agents send, `resizing` decides on other numbers of ranks, and
-`launcher.diagnosis.failures` which failure is the root cause.
+has a deadline. `agents` handles what the agents send. `resizing` handles requests for another number of ranks.
+`launcher.diagnosis.failures` decides which failure is the root cause.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ from launcher.supervisor.signal_pipe import SUSPENDING, name_of, stop_until_cont
 from launcher.supervisor.stdin import StdinForwarder
 
 # All times are in seconds.
-# After a failure the other ranks have at most this long to end by themselves: their work is lost anyway.
+# After a failure (not after the job's time limit) the ranks have at most this long to end by themselves: their work is
+# lost anyway.
 _FAILURE_GRACE = 2.0
 # After a rank has reported that it failed because of a peer: for how long to wait for the failure of the peer itself.
 _PEER_FAILURE_LIMIT = 0.5
-# For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead:
-# then the reaper kills everything.
+# For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead.
+# In that case the reaper kills everything.
 _KILL_LIMIT = 0.5
 # For how long to wait for the engine, which cleans up once all agents have ended.
 _ENGINE_LIMIT = 1.5
-# Bytes that are kept of what the engine prints.
+# Most bytes that are kept of what the engine prints: the last ones.
 _ENGINE_OUTPUT_LIMIT = 1 << 16
 # A signal that comes again sooner than this is the same Ctrl-C: `timeout` of the coreutils signals its child, and then
 # its child's whole group.
@@ -80,11 +81,11 @@ class Attempt:
     console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: environment of the ranks
     clock: all time limits are on this clock; deadline: the time on it at which the whole job must have ended
-    resizing: starts the job again with another number of ranks
+    resizing: the requests to resize the job, and the state of the one in progress
 
     failures: what went wrong, in the order in which the launcher learned of it
     end_signal: number of the signal with which the user ended the job; 0: none
-    stop: how the ranks stopped, if they did so as they were asked to; engine_output: the end of what the engine printed
+    stop: how the ranks stopped, if they stopped on request; engine_output: the end of what the engine printed
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Attempt:
             self.deadlines["hosts"] = self.job_time(resizing.hosts.interval)
         self.ending = False  # The ranks have been asked to end, or the attempt is over.
         self.killed = False  # The ranks have been killed.
-        self._released = False  # The agents have been told that they may end.
+        self._released = False  # The agents have been sent `release`: they may end.
         self._closed = False
         # The message that asked the ranks to end, for ranks that start later.
         self.end_command: Message | None = None
@@ -137,7 +138,7 @@ class Attempt:
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:
-        """The variables that agents get besides those of their ranks."""
+        """The variables that agents get besides `environ`: those of `agents_environment`, and the terminal's size."""
         listener = self.listener
         variables = agents_environment(self.job, self.engine, listener.address, listener.secret)
         if size := self.console.terminal.size():
@@ -145,7 +146,7 @@ class Attempt:
         return variables
 
     def run(self) -> None:
-        """Handles events until all ranks have ended."""
+        """Handles events until all ranks and the engine have ended, or the time to wait for them is over."""
         while not self._finished():
             self._run_once()
         self._on_engine_output()
@@ -157,7 +158,10 @@ class Attempt:
         self.stop = self._stop()
 
     def _stop(self) -> Stop | None:
-        """How the ranks stopped; None if they did not stop as they were asked to, or the report should not say it."""
+        """How the ranks stopped; None if none stopped on request, something failed, or they stopped to be resized.
+
+        Records NotStopped if some ranks did not stop, and no signal from the user ended the job.
+        """
         stop = self.ranks.stop()
         if stop is None or self.failures or self.resized:
             return None
@@ -182,7 +186,7 @@ class Attempt:
         return on_host or frozenset({*lost, *self.ranks.missing()})
 
     def drain(self) -> None:
-        """Waits until the reader of our output has taken all of it, or the user presses Ctrl-C. The job is over."""
+        """Called when the job is over: waits until all output has been written, or a signal such as Ctrl-C comes."""
         self.console.flush()
         while self.console.terminal.waiting_for is not None:
             self._run_once()
@@ -193,7 +197,7 @@ class Attempt:
         return self.ranks.slots() if self.failures or self.resized else []
 
     def close(self, memory: StateMemory | None = None) -> None:
-        """Ends whatever still runs. memory: takes agents on other hosts that hold the state for the next start"""
+        """Ends what still runs. memory: keeps the agents on other hosts if they hold the state for the next start"""
         self._closed = self.ending = self._released = True
         self.listener.close()
         ranks = self.ranks
@@ -214,7 +218,10 @@ class Attempt:
             self._run_once()
 
     def fail(self, failure: Failure) -> None:
-        """Records a failure. The first one ends the job."""
+        """Records a failure. The first one ends the job, at once or, if a peer's failure caused it, a moment later.
+
+        Ignores the failure if all ranks have saved their state, or after the user's signal (see `_explains_stop`).
+        """
         if self.ranks.saved or (self.end_signal and not self._explains_stop(failure)):
             return
         self._record(failure)
@@ -227,7 +234,7 @@ class Attempt:
             self._end_after_failure(failure)
 
     def _end_after_failure(self, failure: Failure) -> None:
-        """Asks the ranks to end. They may save their state first only if the failure is the job's time limit."""
+        """Asks the ranks to end. Only if the failure is the job's time limit, they may save their state first."""
         if isinstance(failure, TimeLimit):
             self._shut_down(signal.SIGTERM, self.job.grace)
         else:
@@ -250,7 +257,7 @@ class Attempt:
         self.ranks.send({"stacks": True})
 
     def stopped_engine(self) -> str:
-        """Name and pid of a process of the engine on this machine that is stopped; "" if there is none."""
+        """Name and pid of a stopped process: one of the engine on this machine, or the reaper; "" if there is none."""
         if not self._reaper.engine:  # The reaper has not started it yet.
             return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
         here = os.uname().nodename
@@ -261,7 +268,7 @@ class Attempt:
     # -- the end of a job
 
     def _shut_down(self, number: int, grace: float, command: str = "signal") -> None:
-        """Sends the ranks a signal to end; after `grace` seconds they are killed. command: sent to their agents"""
+        """Sends the ranks a signal to end; after `grace` seconds they are killed. command: its name in the protocol"""
         if not self.ending:
             self.observers.ending()
         self.ending = True
@@ -288,7 +295,7 @@ class Attempt:
     # -- the loop
 
     def job_time(self, seconds: float = 0.0) -> float:
-        """The time of the clock in `seconds` from now."""
+        """The time on the job's clock `seconds` from now."""
         return self.clock.at(self.now) + seconds
 
     def _due(self) -> set[str]:
@@ -423,7 +430,7 @@ class Attempt:
         return EngineEnded(pid=pid, status=status, missing=self.ranks.missing(), name=name)
 
     def _on_engine_output(self) -> None:
-        """Keeps what the engine itself prints: the report on a failure quotes it if nothing explains more."""
+        """Keeps what the engine itself prints: the report quotes it if nothing else explains a failure."""
         self.engine_output = (self.engine_output + self._reaper.read_output())[-_ENGINE_OUTPUT_LIMIT:]
         if self.ranks.complete or self.failures:
             return

@@ -22,7 +22,7 @@ from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
 from launcher.supervisor.rank_table import RankTable
 from launcher.supervisor.reaper import Reaper
 
-# Open files for each rank: two are its slots in the state memory; the launcher needs the rest for its agent.
+# Open files of the launcher per rank: two slots of the state memory, the connection of its agent, and one in reserve.
 _FILES_PER_RANK = 4
 _AGENT_MAIN = os.path.join(ROOT, "launcher", "agent", "main.py")
 
@@ -34,7 +34,7 @@ def agent_command(job: Job) -> list[str]:
 
 def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
     """The variables that agents get besides those of their ranks. address: where the launcher listens"""
-    # Only NCCL cannot share a GPU, and these backends never use it.
+    # With these backends, ranks that share a GPU go through host memory. NCCL before 2.30 refuses to share one.
     share_gpu = job.share_gpu or job.backend in ("mpi", "single")
     rules = placement.rules(bind=job.bind, share_gpu=share_gpu, nodes=engines.ranks_per_host(job, engine))
     return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
@@ -65,7 +65,10 @@ class StateMemory:
 
     @property
     def variable(self) -> str:
-        """The value for the environment of ranks; "" if the system grants no memory, or too few open files."""
+        """The value for the environment of ranks.
+
+        "" if the job is never started again, or the system grants no memory or too few open files.
+        """
         if not self._fds:
             return ""
         slots = [f"{os.getpid()}/fd/{fd}" for fd in self._fds]
@@ -83,12 +86,12 @@ class StateMemory:
         self.release()
 
     def release(self) -> None:
-        """Tells the agents that were kept for their memory to end, and does not wait until they have."""
+        """Ends the agents that were kept for their memory. Does not wait for their end."""
         if self._kept is not None:
             ranks, reaper = self._kept
             ranks.close()
             reaper.end()
-            while self._ending:  # Those of earlier starts have ended by now.
+            while self._ending:  # Reapers of earlier starts have ended by now.
                 self._ending.pop().close()
             self._ending.append(reaper)
             self._kept = None
@@ -116,7 +119,7 @@ class StateMemory:
 
 
 def ranks_environment(job: Job, attempt: int, memory: StateMemory) -> dict[str, str]:
-    """The variables with which ranks learn the job's options. attempt: number of the start, 0 for the first"""
+    """The variables that carry the job's options to its ranks. attempt: number of the start, 0 for the first"""
     variables = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
     variables |= {STATE_MEMORY: memory.variable, STATE_HELD: str(memory.held)}
     if job.backend != "auto":
@@ -127,7 +130,7 @@ def ranks_environment(job: Job, attempt: int, memory: StateMemory) -> dict[str, 
 
 
 def master_address(environ: Mapping[str, str], host: str, port: object) -> dict[str, str]:
-    """Where rank 0 is, as variables to add to `environ`. Values that the user has set there are kept.
+    """Variables to add to `environ` that say where rank 0 is. Leaves out those that the user has set in `environ`.
 
     >>> master_address({"MASTER_PORT": "29500"}, "127.0.0.1", 20417)
     {'MASTER_ADDR': '127.0.0.1'}
@@ -139,7 +142,7 @@ def master_address(environ: Mapping[str, str], host: str, port: object) -> dict[
 
 
 def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
-    """The name or address at which the ranks reach rank 0. It is on the first host, since hosts are filled in order."""
+    """The name or address at which the ranks reach rank 0, which is on the first host."""
     if not engine.remote_hosts:
         return "127.0.0.1"
     first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
@@ -151,6 +154,6 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
 
 
 def free_port() -> int:
-    """A port that is free on this machine."""
+    """A TCP port that is free on this machine at this moment."""
     with socket.create_server(("", 0)) as any_port:
         return int(any_port.getsockname()[1])

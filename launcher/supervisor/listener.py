@@ -16,7 +16,7 @@ from launcher.protocol import Channel, Message, ProtocolError
 _LIMIT = 10.0
 # Connections that wait to be accepted. All agents of a large job connect at the same moment.
 _BACKLOG = 1024
-# Number of unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
+# Most unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
 # number gives agents on a busy host more time to answer if strangers open many connections.
 _STRANGERS = 64
 # Errors of `accept` if no file descriptor or memory is free.
@@ -33,7 +33,7 @@ class Listener:
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
     secret: of this job, known only to its agents
 
-    Raises: UsageError if this machine has no 127.0.0.1.
+    Raises: UsageError if all agents are on this machine and 127.0.0.1 cannot be used.
     """
 
     def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
@@ -59,7 +59,7 @@ class Listener:
 
     @property
     def deadline(self) -> float:
-        """The time of the next call of `drop_silent` (monotonic, s)."""
+        """The time at which to call `drop_silent` next (monotonic, s); inf if no peer is unauthenticated."""
         return min((peer.deadline for peer in self._unauthenticated.values()), default=float("inf"))
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:

@@ -34,9 +34,9 @@ class RankProcess:
         self.leaving = False  # It has reported why it ends.
         self.saved = False  # It stops as it was asked to, even if its exit handlers fail.
         self.step: int | None = None  # The step after which it stops as it was asked to.
-        # The most ranks to which its loop can be resized; 0: any number; None: it is in no loop that can be resized.
+        # The most ranks to which its loop can be resized; 0: any number; None: it has reported no such loop.
         self.resizable: int | None = None
-        self.resizing = False  # It has left that loop, and saved its state for the ranks of the next start.
+        self.resizing = False  # It leaves that loop, and saves its state for the ranks of the next start.
         self.status: int | None = None  # Exit code, or minus the signal that killed it.
         self.asked = False  # Its agent got a signal to end that did not come from the launcher.
         self.debugging = False
@@ -69,12 +69,12 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def saved(self) -> bool:
-        """Whether all ranks have stopped as they were asked to. A failure after that loses nothing."""
+        """Whether all ranks have saved their state and stop on request. A failure after that loses nothing."""
         return self.complete and all(process.saved for process in self.values())
 
     @property
     def max_ranks(self) -> float | None:
-        """The most ranks to which the job can be resized. None: not all ranks are in a loop that can be resized"""
+        """The most ranks to which the job can be resized. None: not all ranks have reported a limit"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
@@ -84,9 +84,10 @@ class RankTable(dict[int, RankProcess]):
         return self.complete and all(process.held for process in self.values())
 
     def slots(self) -> list[str]:
-        """The slots with ranks' state that a next start can read if the agents on other hosts stay; [] if it cannot.
+        """The slots of agents on other hosts that a next start can read if these agents stay.
 
-        Agents cannot stay while a rank on this machine runs, since everything that runs here must be ended first.
+        [] if the state of some rank is not in memory, or while a rank on this machine runs: to end that rank, the
+        reaper must end everything.
         """
         if not self.held or any(not process.over and not process.slots for process in self.values()):
             return []

@@ -1,8 +1,8 @@
 """Reaper: a fork of the launcher that starts the engine, survives a `kill -9` of the launcher, and kills what is left.
 
 Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. The reaper
-is a subreaper: it becomes the parent of every orphan. When the launcher closes the socket between the two, or dies,
-the reaper kills everything below itself.
+is a subreaper: it becomes the parent of every orphan among its descendants. When the launcher closes the socket between
+the two, or dies, the reaper kills everything below itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reaper:
         self.output_closed = False
         self.engine_output, output = os.pipe()
         self._socket, reaper_socket = socket.socketpair()
-        # Blocked until the reaper has reset the handlers; otherwise the launcher's handlers would run in the reaper.
+        # Block these signals until the reaper has reset their handlers, which would otherwise be the launcher's.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
             self.pid = fork()
@@ -115,7 +115,7 @@ class Reaper:
     def end(self) -> None:
         """Makes the reaper kill everything below itself. Does not wait for it; `close` does."""
         with contextlib.suppress(OSError):  # The reaper has ended.
-            self._socket.shutdown(socket.SHUT_RDWR)  # A later reaper has inherited it: to close it is not enough.
+            self._socket.shutdown(socket.SHUT_RDWR)  # Closing is not enough: a later reaper has inherited this end.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)  # A stopped reaper would not notice the closed socket.
 

@@ -118,9 +118,9 @@ class Resizing:
             self.hosts.failed()
 
     def _begin(self, job: Job, n: int, hosts: tuple[Host, ...], ranks: RankTable) -> None:
-        """Has the ranks leave their loop, so that the job goes on with `n` ranks on `hosts`.
+        """Asks the ranks to leave their loop, so that the job goes on with `n` ranks on `hosts`.
 
-        Raises: UsageError if it cannot.
+        Raises: UsageError if the job cannot be resized to them.
         """
         max_ranks = ranks.max_ranks
         if max_ranks is None:
@@ -138,13 +138,13 @@ class Resizing:
         ranks.send({"resize": True})
 
     def left(self, step: int, now: float) -> None:
-        """Called when a rank has left its loop after `step`, and saved its state for the ranks of the next start."""
+        """Called when a rank leaves its loop after `step`. It then saves its state for the ranks of the next start."""
         if self.since is None:
             self.step = step
             self.since = now
 
     def go_back(self, why: str) -> Job:
-        """Notes that the ranks of the target have failed. Returns: the job to start instead, as it was before"""
+        """Called when the ranks of the target have failed. Returns: the job to start instead, as it was before"""
         assert self.target is not None
         assert self.before is not None
         self.hosts.failed()

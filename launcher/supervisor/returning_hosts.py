@@ -1,8 +1,8 @@
 """Hosts that a job with `min_ranks` does without: a lost host that is back, or a new line of the hostfile.
 
-Every second each of them is asked, by the engine's remote shell, to import what ranks import. When some have done so,
-the job is resized onto them, as `ddp-launch --resize` does it. If the ranks there fail, the job goes on as it was, and
-the hosts are asked less often, until a resize succeeds.
+While the job could have more ranks, each of these hosts is asked by the remote shell to run `import ddp`, and is asked
+again every second. When some have done so, the job is resized onto them, as `ddp-launch --resize` does it. If the ranks
+there fail, the job goes on as it was, and the hosts are asked less often, until a resize succeeds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ReturningHosts:
         self.max_ranks = requested.n
         self.interval = _INTERVAL
         self._hosts = requested.hosts  # Without those of an allocation, which Slurm manages.
-        # Found now: a name server may not answer later, when the job would have to wait for it.
+        # Resolved now: later a name server may not answer, and the event loop would wait for it.
         self._here = [host.name for host in self._hosts if network.is_here(host.name)]
         variables = [engine.shell_variable for engine in REGISTRY.values()]
         self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
@@ -70,7 +70,7 @@ class ReturningHosts:
         for host in hosts:
             if host in job.hosts or host in self._questions:
                 continue
-            # This also brings what ranks import into the memory of that host.
+            # This also brings the files that ranks import into that host's page cache.
             code = f"import sys; sys.path.insert(0, {ROOT!r}); import ddp"
             with suppress(OSError):  # there is no such program
                 command = [*self._shell, host.name, shlex.join([sys.executable, "-c", code])]
@@ -121,7 +121,10 @@ class ReturningHosts:
         question.wait()
 
     def _wanted(self) -> tuple[Host, ...]:
-        """The hosts that the job may use: those in its hostfile now. Without a hostfile: those that it began with."""
+        """The hosts that the job may use: those in its hostfile now, or those that it began with.
+
+        The latter are used if there is no hostfile, or it cannot be read at this moment.
+        """
         if self._hostfile is not None:
             with suppress(UsageError):  # it is being written
                 return network.read_hostfile(self._hostfile)

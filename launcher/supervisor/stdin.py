@@ -43,7 +43,7 @@ class StdinForwarder:
                 ranks[rank].channel.send({"stdin": ""})
 
     def acknowledged(self, rank: int, ranks: RankTable) -> None:
-        """Called when the rank has taken all that was sent."""
+        """Called when the rank has taken all that was sent. If that was the program, sends the end of the input."""
         self._acknowledged = True
         if self._program is not None:
             ranks[rank].channel.send({"stdin": ""})

@@ -41,9 +41,11 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 
     observers: see every event; explain: print why a rank failed, or that `job.timeout` has passed
     Returns: the exit code. 0 if every rank ended with 0; 75 if ranks were asked to stop, and have saved their state;
-    124 after `job.timeout`; 130 after Ctrl-C; 143 after SIGTERM, unless all ranks have saved their state. Otherwise the
-    code of the first rank that failed: 128 + N if signal N killed it, 1 if it raised.
-    Raises: UsageError if there is no MPI to start more than one rank, or fewer files may be opened than the job needs.
+    124 after `job.timeout`; 130 after Ctrl-C; 143 after SIGTERM, unless all ranks have saved their state; 2 if an agent
+    cannot start its rank. Otherwise the code of the first failure: of a rank 128 + N if signal N killed it, 1 if it
+    raised; 1 if the job hung or an agent died. docs/launcher.md lists all codes.
+    Raises: UsageError if the job cannot be started as it was asked for. For example, there is no MPI for several ranks,
+    or fewer files may be opened than the job needs.
     """
     fill_standard_streams()
     if not stat_of(os.getpid()).state:
@@ -194,7 +196,7 @@ class _Supervisor:
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             restarts += 1
             smaller_job = without_hosts(self.job, lost)
-            # A restart that needs the lost hosts waits a little longer: they are hardly back at once.
+            # A restart that needs the lost hosts waits longer: they are hardly back at once.
             delay = restart_delay(failed_in_a_row + (smaller_job is None))
             text = f"restart {restarts} of {self.job.max_restarts}"
             if delay:
@@ -246,14 +248,14 @@ class _Supervisor:
         return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
     def _set_job(self, job: Job) -> None:
-        """Sets the job to start next. If it has another number of ranks, the console may show others."""
+        """Sets the job to start next, and the ranks that the console shows and that get the standard input."""
         self.job = job
         self.stdin.rank = job.debug_rank
         self.console.choose(job.ranks, _asking(job))
         self.tail.hidden = _hidden(job)
 
     def _report(self) -> tuple[int, str]:
-        """Prints what went wrong, if anything did. Returns: the exit code, and the sentence that explains it"""
+        """Prints how the ranks stopped and what went wrong. Returns: the exit code and the sentence that explains it"""
         attempt = self.attempt
         if attempt.stop is not None:
             self.console.say(str(attempt.stop))
