@@ -1,9 +1,9 @@
 """Agent supervisor: the process between the engine and an agent, on hosts other than the launcher's.
 
 `kill -9` of an agent ends its rank, but not the processes that the rank started. The kernel makes the agent supervisor,
-a subreaper, their parent: it kills them and then exits like the agent. The engine starts this process. It forks the
-agent before either imports more, so that both share memory, and then only waits. On the launcher's own host the
-launcher's reaper does the same for all agents.
+a subreaper, their parent: it kills them and then exits like the agent. The engine starts the agent supervisor, which
+forks the agent before either imports more, so that both share memory, and then only waits. On the launcher's own host
+the launcher's reaper kills the processes that agents leave behind.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:
             code = os.waitstatus_to_exitcode(status)
-            # If the agent failed, its MPI may have left files in /dev/shm. Those that other ranks still use are left to
-            # the last supervisor on the host.
+            # If the agent failed, its MPI may have left files in /dev/shm. Those that other ranks still use now are
+            # removed by the last supervisor on the host.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
@@ -75,6 +75,6 @@ def exit_like(code: int) -> NoReturn:
 
 def kill_and_exit() -> NoReturn:
     """Kills every process below this one, and exits with 1."""
-    # Hosts other than the launcher's have no reaper: files that other ranks still use are left to the last agent there.
+    # Other hosts than the launcher's have no reaper. The last agent there removes files that other ranks still use now.
     sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
-# The keys of `FlightReader.newest`, for a rank without a flight record.
+# For a rank without a flight record: the keys that `FlightReader.newest` always has.
 _NO_RECORD = {
     "step": None,
     "calls": 0,
@@ -89,7 +89,7 @@ class RankReader:
 def descendants_cpu(pid: int) -> float:
     """CPU time (s) of all descendants of a process, including those that have ended and were waited for.
 
-    0.0 if the process is gone. If the kernel does not list children (CONFIG_PROC_CHILDREN), living ones do not count.
+    0.0 if the process is gone. A kernel without CONFIG_PROC_CHILDREN lists no children: then living ones do not count.
     """
     cpu = stat_of(pid).waited
     pids = [pid]

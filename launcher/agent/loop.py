@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _CHUNK = 1 << 16
-# Most bytes that may wait for the launcher. Beyond that the rank's output is not read, and the rank blocks as on any
+# While this many bytes wait to be sent to the launcher, the rank's output is not read, and the rank blocks as on any
 # full pipe.
 _BACKLOG = 1 << 20
 # After a read of few bytes the rank's output is left alone for this long (s), so that many short lines go out as one
@@ -37,13 +37,13 @@ _DRAIN_LIMIT = 1.0
 # Interval of heartbeats (s).
 _HEARTBEAT_INTERVAL = 1.0
 # SIGTERM may come from the kernel because the parent died. If the parent has several threads, the thread that started
-# this process may die first. Then the parent seems to live for this long (s) at most.
+# this process may die first. In that case the parent seems to live for at most this long (s).
 _PARENT_DEATH_LIMIT = 0.02
 _NEVER = float("inf")
 
 
 class Agent:
-    """An agent: the rank's pipes, its state, and what is still to be reported of it.
+    """An agent: the rank's pipes, the rank's state, and what the launcher has yet to learn about it.
 
     pid: of the rank
     pipes: the agent's ends of the pipes "in", "out", "err" and "report"
@@ -178,7 +178,7 @@ class Agent:
             self.channel.send(message)
 
     def _write_stdin(self) -> None:
-        """Writes to the rank's standard input. Once all is written, the launcher is told, and may send more."""
+        """Writes to the rank's standard input. When all is written, reports this, so that the launcher sends more."""
         try:
             self.stdin = self.stdin[os.write(self.pipes["in"], self.stdin[:_CHUNK]) :]
         except BrokenPipeError:
@@ -203,7 +203,7 @@ class Agent:
         self._handle_ends(reap_all())  # The rank may have ended between the two calls.
 
     def _handle_ends(self, statuses: dict[int, int]) -> None:
-        """Notes the end of the rank if it was reaped. statuses: the wait status of each reaped process, by pid"""
+        """Records the end of the rank if it was reaped. statuses: the wait status of each reaped process, by pid"""
         if self.pid in statuses and self.status is None:
             self.status = statuses[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
@@ -223,8 +223,8 @@ class Agent:
             kill_and_exit()
         for number in numbers:
             if number in ENDING_SIGNALS:
-                # The signal may mean that the engine ends the job, or that it has lost another rank. The launcher knows
-                # which, and decides whether the rank may save its state first.
+                # The engine may be ending the job, or have lost another rank. If this rank now fails, the launcher must
+                # know that the signal may be the cause.
                 self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
                 self._signal_rank(number)
@@ -291,7 +291,7 @@ class Agent:
     # -- the end
 
     def _report_end(self) -> None:
-        """Reports the rank's end, after all of its output has been sent."""
+        """Reports the rank's end, after its output. Waits for the end of the output until `drain_deadline` at most."""
         if self.status is None or self.reported:
             return
         if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(("out", "err", "report")):

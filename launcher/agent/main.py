@@ -1,10 +1,11 @@
 """Agent: the process beside each rank. It forks the rank, and does what must not go through the MPI engine.
 
 Engines tear output lines apart, kill surviving ranks before these can report, and leave orphans. An agent is the rank's
-parent and subreaper. It forwards output, exit status and signals over one connection to the launcher, and kills the
-rank and everything that the rank has started when the launcher, the engine or the agent itself dies. The engine starts
-this file by path, so that no module in the user's working folder can shadow one of the launcher's. It holds what comes
-before the fork, and imports as little as possible, because the rank keeps all of it in memory.
+parent and subreaper. It forwards output, exit status and signals over one connection to the launcher. When the launcher
+or the engine dies, it kills the rank and everything that the rank has started. When the agent itself dies, the kernel
+kills the rank, and the launcher's reaper or the agent supervisor kills the rest. The engine starts this file by path,
+so that no module in the user's working folder can shadow one of the launcher's. This file imports as little as possible
+before the fork, because the rank keeps all of it in memory.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Replaces this folder on the path by the one with the packages; the rank replaces that by the script's folder. With
-    # PYTHONSAFEPATH (Python 3.11 on) this folder is not on the path, and the first entry is the user's.
+    # Replaces the folder of this file on the path by the one with the packages, which the rank then replaces by the
+    # script's folder. With PYTHONSAFEPATH (Python 3.11 on) the folder of this file is not on the path, and nothing is
+    # replaced.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
@@ -51,7 +53,7 @@ def main(args: Sequence[str]) -> NoReturn:
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
     ancestors = [engine]
     if launcher is not None and not is_above(int(launcher)):
-        # Imported late: on the launcher's own host, no agent needs it.
+        # Imported late: on the launcher's own host it is needed only after the fork.
         from launcher.agent.agent_supervisor import run_agent_supervisor
 
         ancestors.insert(0, run_agent_supervisor())
@@ -138,7 +140,10 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int) -> list[str]:
-    """Makes memory for the rank's state, and names it in the environment. Returns: its slots; [] if none is held."""
+    """Makes memory for the rank's state, and names it in the environment.
+
+    Returns: its slots; [] if this job keeps no state in memory.
+    """
     words = os.environ.get(STATE_MEMORY, "").split()
     name = f"{STATE_MEMORY_NAME}-{words[0]}" if words else ""
     slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in words[:2]]

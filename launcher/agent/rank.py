@@ -51,10 +51,10 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
     mask: the signal mask to set when the script begins; from then on Ctrl-C can interrupt the rank
 
     An uncaught exception or exit status is reported before exit handlers run. These inform the other ranks, whose
-    errors must not be reported first. A module that cannot be run is reported as wrong use, because the user's code
-    has not failed.
+    errors must not be reported first. A module or program that cannot be run is reported as wrong use, because the
+    user's code has not failed.
 
-    Raises: SystemExit, always
+    Raises: SystemExit, unless a program has replaced this process.
     """
     rank_pid = os.getpid()
     reported = False
@@ -71,8 +71,8 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
 
     if not os.environ.get("PYTHONBREAKPOINT"):  # Else the user has chosen a debugger.
         sys.breakpointhook = _breakpoint
-    # The launcher prints the traceback: only that of the first failure, once, after everything else. Hooks that are set
-    # later call this one in turn.
+    # The launcher prints the traceback: only that of the first failure, once, after everything else. A hook that is set
+    # later, as `collectives` does, calls this one.
     sys.excepthook = report_exception
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -162,7 +162,10 @@ def _set_first_path(*folders: str) -> None:
 
 
 def _load_script(main: ModuleType, path: str) -> Any:
-    """The code that `python path` runs in `main`. Raises: ImportError if another version of Python has compiled it."""
+    """The code that `python path` runs in `main`.
+
+    Raises: OSError or SyntaxError, as Python would; ImportError if another version of Python has compiled the file.
+    """
     # Imported late, because agents have no use for it.
     from importlib.machinery import PathFinder, SourcelessFileLoader
 
@@ -216,11 +219,11 @@ def _exit_status(code: object) -> int:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without its first frames, those of this module."""
+    """The traceback without its first frames, those of this module; None if the script could not be loaded."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
-        return None  # The script could not be loaded, and no code of the user's ran.
+        return None
     return trace
 
 

@@ -19,7 +19,7 @@ POLL_INTERVAL = 0.01
 _TIME_LIMIT = 1.0
 # A text that has not grown for so long is complete (s).
 _QUIET = 0.1
-# Most bytes that are read: more than faulthandler writes for a hundred threads.
+# Most bytes that are read. faulthandler writes at most a hundred threads, which hardly ever need more.
 _MAX_BYTES = 1 << 22
 
 
@@ -39,7 +39,7 @@ class Stacks:
 
     @property
     def pending(self) -> bool:
-        """Whether stacks were requested and have not come yet: then call `poll` every POLL_INTERVAL."""
+        """Whether stacks were requested and have not come yet. While True, call `poll` every POLL_INTERVAL."""
         return self._deadline is not None
 
     def request(self, now: float) -> str | None:
@@ -57,7 +57,10 @@ class Stacks:
         return None
 
     def poll(self, now: float) -> str | None:
-        """The stacks once they are complete, or the reason why none came in time; else None. now: monotonic, s"""
+        """The stacks once they are complete or the time is over, or the reason why none came; None before that.
+
+        now: monotonic, s
+        """
         assert self._deadline is not None
         size = os.fstat(self._fd).st_size
         if size != self._size:

@@ -22,9 +22,11 @@ class Row:
     """One implementation's result for one collective, size and place.
 
     size: bytes; count: elements; op: "none" if the collective takes none
-    seconds: of one call, the median of `rounds`; calls: how many were measured; algbw, busbw: GB/s (1e9 bytes)
+    seconds: of one call, or of one message of send_recv: the median of `rounds`; calls: how many were measured
+    algbw, busbw: GB/s (1e9 bytes)
     wrong: the number of wrong elements, None if they were not checked
-    ratio: its time over that of ours on ordinary arrays; None for ours, or if ours does not support the call
+    ratio: its time over that of the first implementation, which is ours on ordinary or device arrays: the median over
+        rounds; None for that implementation, or if it does not support the call
     """
 
     collective: str

@@ -43,7 +43,7 @@ Slowest = Callable[[Array], Array]
 def join(settings: Settings) -> Outcome:
     """Measures with the other ranks, or with threads of this process, and returns the results.
 
-    Raises: UsageError, on every rank, if the backend or an implementation is not available.
+    Raises: UsageError if the backend is not available.
     """
     if settings.backend == "threads":
         return run_threads(lambda comm: run(comm, settings), settings.ranks or 2, timeout=_DAY)[0]
@@ -68,7 +68,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The times of an entry. rounds: seconds of a call on the slowest rank, by round; calls: how many, in all"""
+    """The times of an entry. calls: how many, in all
+
+    rounds: by round, the seconds of a call on the slowest rank, divided by `Entry.trips`
+    """
 
     rounds: tuple[float, ...]
     calls: int
@@ -77,7 +80,8 @@ class Timing:
 def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[int, list[int]]:
     """Number of rounds, and each entry's calls a round, for calls that take about `estimates` seconds.
 
-    budget: seconds for each entry; iters: calls of each entry, whatever they take
+    budget: seconds for each entry
+    iters: calls of each entry, whatever they take, rounded up to a multiple of the number of rounds
     """
     if iters is not None:
         rounds = min(iters, _ROUNDS)
@@ -133,10 +137,7 @@ def _batch(entry: Entry, calls: int) -> float:
 
 
 def run(comm: Communicator, settings: Settings) -> Outcome:
-    """Measures all that `settings` names on the ranks of `comm`, and prints tables on rank 0. Collective.
-
-    Raises: UsageError on every rank if an implementation is not available.
-    """
+    """Measures all that `settings` names on the ranks of `comm`, and prints tables on rank 0. Collective."""
     job = _Job(comm, settings)
     try:
         with job.bar:

@@ -41,13 +41,13 @@ BASELINES = {"mpi4py": "mpi4py", "torch-gloo": "torch"}
 class Settings:
     """One run of ddp-bench.
 
-    ranks: number of ranks; None: as many as a launcher started, else 2
+    ranks: number of ranks; None: as many as a launcher started, else 2; 1 with the backend single
     minbytes, maxbytes, stepfactor: the sizes are minbytes, then each one times stepfactor, up to maxbytes
-    iters: calls measured for each size; None: as many as fit in `budget` seconds
+    iters: calls measured for each size, at least; None: as many as fit in `budget` seconds
     warmup: calls of each implementation before those that are measured
     json, plot: paths of files to be written
 
-    Raises: UsageError, in one sentence.
+    Raises: UsageError if settings are invalid, or do not fit together.
     """
 
     collectives: tuple[str, ...]

@@ -20,7 +20,7 @@ from launcher.protocol import Message, to_bytes
 _COLOURS = (36, 33, 32, 35, 34, 31)
 # After this long (s), an unfinished line of a rank that can read the terminal counts as a prompt, and is printed.
 _PROMPT = 0.05
-#: The most bytes of a line. A longer one (a binary dump) is cut into several, so that memory stays bounded.
+#: An unfinished line of more bytes (a binary dump) is printed as a line of its own, so that memory stays bounded.
 LINE_LIMIT = 1 << 20
 #: Once this many bytes wait for a slow reader, nothing more is read from ranks.
 BACKLOG = 1 << 20
@@ -39,7 +39,7 @@ class LineSplitter:
         self._shown = b""
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """The lines that `data` finishes, and the new state of an unfinished line that is repainted; else b""."""
+        """The lines that `data` finishes, and the state of an unfinished line that is repainted (b"" if unchanged)."""
         finished, newline, self._rest = (self._rest + data).replace(b"\r\n", b"\n").rpartition(b"\n")
         text = finished + newline
         if b"\r" in text:

@@ -31,7 +31,7 @@ def kind_of(failure: type[Failure]) -> str:
 class Events(Observer):
     """Appends the events of one job to its file.
 
-    command: the command line, as it was typed
+    command: the launcher's `sys.argv`
     Raises: UsageError if the file cannot be written to.
     """
 

@@ -26,11 +26,11 @@ LATEST = "latest"
 class Logs(Observer):
     """Writes the log files of one run to a new folder in `log_dir`, like `2026-11-21_18-20-05_4711` (time and pid).
 
-    `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines; of a line that was repainted
-    only the last state. `launcher.log` holds the launcher's own lines. The files of the first restart are in the folder
-    `attempt-1` below, and so on.
+    `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines, and the traceback of an
+    uncaught exception. Of a line that was repainted they hold only the last state. `launcher.log` holds the launcher's
+    own lines. The files of the first restart are in the subfolder `attempt-1`, and so on.
 
-    command: the command line, as it was typed
+    command: the launcher's `sys.argv`
     folder: the folder of this attempt's files
     Raises: UsageError if the folder cannot be created or written to.
     """
@@ -93,7 +93,7 @@ class Logs(Observer):
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            # Opened for each write: a thousand ranks would need as many open files.
+            # Not kept open: a thousand ranks would need a thousand open files.
             with open(path, "ab", buffering=0) as file:
                 remaining = memoryview(data)
                 while remaining:

@@ -14,7 +14,7 @@ from launcher.console.status import Status
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
 
-#: The metric of each figure of `Status.ranks`; docs/launcher.md describes them.
+#: The figures of `Status.ranks` that are served, and the metric of each. docs/launcher.md describes them.
 METRICS = {
     "step": "ddp_step",
     "step/s": "ddp_steps_per_second",

@@ -1,6 +1,6 @@
 """The launcher's two output streams as one terminal: lines above, one progress bar below. No write blocks.
 
-The bar is erased before anything else is written, and painted again after all has been written.
+The bar is erased before anything else is written to the terminal, and painted again after all has been written.
 """
 
 from __future__ import annotations

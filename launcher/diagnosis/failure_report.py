@@ -1,7 +1,8 @@
 """Failure report: what is printed about a failed job.
 
-It begins with the less important failures. Then come, of the rank that is the root cause, the last lines that the
-console has not shown, and the traceback. The last line is one sentence.
+It begins with one line about the failures of other ranks. Then come the last lines of the rank that is the root cause,
+if the console has not shown them, and the traceback of this rank. If the engine's output may explain more, it follows.
+The last line is one sentence.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def explain(failures: Sequence[Failure], engine_output: bytes, tail: Tail, sever
     """The report about a job that failed.
 
     failures: in the order in which the launcher learned of them, at least one
-    engine_output: what the engine printed; tail: the last lines of ranks that the console does not show
+    engine_output: what the engine printed; tail: holds the last lines of ranks that the console does not show
     several_hosts: the job ran on several hosts, so that sentences name them
     """
     if not several_hosts:
@@ -108,9 +109,9 @@ class Tail(Observer):
 
 
 def _visible(line: bytes) -> bytes:
-    r"""The part of a line that a terminal would show: the last between `\r` that is not blank.
+    r"""The part of a line that a terminal would show: the last part, divided by `\r`, that is not blank.
 
-    If it is long, only its end.
+    If it is longer than 2,000 bytes, only its end.
     """
     visible = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
     return visible if len(visible) <= _MAX_LINE else b"[...] " + visible[-_MAX_LINE:]

@@ -147,7 +147,7 @@ class AgentLost(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLost(Failure):
-    """An agent's parent, a process of the engine, has died.
+    """An agent's parent, a process of the engine, has died; or the launcher's reaper has died.
 
     host: where it ran; "" if the sentence should not name it
     above: it is the launcher's reaper, and the engine below it dies with it
@@ -165,7 +165,7 @@ class EngineLost(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEnded(Failure):
-    """The engine ended before the ranks did.
+    """The engine ended while ranks were running, or before all had started.
 
     missing: ranks that had not started yet; name: of the engine, as messages call it
     """
@@ -211,9 +211,9 @@ class TimeLimit(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStopped(Failure):
-    """Ranks were asked to stop, and were killed because they continued after others had stopped.
+    """Ranks did not stop on request, although others did, and were killed or ended in another way.
 
-    seconds: how long the launcher waited for them
+    seconds: how long the launcher waited for them at most
     """
 
     ranks: tuple[int, ...]
@@ -240,9 +240,9 @@ class Hung(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatLost(Failure):
-    """Ranks no longer send heartbeats.
+    """Agents have stopped sending anything.
 
-    ranks: these ranks; hosts: their hosts, if the job has several, and all ranks on these are silent
+    ranks: the ranks of these agents; hosts: their hosts, if the job has several, and all ranks on these are silent
     seconds: how long they have been silent; limit: `Job.heartbeat_timeout` has passed, so that a longer one would help
     """
 
@@ -263,10 +263,11 @@ class HeartbeatLost(Failure):
 
 
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:
-    """The failure that explains the others: the first, unless it is the consequence of an engine's or agent's death.
+    """The failure that explains the others: the first, unless another one may have caused it.
 
-    When one of its processes dies, an engine kills all ranks and agents. The launcher learns of these deaths at almost
-    the same time, in any order.
+    A lost host, the failure of a peer, and the death of an engine or an agent may cause other failures. When one of its
+    processes dies, an engine kills all ranks and agents. The launcher learns of these deaths at almost the same time,
+    in any order.
 
     failures: in the order in which the launcher learned of them, at least one
     engine_output: what the engine printed; it names the pid of the process whose death it has noticed
@@ -279,7 +280,8 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
     engines = [failure for failure in failures if isinstance(failure, EngineEnded)]
     killed = [engine for engine in engines if engine in near and engine.status < 0]
     lost = sorted((failure for failure in near if isinstance(failure, EngineLost)), key=lambda engine: not engine.above)
-    # Each row: a condition, and failures. The first row whose condition is true and that has a failure decides.
+    # Each row: a condition, and candidates. Of the rows whose condition is true, the first that has candidates decides:
+    # its first candidate is the root cause.
     table: tuple[tuple[bool, Sequence[Failure]], ...] = (
         (True, [failure for failure in failures if isinstance(failure, HeartbeatLost)]),
         (is_peer_failure(first), [*(failure for failure in ranks if not is_peer_failure(failure)), first]),
@@ -299,7 +301,7 @@ def is_peer_failure(failure: Failure) -> bool:
 
 
 def may_follow_host_loss(failure: Failure) -> bool:
-    """True if a lost host may be the cause: of a time limit, a lost connection, or a rank that MPI has ended."""
+    """True if a lost host may be the cause of this failure, e.g. of a collective that timed out or a lost agent."""
     if isinstance(failure, RankFailed):
         if failure.raised is not None:
             return failure.raised.type in _UNREACHABLE_PEERS
@@ -315,7 +317,7 @@ def _may_be_consequence(failure: Failure) -> bool:
 
 
 def describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line about the ranks that failed besides `first`, "" if none did."""
+    """One line about the ranks that failed besides that of `first`, "" if none did."""
     seen = {first.rank} if isinstance(first, RankFailed | AgentLost) else set()
     raised = first.raised if isinstance(first, RankFailed) else None
     clauses = []
@@ -351,7 +353,7 @@ def signal_name(number: int, hint: bool = True) -> str:
     """
     try:
         known = signal.Signals(number)
-    except ValueError:  # A real-time signal has no name.
+    except ValueError:  # Most real-time signals have no name.
         return f"signal {number}"
     name = f"{known.name} (signal {number})"
     return f"{name}; {_HINTS[known]}" if hint and known in _HINTS else name
@@ -371,7 +373,7 @@ class Stop(NamedTuple):
     """How a job stopped after it had been asked to stop.
 
     step: the last step of all ranks; None if they reported none, or different ones
-    late: ranks that were killed or crashed before they had stopped, in order
+    late: ranks that ended with a status other than 0 and 75 (killed, crashed), or whose end is unknown, in order
     """
 
     step: int | None

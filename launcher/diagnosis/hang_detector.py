@@ -21,7 +21,7 @@ from launcher.protocol import Message, to_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A rank that has not written its stacks after so long (s) is stopped, or does not handle signals.
+# For how long to wait for the ranks' stacks (s). A rank that needs longer is stopped, or does not handle signals.
 _STACKS_LIMIT = 2.0
 # Innermost lines of a stack that are printed. A log folder gets all of them instead.
 _LINES = 15
@@ -50,10 +50,10 @@ class AttemptLike(Protocol):
 
 
 class HangDetector(Observer):
-    """Watches over a job of `n` ranks.
+    """Watches a job of `n` ranks.
 
     hang_timeout: seconds without progress after which the job hangs
-    heartbeat_timeout: seconds without a message from a rank's agent after which that rank is lost
+    heartbeat_timeout: seconds, at least 5, without output or a heartbeat of a rank's agent after which the rank is lost
     folder: returns the folder for files of stacks; if that is None, the console shows the most informative stacks
     attempt: returns the attempt that runs now
     clock: monotonic, s

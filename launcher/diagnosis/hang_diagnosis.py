@@ -52,7 +52,7 @@ class HangDiagnosis(NamedTuple):
 
 
 def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosis:
-    """Tells which ranks hold the others up.
+    """Finds the ranks that hold the others up.
 
     states: of all ranks that run, at least one
     engine: name and pid of a stopped process of the MPI, without which no rank can leave `collectives.init`; or ""
@@ -181,7 +181,7 @@ _HEADINGS = ("rank", "host", "pid", "last collective", "", "Python", "seen", "CP
 
 
 def table(states: Sequence[RankState], first: Sequence[int] = (), rows: int = _ROWS) -> str:
-    """A table with one row per rank. If there are more than `rows`, the ranks in `first` are shown before others."""
+    """A table with one row per rank. If there are more than `rows` ranks, those in `first` are kept before others."""
     chosen = sorted(states, key=lambda state: (state.rank not in first, state.rank))[:rows]
     chosen.sort(key=lambda state: state.rank)
     lines = align_columns([_HEADINGS, *map(_row, chosen)])

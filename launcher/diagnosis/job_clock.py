@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class JobClock:
-    """Counts the seconds in which the job could run: it stops while a rank is debugged, or the launcher is stopped."""
+    """Counts the seconds in which the job could run: not those in which a rank is debugged, or the launcher is stopped.
+
+    For the hang detector it also stops while the launcher reads nothing from ranks.
+    """
 
     def __init__(self) -> None:
         self._stopped_for = 0.0

@@ -2,9 +2,9 @@
 
 - A rank *waits* while its last collective is queued or running. It may then use a whole core, or print from another
   thread: neither is a sign of progress, because another rank must act.
-- *Progress* is a collective begun or finished, another step, a rank that starts or ends, and output of a rank that
-  does not wait.
-- *Activity* is progress, or CPU time (at least 1 % of a core) of a rank that does not wait, or of its child processes.
+- *Progress* is a collective begun or finished (also `collectives.init`), another step, a rank that starts or ends, and
+  output of a rank that does not wait.
+- *Activity* is progress, or CPU time (more than 1 % of a core) of a rank that does not wait, or of its descendants.
 
 While some rank waits, only progress counts: a rank that is busy outside of the collective that the others wait in holds
 them up. While no rank waits, activity counts: ranks may compute for hours without a collective. Activity also counts
@@ -36,7 +36,7 @@ INIT = "collectives.init()"
 class RankState:
     """A rank as it was last seen. All times are in s, on the job's clock.
 
-    agent: pid of its agent; now: the time of this state; heard_at: when its agent last sent something
+    agent: pid of its agent; now: the time of this state; heard_at: when its agent last sent output or a heartbeat
     state: of its process, as in /proc ("R", "S", "D", "T", "Z"); "?" before the first heartbeat
     calls: number of collectives begun
     call: the last one, None before the first; INIT while the rank waits there, and `joining` is True
@@ -45,7 +45,7 @@ class RankState:
     where: the position of its Python code, None if unknown; where_at: when that was seen
     cpu: fraction of a core that it used between the last heartbeats, None if unknown
     beat_at: time of the last heartbeat; cpu_seconds: CPU time in it
-    active_at: time of the last activity; active_seconds: CPU time then, child processes included
+    active_at: time of the last activity; active_seconds: CPU time then, with that of its descendants
     """
 
     rank: int
@@ -156,7 +156,7 @@ class Liveness:
         active = not state.waits and used > _IDLE_BURST + _IDLE_FRACTION * (now - state.active_at)
         if active:
             self._active_at = now
-        # `used` is negative after a child process has ended that nothing waited for: its CPU time is lost.
+        # `used` is negative after a child process has ended that the rank did not wait for: its CPU time is lost.
         if active or progress or used < 0.0:
             state.active_at = now
             state.active_seconds = cpu_seconds

@@ -1,7 +1,7 @@
 """Observers of a job: console, log files, events, hang detector and others.
 
-The event loop reports the same events to every observer, in the same order. Observers never block, and do not depend on
-each other.
+The event loop reports the same events to every observer, in the same order. Observers never block. Some print by means
+of the console, which is an observer itself, and the metrics server reads the figures of `Status`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Observer:
         """The launcher was stopped, and with it the job: these last `seconds` do not count."""
 
     def tick(self, now: float) -> float:
-        """Called after every event. Returns: the time of its next call at the latest (monotonic, s; inf: any time)"""
+        """Called before each wait for events. Returns: the time of its next call at the latest (monotonic, s)"""
         return float("inf")
 
     def job_ended(self, code: int, text: str) -> None:

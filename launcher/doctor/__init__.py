@@ -8,5 +8,5 @@
     findings   what a check has found, as text and as JSON
     probes     asks a question in a process of its own, which may crash or hang
 
-A check first gathers facts of the machine. Then a function judges the facts, without looking at the machine.
+A check first gathers facts of the machine. Then another function turns the facts into findings.
 """

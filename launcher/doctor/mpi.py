@@ -27,7 +27,8 @@ class Starters(NamedTuple):
     """Facts about what starts ranks.
 
     wheels: the version of each MPI that pip installed
-    mpiexec, family: the one that ddp-launch uses, and its MPI; "" if there is none; failure: why there is none
+    mpiexec, family: the one that ddp-launch uses, and its MPI; "" if there is none
+    failure: why there is no mpiexec, or no engine for two ranks
     bare, bare_family: the `mpiexec` that a shell finds, and its MPI; "" if there is none
     srun: the path of Slurm's srun if it starts the ranks (inside an allocation); else ""
     local: whether ddp-launch starts the ranks of one host itself
@@ -67,7 +68,7 @@ def starters() -> Starters:
 
 
 def check() -> Iterator[Finding]:
-    """Checks what starts the ranks, and which MPI they load; the probe runs outside of any job."""
+    """Checks what starts the ranks, and which MPI they load. The probe gets no variables of a job that runs here."""
     return evaluate(starters(), run_probe("mpi", limit=_LIMIT, environ=outside_a_job()))
 
 

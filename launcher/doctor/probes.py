@@ -100,7 +100,7 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 def run_probe(*command: str, module: str = __name__, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
     """Runs `python -m MODULE COMMAND...` for at most `limit` seconds, and returns its answer.
 
-    environ: its environment, to which the module path of this process is added
+    environ: its environment; PYTHONPATH in it is replaced by the module path of this process
     """
     paths = os.pathsep.join(path for path in sys.path if path)
     environ = {**(os.environ if environ is None else environ), "PYTHONPATH": paths}
@@ -112,7 +112,7 @@ def run_probe(*command: str, module: str = __name__, limit: float, environ: Mapp
 
 
 def outside_a_job(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the variables that launchers set: MPI starts alone in it, as a world of one."""
+    """The environment without the variables that launchers set. In it MPI starts as a world of one."""
     return {
         name: value
         for name, value in environ.items()

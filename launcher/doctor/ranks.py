@@ -46,7 +46,7 @@ def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tup
     """The trials to make.
 
     broken: checks that found errors; mpiexec: whether there is one
-    tasks: how many ranks srun may start in this allocation, 0 outside an allocation
+    tasks: how many ranks srun may start in this allocation, 0 if srun does not start the ranks here
     gpus: how many GPUs NCCL can use; hosts: those that are to train together
     """
     if broken & _REQUIRED_CHECKS:

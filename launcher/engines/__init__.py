@@ -1,9 +1,9 @@
 """Engines: what starts the ranks of a job. One file per engine; `engine.py` says what a new one needs.
 
-An engine gives the ranks their numbers and hosts, and starts the agents, nothing more: our own PMI server for MPICH on
-one host (`local`), MPICH's or Intel's hydra, Open MPI's prterun, Slurm's srun. With an engine of another MPI each rank
-would form a world of its own. So the choice is: in an allocation srun, if it and the MPI speak the same protocol; else
-the engine for the MPI of the mpiexec beside this Python, or of the first one on PATH.
+An engine gives the ranks their numbers and hosts, starts the agents, and lets the ranks' MPI connect them. It is our
+own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's prterun, or Slurm's srun. With an
+engine of another MPI each rank would form a world of its own. So the choice is: in an allocation srun, if it and the
+MPI speak the same protocol; else the engine for the MPI of the mpiexec beside this Python, or of the first one on PATH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ for _file in sorted(os.listdir(os.path.dirname(__file__))):
 
 
 def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
-    """The job with its number of ranks; with Slurm's hosts, too, if it has `min_ranks` and names no hosts.
+    """The job with its number of ranks. If it has `min_ranks` and names no hosts, it also gets those of the allocation.
 
     The number is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks, else 1.
 

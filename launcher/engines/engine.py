@@ -1,7 +1,7 @@
 """Base class and registry of engines, which start the ranks of a job.
 
 A new engine is one file in this folder: a subclass of `Engine` with `@register("its-name")`. Then `--engine its-name`
-selects it, and `--engine auto` calls the `select` of all engines in the order of their `priority`.
+selects it. `--engine auto` calls `select` of the engines in the order of their `priority`, until one returns an engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StartRequest:
     hosts: the hosts of the job; empty if it names no hosts, or only this machine
     remote_hosts: hosts other than this one
     allocated: this process runs in an allocation of a cluster's scheduler
-    local_address: the address by which remote hosts reach this one
+    local_address: the address by which remote hosts reach this one; None if the job names no remote hosts
     """
 
     job: Job
@@ -41,8 +41,8 @@ class StartRequest:
     def mpiexec(self) -> tuple[str, str]:
         """Path and family of the mpiexec to use.
 
-        Raises: UsageError if there is none, if it belongs to another MPI than the ranks', or if all ranks run on this
-            machine, and it has too little shared memory for MPICH.
+        Raises: UsageError if there is none; if it belongs to another MPI than the one that the ranks load; or if all
+            ranks run on this machine, which has too little shared memory for MPICH.
         """
         program, family = mpiexec.find_mpiexec_for(self.job.engine, self.environ)
         mpiexec.check_library(program, family, self.environ)
@@ -96,7 +96,7 @@ class MpiexecEngine(Engine):
     """Starts `n` ranks by an mpiexec.
 
     mpiexec: its path
-    hosts: where to start ranks; none: on this machine, or on the hosts of the allocation
+    hosts: where to start ranks; empty: on this machine, or on the hosts of the allocation
     remote_hosts: hosts other than this one
     """
 

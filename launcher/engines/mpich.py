@@ -22,7 +22,7 @@ _NO_FILE = {"HWLOC_XMLFILE": ""}
 @register("mpich")
 @dataclass(frozen=True)
 class MpichEngine(MpiexecEngine):
-    """Starts ranks by hydra. intel: it is Intel's hydra; local_address: where remote hosts reach this one"""
+    """Starts ranks by hydra. intel: it is Intel's; local_address: the address by which remote hosts reach this one"""
 
     shell_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXEC"
 

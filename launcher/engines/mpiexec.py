@@ -27,7 +27,7 @@ _CANDIDATES = {
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # Prefixes of the variables by which an outer engine describes the rank that has started ddp-launch.
 _OUTER_MPI = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
-# The variables by which torchrun, or this launcher, describes the rank that has started ddp-launch.
+# The variables by which torchrun, or this project, describes the rank that has started ddp-launch.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)
 
 # Programs that are installed beside mpiexec, and the family that they show.
@@ -46,7 +46,7 @@ def find_mpiexec_for(
     """The path of an mpiexec, and its family. First looks beside this Python, whose environment need not be activated.
 
     asked: the value of `--engine`; "mpich" also accepts Intel's
-    Raises: UsageError if there is none.
+    Raises: UsageError if there is none, or `mpi_family` raises it for one that is found before.
     """
     families, names = _CANDIDATES[asked]
     preferred = families[0]

@@ -1,4 +1,4 @@
-"""Engine: Slurm's srun, which knows the nodes of an allocation, and starts ranks on them without ssh.
+"""Engine: Slurm's srun, which starts ranks on the nodes of an allocation, without ssh.
 
 srun and the MPI must speak the same protocol (PMI-2 or PMIx), or each rank would form a world of its own.
 """
@@ -32,7 +32,7 @@ class SlurmEngine(Engine):
 
     srun: its path
     pmi: the process-management interface that the MPI speaks, as `srun --mpi` takes it
-    hosts: where to start ranks; none: on the nodes of the allocation
+    hosts: where to start ranks; empty: on the nodes of the allocation
     remote_hosts: nodes other than this one
     cpus: cores per rank, if the allocation sets a number
     """

@@ -74,7 +74,7 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def max_ranks(self) -> float | None:
-        """The most ranks to which the job can be resized. None: not all ranks have reported a limit"""
+        """The most ranks to which the job can be resized. None: not all have reported that they can be"""
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
