@@ -46,7 +46,7 @@ class Job:
     start_limit: seconds within which every rank must have started
     timeout: seconds after which the job is ended; None: never
     hang_timeout: seconds without progress on any rank after which the job counts as hanging; None: never
-    heartbeat_timeout: seconds without a heartbeat after which a rank counts as lost, at least 5; None: never
+    heartbeat_timeout: seconds without a heartbeat after which a rank counts as lost; less than 5 acts as 5; None: never
     max_restarts: how often, at most, a job that failed is started again
     min_ranks: a restart leaves out lost hosts if the other hosts have slots for this many ranks. A lost host is used
     again when it is back, unless it belongs to a Slurm allocation. None: a restart uses all hosts

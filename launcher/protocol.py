@@ -172,7 +172,7 @@ _PAUSE = 0.1
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
-    """Connects to the launcher. Returns: the connection, and the launcher's last messages of the handshake.
+    """Connects to the launcher. Returns: the connection, and the messages that came with the end of the handshake.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
 

@@ -120,7 +120,7 @@ class Console(Observer):
         self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
         self._prompt_times: dict[tuple[int, str], float] = {}
         self._reported = False  # Whether it has reported that the output cannot be written.
-        #: True if the launcher's last sentence is the lowest line: no bar or unfinished line of a rank is below it.
+        #: False if a rank's prompt or unfinished line has been printed since the launcher's last sentence.
         self.has_last_word = True
         #: Called with every text that the launcher itself prints.
         self.reporter: Callable[[str], None] = lambda text: None

@@ -53,7 +53,8 @@ class HangDetector(Observer):
     """Watches a job of `n` ranks.
 
     hang_timeout: seconds without progress after which the job hangs
-    heartbeat_timeout: seconds, at least 5, without output or a heartbeat of a rank's agent after which the rank is lost
+    heartbeat_timeout: seconds without output or a heartbeat of a rank's agent after which that rank is lost; less than
+        SILENCE acts as SILENCE
     folder: returns the folder for files of stacks; if that is None, the console shows the most informative stacks
     attempt: returns the attempt that runs now
     clock: monotonic, s

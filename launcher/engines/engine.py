@@ -26,7 +26,7 @@ class StartRequest:
 
     hosts: the hosts of the job; empty if it names no hosts, or only this machine
     remote_hosts: hosts other than this one
-    allocated: this process runs in an allocation of a cluster's scheduler
+    allocated: this process runs in a Slurm allocation, and the job does not name just this machine
     local_address: the address by which remote hosts reach this one; None if the job names no remote hosts
     """
 

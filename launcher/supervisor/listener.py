@@ -31,7 +31,7 @@ class Listener:
 
     remote_hosts: names of other hosts from which agents will connect; agents: number of agents
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
-    secret: of this job, known only to its agents
+    secret: of this start of the job, known only to the launcher and its agents
 
     Raises: UsageError if all agents are on this machine and 127.0.0.1 cannot be used.
     """

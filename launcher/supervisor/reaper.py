@@ -43,7 +43,7 @@ class Reaper:
     """The launcher's end: starts the reaper, which starts the engine, and follows both.
 
     start: `Engine.start` with its arguments
-    scratch: path of a folder for the engine's files; made here, and removed when the engine has ended
+    scratch: path of a folder for the engine's files; made here, and removed when the reaper ends
     pid: of the reaper; engine: pid of the engine, 0 until the reaper has reported it
     status: how the engine ended (exit code, or minus the signal), None while it runs
     lost: True if the reaper has died

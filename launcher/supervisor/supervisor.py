@@ -293,7 +293,7 @@ def _hidden(job: Job) -> frozenset[int]:
 
 
 def _asking(job: Job) -> list[int]:
-    """Ranks whose prompts the user can answer: the console shows their unfinished lines at once."""
+    """Ranks whose prompts the user can answer: the console also shows their unfinished lines."""
     return [job.debug_rank] if os.isatty(0) else []
 
 
