@@ -14,7 +14,7 @@ import sys
 from collectives.errors import ROOT
 from launcher.errors import UsageError
 
-# Files of an earlier trace, which `ddp.tracing` has written.
+# Files of an earlier trace: the ranks' parts, and what `ddp.tracing` made of them.
 _TRACE_FILES = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
 # Time limit for merging the parts (s).
 _LIMIT = 120.0

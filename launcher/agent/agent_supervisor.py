@@ -49,7 +49,7 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
         if pid == agent:
             code = os.waitstatus_to_exitcode(status)
             # If the agent failed, its MPI may have left files in /dev/shm. Those that other ranks still use now are
-            # removed by the last supervisor on the host.
+            # left to the supervisors of these ranks.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
@@ -75,6 +75,6 @@ def exit_like(code: int) -> NoReturn:
 
 def kill_and_exit() -> NoReturn:
     """Kills every process below this one, and exits with 1."""
-    # Other hosts than the launcher's have no reaper. The last agent there removes files that other ranks still use now.
+    # Other hosts than the launcher's have no reaper. Files that other ranks there still use are left to their agents.
     sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

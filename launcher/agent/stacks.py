@@ -1,4 +1,4 @@
-"""Python stacks of a rank that may not respond: a signal makes `faulthandler` write them, in C, whatever the rank does.
+"""Python stacks of a rank that may not respond: a signal makes `faulthandler` write them in C, even if the GIL is held.
 
 They are written to memory that rank and agent share; a pipe could be full, and would block the rank. Nothing marks the
 end of the text: it counts as complete when it has not grown for a moment.

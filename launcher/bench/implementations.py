@@ -257,5 +257,5 @@ def find(comm: Communicator, settings: Settings) -> tuple[Callable[[], object], 
     for name in settings.vs:
         one_node = comm.local_size == comm.size
         ours.append(RawMPI(MPI) if name == "mpi4py" else Gloo(MPI, comm.rank, comm.size, one_node))
-    # A blocking call of MPI spins: ranks leave it within a microsecond of each other.
+    # A blocking call of MPI spins: ranks that each have a core leave it within about a microsecond of each other.
     return MPI.COMM_WORLD.Dup().Barrier, ours

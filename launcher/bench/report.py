@@ -1,4 +1,4 @@
-"""The reports of a run: a table with the columns of nccl-tests, JSON, and a picture."""
+"""The reports of a run: a table like those of nccl-tests, JSON, and a picture."""
 
 from __future__ import annotations
 

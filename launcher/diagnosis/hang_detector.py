@@ -21,7 +21,7 @@ from launcher.protocol import Message, to_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-# For how long to wait for the ranks' stacks (s). A rank that needs longer is stopped, or does not handle signals.
+# For how long to wait for the ranks' stacks (s). An agent answers within about 1 s, also if its rank writes no stacks.
 _STACKS_LIMIT = 2.0
 # Innermost lines of a stack that are printed. A log folder gets all of them instead.
 _LINES = 15

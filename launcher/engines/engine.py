@@ -2,6 +2,7 @@
 
 A new engine is one file in this folder: a subclass of `Engine` with `@register("its-name")`. Then `--engine its-name`
 selects it. `--engine auto` calls `select` of the engines in the order of their `priority`, until one returns an engine.
+An engine that uses `StartRequest.mpiexec` also needs a row in `launcher.engines.mpiexec._CANDIDATES`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _CHUNK = 1 << 16
 
 
 class Reaper:
-    """The launcher's end: starts the reaper, which starts the engine, and follows both.
+    """The reaper as the launcher sees it. Starts the reaper, which starts the engine, and follows the state of both.
 
     start: `Engine.start` with its arguments
     scratch: path of a folder for the engine's files; made here, and removed when the reaper ends

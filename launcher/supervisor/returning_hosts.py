@@ -26,7 +26,7 @@ from launcher.network import Host
 
 # Seconds from one question to the next, while no resize has failed.
 _INTERVAL = 1.0
-# The most seconds from one question to the next, after many have failed.
+# The most seconds from one question to the next, after many resizes have failed.
 _LONGEST = 300.0
 # Seconds after which a host that has not answered is asked anew.
 _ANSWER_LIMIT = 60.0
