@@ -21,6 +21,7 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
 
     >>> read(["-n", "4", "train.py", "-n", "7"])
     {'n': 4, 'rest': ['train.py', '-n', '7']}
+
     Raises: UsageError for an unknown option, or a missing or invalid value.
     """
     options, rest = split(argv)

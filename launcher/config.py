@@ -81,6 +81,7 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
 
     >>> words({"lr": 0.1, "layers": [64, 10], "fast": True, "slow": False})
     ('--lr', '0.1', '--layers', '64', '10', '--fast')
+
     Raises: UsageError for a table, a list in a list, or a text with a zero byte.
     """
     arguments: list[str] = []

@@ -34,6 +34,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
     >>> parse_hosts("a:4,b,a:2")
     (Host(name='a', slots=6), Host(name='b', slots=1))
+
     Raises: UsageError if a word is not understood, or a host has 0 slots.
     """
     return _parse((word.strip(), "--hosts") for word in text.split(","))

@@ -152,6 +152,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
     >>> split(["-n", "4", "train.py", "-n", "7"])
     (['-n', '4'], ['train.py', '-n', '7'])
+
     Raises: UsageError for an unknown option. After --config an unknown option is no error: it begins the arguments of
         the script.
     """

@@ -164,7 +164,7 @@ def threads() -> Iterator[Finding]:
 # The number of ranks for which /dev/shm should have room, or the number of cores if that is larger. Docker's default of
 # 64 MiB is too small for 24.
 _SHM_RANKS = 24
-# Less free memory than this is a warning: Python, NumPy and an MPI take about 100 MiB a rank, before any model.
+# Less free memory than this is a warning: Python, NumPy and an MPI take 50 to 100 MiB a rank, before any model.
 _MIN_MEMORY = 512 * _MIB
 
 
