@@ -6,7 +6,7 @@ from __future__ import annotations
 class JobClock:
     """Counts the seconds in which the job could run: not those in which a rank is debugged, or the launcher is stopped.
 
-    For the hang detector it also stops while the launcher reads nothing from ranks.
+    The hang detector's own clock also stops while the launcher reads nothing from ranks.
     """
 
     def __init__(self) -> None:

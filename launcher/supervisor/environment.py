@@ -67,7 +67,7 @@ class StateMemory:
     def variable(self) -> str:
         """The value for the environment of ranks.
 
-        "" if the job is never started again, or the system grants no memory or too few open files.
+        "" if there are no slots: the job has no restarts, or the system grants no memory or too few open files.
         """
         if not self._fds:
             return ""
