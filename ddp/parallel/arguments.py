@@ -24,9 +24,9 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """Returns (bytes of a bucket, bytes of the first bucket). The former is None for "auto".
+    """Returns the most bytes of (a bucket, the first bucket). The former is None for "auto".
 
-    Raises: ArgumentError unless both arguments are more than 0 MiB; bucket_cap_mb may be "auto".
+    Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
     if not all(isinstance(size, Real) and size is not True and 0 < size < float("inf") for size in sizes):
@@ -72,7 +72,10 @@ def weight_of(weight: Any) -> float:
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """Warns of all arguments that have no effect, in one warning. Raises: TypeError for arguments that do not exist."""
+    """Warns, in one warning, of the arguments that have no effect here. None and False are passed over.
+
+    Raises: TypeError for arguments that PyTorch does not have either.
+    """
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
         raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")

@@ -1,8 +1,8 @@
-"""Bucket plans: many small all-reduces cost latency; one large one cannot start before backward has ended.
+"""Bucket plans: which gradients are reduced together, and in which order.
 
-`plan_buckets` splits gradients by size: the first bucket is small, so that communication starts early, the others are
-as large as the cap allows. `end_of` predicts when such a plan ends, from the times when gradients are ready and the
-cost of an all-reduce; `choose_cap` returns the cap whose plan ends first. All are pure functions.
+Many small all-reduces cost latency, but a single large one could not start before backward has ended. `plan_buckets` splits gradients by size. The first bucket is small, so that communication starts early; the others are
+as large as the cap allows. `end_of` predicts when a plan ends, from the times when gradients are ready and the cost of
+an all-reduce. `choose_cap` returns the cap whose plan ends first. All three are pure functions.
 
 Source: Li et al. 2020, arXiv:2006.15704, §3.2.3 and §4.2; the cost of an all-reduce as in Shi et al. 2019, MG-WFBP,
 arXiv:1811.11141.
@@ -19,8 +19,9 @@ from ddp.errors import ParallelError
 _MIB = 1 << 20
 # Plans whose predicted ends differ by less than this fraction count as equally good: the times of steps vary by more.
 _TOLERANCE = 0.005
-# A bucket is large enough if latency is at most this fraction of its time. On a real wire many small transfers follow
-# each other more evenly than a few large ones (benchmarks/overlap.py).
+# A bucket is large enough if latency is at most this fraction of the time that its bytes take. Larger ones are not
+# better: on a real network many small transfers follow each other more evenly than a few large ones
+# (benchmarks/overlap.py).
 _LATENCY = 0.02
 # The caps that are tried, in bytes.
 _CAPS = [1 << power for power in range(16, 31)]
@@ -63,7 +64,7 @@ def choose_cap(
 ) -> int:
     """The cap (bytes, a power of two) whose plan `cut(cap)` is predicted to end first. Arguments: as in `end_of`.
 
-    Among equally good caps, the smallest whose latency no longer matters (`_LATENCY`), or else the largest.
+    Among equally good caps, the smallest for which latency does not matter (`_LATENCY`), or else the largest.
     """
     ends = {cap: end_of(cut(cap), nbytes, ready, link, backward) for cap in _CAPS}
     limit = min(ends.values()) * (1 + _TOLERANCE)
@@ -82,7 +83,7 @@ def plan_buckets(
     """Splits gradients into buckets, in the order in which the buckets are to be launched.
 
     nbytes: each gradient's size, in the order of the forward pass: backward makes the last one first
-    cap: bytes that a bucket holds at most; a larger gradient gets a bucket of its own
+    cap: the most bytes of a bucket; a gradient that is larger gets a bucket of its own
     first: the cap of the first bucket; None: `cap`
     kinds: gradients of different kinds (dtypes) never share a bucket; None: all are of one kind
     order: the gradients in the order in which they are complete; None: the last first
@@ -112,7 +113,7 @@ class Plan:
     """Which gradients DataParallel reduces together, and in which order.
 
     buckets: the parameters' names, bucket by bucket in launch order; nbytes: of each bucket
-    origin: how it was made, in words
+    origin: how the plan was made, in words
     """
 
     buckets: tuple[tuple[str, ...], ...]
@@ -120,7 +121,7 @@ class Plan:
     origin: str
 
     def state(self) -> dict[str, Any]:
-        """The plan as a JSON value, for a checkpoint: `DataParallel(net, plan=state)` pins it."""
+        """The plan as a JSON value, for a checkpoint: `DataParallel(net, plan=state)` keeps to this plan."""
         return {"buckets": [list(bucket) for bucket in self.buckets], "nbytes": list(self.nbytes), "from": self.origin}
 
     @classmethod

@@ -1,7 +1,8 @@
 """Buckets: flat arrays that hold the gradients of many parameters, which one all-reduce reduces together.
 
-A plan says which parameters share a bucket. This module allocates a flat array for each bucket, and makes every
-`param.grad` a view of its bucket. So a full bucket is reduced in place, and nothing is copied before or after.
+A plan says which parameters share a bucket. This module allocates a flat array for each bucket, and makes the
+`param.grad` of each of these parameters a view of its bucket. So a full bucket is reduced in place, and nothing is
+copied before or after.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from ddp.parallel.bucket_plan import Plan
 class Buckets:
     """The gradients of one plan, in memory.
 
+    memory: its `buffers` are the buckets, its `views` the gradients
     names: the parameter of each gradient; gradients are numbered as in memory.layout.places
-    members: the gradients of each bucket, in launch order; memory.buffers and memory.views hold them
+    members: the gradients of each bucket; buckets are in launch order
     """
 
     memory: FlatBuckets
@@ -43,7 +45,7 @@ class Buckets:
 class BucketAssignment:
     """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
 
-    parameters: the number of the parameter of each gradient in the buckets
+    parameters: for each gradient in the buckets, the number of its parameter
     bucket_of: each parameter's bucket; None: it was frozen when the model was wrapped, and no rank has used it since
     """
 
@@ -55,7 +57,7 @@ class BucketAssignment:
         members = tuple(tuple(gradient_of[numbers[name]] for name in bucket) for bucket in plan.buckets)
         assigned = [leaves[index] for index in self.parameters]
         layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
-        # Shared memory: the ranks of a node reduce their buckets in place.
+        # `comm.empty` makes shared memory, where the ranks of a node reduce their buckets in place.
         memory = FlatBuckets(layout, partial(comm.empty, like=leaves[0].grad_buffer.xp.empty(0)))
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)
@@ -70,11 +72,11 @@ class BucketAssignment:
         return (index for index, bucket in enumerate(self.bucket_of) if bucket is None)
 
     def missing(self, reached: Collection[int]) -> list[int]:
-        """For each bucket: how many gradients it still waits for, if backward reaches these parameters."""
+        """For each bucket: how many gradients it waits for in a backward that reaches these parameters."""
         return [sum(self.parameters[gradient] in reached for gradient in members) for members in self.buckets.members]
 
     def exclude(self, excluded: Collection[int]) -> None:
-        """Moves these parameters' gradients out of the buckets into memory of their own, and all others back in."""
+        """Moves these parameters' gradients out of the buckets into memory of their own, and the others back in."""
         for gradient, index in enumerate(self.parameters):
             grad_buffer = self._leaves[index].grad_buffer
             if index in excluded:
@@ -83,7 +85,7 @@ class BucketAssignment:
                 grad_buffer.bind(self.buckets.memory.views[gradient])
 
     def include(self, index: int) -> None:
-        """Called when other ranks used an excluded parameter: its gradient becomes the reduced one in its bucket."""
+        """Called when other ranks used an excluded parameter. The mean in its bucket becomes its gradient."""
         if self.bucket_of[index] is not None:
             grad_buffer = self._leaves[index].grad_buffer
             grad_buffer.clear()

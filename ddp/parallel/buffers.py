@@ -1,7 +1,7 @@
-"""Broadcasts rank 0's buffers: the running statistics of batch norm, for example, come to differ between ranks.
+"""Broadcasts one rank's buffers, because buffers such as the running statistics of batch norm differ between ranks.
 
-All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and back. If a graph
-may still read them (a backward without a forward before it), the copy back waits for the next forward.
+All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and back. If a
+backward starts the broadcast, the graph may still read the buffers, and the copy back waits for the next forward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BufferSync:
         for tensor in () if self._comm.size == 1 else self._module.buffers():
             groups.setdefault(tensor.device, []).append(tensor)
         pending: list[tuple[Tensor, Array]] = []
-        fresh = not self._pending  # otherwise the memory holds values that `take` has not copied yet
+        fresh = not self._pending  # otherwise the memory holds received values, which are newer than the buffers
         for target, tensors in groups.items():
             flat, parts = self._flat(target, tensors)
             if self._comm.rank != source:

@@ -40,10 +40,11 @@ class DataParallel(Module):
     comm: the ranks' communicator; None: `collectives.init()`. Reductions go over a duplicate of it
     bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from measurements of backward and of the
     network. first_bucket_mb: MiB of the first bucket, small so that communication starts early
-    broadcast_buffers: broadcast the buffers of rank 0 before the first forward after a synchronized backward; False:
-    each rank keeps its own
+    broadcast_buffers: broadcast the buffers of rank 0 before the first training forward after each synchronized
+    backward; False: each rank keeps its own. Without effect with micro_batches
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
-    plan: fixed buckets: `model.plan` of an earlier run, or its state(). On 3 or more ranks the last bits depend on it
+    plan: fixed buckets: `model.plan` of an earlier run, or its state(). The last bits may depend on it on 3 or more
+    ranks
     check_every: compare the ranks' parameters every so many steps; 0: never; check_finite: infinity and NaN in a
     gradient raise an error that names the rank, at the cost of a pass over the gradients and a small call
     micro_batches: the number of micro-batches in a step, on all ranks together; then no bit depends on the number of
@@ -52,16 +53,17 @@ class DataParallel(Module):
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. After
-    `loss.backward(create_graph=True)` these means have a graph; this excludes a communication hook. Unused
-    parameters need no flag: the grad of a parameter that no rank has used is None. Parameters may be frozen and
-    unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
-    dicts load with or without this prefix, here and in the bare module. `copy.deepcopy(model)` copies the module,
-    without its wrapper. `close()` detaches the wrapper from the module. Wrapping a module or its wrapper again, as when
-    a notebook's cell runs twice, replaces the first wrapper: gradients are cleared, and using the first wrapper raises.
+    `loss.backward(create_graph=True)` these means have a graph; with a communication hook, a ZeroOptimizer or
+    micro_batches, and inside `join`, this call raises GraphError. Unused parameters need no flag: the grad of a
+    parameter that no rank has used is None. Parameters may be frozen and unfrozen at any time. Paths in `state_dict()`
+    and `named_parameters()` begin with "module.", as in PyTorch; state dicts load with or without this prefix, here and
+    in the bare module. `copy.deepcopy(model)` copies the module, without its wrapper. `close()` detaches the wrapper
+    from the module. Wrapping a module or its wrapper again, as when a notebook's cell runs twice, replaces the first
+    wrapper: gradients are cleared, and using the first wrapper raises.
 
     With `micro_batches=V` each forward and backward computes one micro-batch of a `DistributedSampler(dataset,
-    micro_batches=V)`. The backward of this rank's last micro-batch in a step leaves the mean over all V; before it,
-    `accumulating` is True:
+    micro_batches=V)`. The backward of this rank's last micro-batch in a step leaves the mean over all V. After the
+    backwards of its earlier micro-batches, `accumulating` is True:
 
         for x, t in loader:
             F.cross_entropy(model(x), t).backward()
@@ -72,11 +74,13 @@ class DataParallel(Module):
     On any number of ranks from 1 to V, with the same number of BLAS threads and the same kind of CPU, the weights are
     the same to the last bit. This thread's random numbers are seeded anew for each micro-batch, from rank 0's seed. The
     order of sums is described in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, parameters of 16
-    bits, `join` and a CUDA graph raise ParallelError, and so does a forward that changes a buffer other than
-    BatchNorm's.
+    bits, `join` and a CUDA graph raise ParallelError. So do a forward that changes a buffer other than BatchNorm's, and
+    a backward that reaches a parameter that was frozen when the model was wrapped.
 
-    Raises: ArgumentError for a bucket size that is not above 0, and for fewer micro-batches than ranks; ParallelError
-    if the ranks' modules differ, no parameter requires grad, or a parameter belongs to a wrapper of another module.
+    Raises: DtypeError if `module` is not a Module, or `comm` not a communicator; ArgumentError for other invalid
+    arguments, such as a bucket size that is not above 0 or fewer micro-batches than ranks; TypeError for an unknown
+    argument; ParallelError if the ranks' modules or settings differ, no parameter requires grad, parameters are on
+    several devices, `plan` does not fit the parameters, or a parameter belongs to a wrapper of another module.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -164,7 +168,7 @@ class DataParallel(Module):
             if comm_hook is not None:
                 before = None if replaced is None else replaced._hooked
                 self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device, before)
-        except DdpError:  # micro-batches, a plan or a hook that do not fit, on every rank
+        except DdpError:  # every rank raises it: micro_batches, the plan or the hook does not fit
             self.comm.close()
             raise
         if replaced is not None:
@@ -194,7 +198,8 @@ class DataParallel(Module):
     def plan_state(self) -> dict[str, Any]:
         """JSON values for `load_plan_state`: the plan, the progress of planning, and whether buffers are due.
 
-        Use it to continue a run. For a new run with a fixed plan, `plan.state()` is enough.
+        With micro_batches they include the seed and the step, on which random numbers depend. Use it to continue a
+        run. For a new run with a fixed plan, `plan.state()` is enough.
         """
         self.check_open()
         state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
@@ -217,7 +222,10 @@ class DataParallel(Module):
         self.buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
 
     def close(self) -> None:
-        """Detaches the wrapper: the module's backward is local again, and it may be wrapped again. Gradients stay."""
+        """Detaches the wrapper: the module's backward is local again, and it may be wrapped again.
+
+        Gradients stay, except those that a ZeroOptimizer has reduced: each rank has only a part of them.
+        """
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
         if self._hooked is not None:
@@ -225,9 +233,10 @@ class DataParallel(Module):
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module. In training it first broadcasts buffers, if they are due.
+        """Runs the module. In training, except under `no_grad`, it first broadcasts buffers, if they are due.
 
-        Raises: ParallelError if the module has got a parameter since it was wrapped, or after `close`.
+        Raises: ParallelError if the module has got a parameter since it was wrapped, after `close`, or with
+        micro_batches if the module changes a buffer other than BatchNorm's.
         """
         self.check_open()
         self._parameters_check.check()
@@ -258,8 +267,9 @@ class DataParallel(Module):
         contributes zeros
         weight: the number of samples (or tokens), 0 for an empty batch; weights add up over `no_sync()`
 
-        Raises: ParallelError if there still are gradients of an earlier synchronized backward, if other ranks call
-        `loss.backward()` instead, or if the weight is negative.
+        Raises: DtypeError if loss_sum is not a Tensor; ParallelError if there still are gradients of an earlier
+        synchronized backward, if accumulated backwards or other ranks used `loss.backward()` instead, or if the weight
+        is not a finite number of at least 0.
         """
         self.check_open()
         if not isinstance(loss_sum, Tensor):
@@ -302,15 +312,15 @@ class DataParallel(Module):
     ) -> Iterator[None]:
         """A context in which ranks may make different numbers of steps. Ranks out of data contribute zero gradients.
 
-        All ranks enter and leave together. At the end, the model of the rank with the most steps is broadcast.
+        All ranks enter and leave together. At the end, the model of a rank with the most steps is broadcast.
         divide_by_initial_world_size: True: in the mean of `loss.backward()` a rank out of data counts, with gradient
         zero; False: it does not count. With `model.backward(loss, weight=n)` its weight is 0 in both cases
-        enable: False: the context has no effect
+        enable: False: the context has no effect; it also has none on one rank
         throw_on_early_termination: raise on all ranks when the first one is out of data
         optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
-        Raises: ParallelError for a model with micro_batches or a ZeroOptimizer; EarlyStop, a ParallelError, with
-        throw_on_early_termination.
+        Raises: ParallelError for a model with micro_batches or a ZeroOptimizer, and inside another `join`; EarlyStop, a
+        ParallelError, with throw_on_early_termination; DtypeError if optimizers holds something else.
         """
         self.check_open()
         checked_optimizers = join.checked(optimizers)
@@ -350,7 +360,7 @@ class DataParallel(Module):
         return pending or self.reducer.gradients.accumulating
 
     def share_requests(self, requests: PendingRequests) -> None:
-        """Sends these requests to stop or save with the control messages. Several models may share one object."""
+        """Makes the control messages send these requests to stop or save. Several models may share one object."""
         self.reducer.requests = requests
 
     def stats(self) -> Stats:
@@ -358,11 +368,14 @@ class DataParallel(Module):
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:
-        """The statistics of the steps since the last summary in one line, for the end of an epoch."""
+        """The statistics of the steps since the last summary in one line, for the end of an epoch.
+
+        Later calls of `stats` and `summary` no longer count these steps.
+        """
         return self.reducer.timeline.summary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
-        """Copies the module, without a wrapper, so that other ranks need not make a copy."""
+        """Copies the module without its wrapper. To copy the wrapper would be collective."""
         return copy.deepcopy(self.module, memo)
 
     def __getstate__(self) -> object:
@@ -372,7 +385,7 @@ class DataParallel(Module):
         )
 
     def check_open(self) -> None:
-        """Checks that `close` was not called. Raises: ParallelError if it was."""
+        """Raises: ParallelError if this wrapper was closed, or replaced by a newer one."""
         if self._closed is not None:
             raise ParallelError(f"this DataParallel {self._closed}")
 
@@ -400,7 +413,8 @@ class DataParallel(Module):
 
     def _before_backward(self) -> None:
         """Called before a synchronized backward launches anything."""
-        if self._buffers_due():  # the other ranks had a forward and wait; this one had none, as for an empty batch
+        # Other ranks have begun the broadcast in their forward. This rank had no forward, as for an empty batch.
+        if self._buffers_due():
             self._sync_buffers(self._announce(join.FORWARD))
         self._announce(join.BACKWARD)
 

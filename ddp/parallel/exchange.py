@@ -20,7 +20,7 @@ Times = tuple[int, int]
 class Exchange:
     """Reduces full buckets, by default with one asynchronous collective each.
 
-    Every method is called in the thread that runs backward.
+    `begin` and the methods below it are called in the thread that runs backward.
     joinable: whether a rank that is out of data can take part with zeros
     """
 
@@ -43,7 +43,10 @@ class Exchange:
         self._control = control
 
     def launch(self, index: int) -> None:
-        """Called when a bucket is full on this rank, in the order 0, 1, ...: starts its reduction. Must not block."""
+        """Starts the reduction of a bucket, which is full on this rank. Must not block.
+
+        It is called in the order 0, 1, ...
+        """
         self._works.append(self._start(index))
 
     def _start(self, index: int) -> Work[Any]:
@@ -51,7 +54,7 @@ class Exchange:
         raise NotImplementedError
 
     def poll(self) -> None:
-        """Called whenever a gradient is complete: continues reductions of several steps, without waiting."""
+        """Called whenever a gradient is complete. Continues reductions of several steps, without waiting."""
 
     def finish(self) -> None:
         """Waits until every bucket is reduced. Raises: the error of the first bucket that failed, with its name."""
@@ -70,7 +73,7 @@ class AllReduce(Exchange):
 
     def _start(self, index: int) -> Work[Any]:
         buffer = self._buckets.memory.buffers[index]
-        # The communicator completes its calls in order: when it asks for the scale, the control message has arrived.
+        # The communicator completes its calls in order. So when it calls `scale`, the control message has arrived.
         work: Work[Any] = self._comm.all_reduce(
             buffer, ReduceOp.SUM, scale=self._control.scale, out=buffer, async_op=True
         )
@@ -78,7 +81,7 @@ class AllReduce(Exchange):
 
 
 class SingleRank(Exchange):
-    """For one rank: its gradients are the sum already. When backward ends, they are divided by the weight."""
+    """The exchange of a single rank, whose gradients are the sum already. `finish` divides them by the weight."""
 
     def launch(self, index: int) -> None:
         pass
@@ -87,7 +90,8 @@ class SingleRank(Exchange):
         scale = self._control.scale()
         if scale != 1.0:
             for buffer in self._buckets.memory.buffers:
-                # By all_reduce, as on many ranks: it scales in float32. In 16 bits the scale would be rounded.
+                # By all_reduce, as on many ranks: it scales 16-bit gradients in float32. In 16 bits the scale itself
+                # would be rounded.
                 self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, out=buffer)
 
     def times(self) -> list[Times | None]:

@@ -34,7 +34,7 @@ def backward_weight(weight: float) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSum:
-    """Counts the backwards of one model that were accumulated and are not reduced yet.
+    """The backwards of one model whose gradients were accumulated and are not reduced yet.
 
     weight: the sum of their weights, None if they had none; passes: their number
     reached: whether one of them reached a parameter
@@ -48,7 +48,8 @@ class WeightSum:
         """Returns the sum including the backward that starts now.
 
         weight: of the new backward; reaches: whether it reaches a parameter
-        empty: whether the model holds no gradient; then earlier gradients were discarded, and do not count
+        empty: whether the model holds no gradient; if so, earlier gradients were discarded, and their backwards do not
+        count
 
         Raises: ParallelError if some of the accumulated backwards have a weight, and others have none.
         """
@@ -66,8 +67,8 @@ class WeightSum:
 class GradientState:
     """For each parameter: whether it holds a gradient, and whether that is a mean over ranks already.
 
-    If it is such a mean, and its parameter is frozen, a backward that does not reach the parameter does not reduce it
-    again. A gradient that a frozen parameter has when the model is wrapped counts as such a mean.
+    A mean over ranks is not reduced again if its parameter is frozen and the backward does not reach the parameter. A
+    gradient that a frozen parameter has when the model is wrapped counts as such a mean.
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
@@ -75,7 +76,7 @@ class GradientState:
         self.excluded: set[int] = set()  # the parameters that this backward does not reduce again
         self._leaves = leaves
         self.tensors = tensors
-        # Whether the grad_buffer holds a mean over ranks, to which no backward has added since.
+        # Whether the grad_buffer holds a mean over ranks. Backwards inside no_sync() may have added to it since.
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
@@ -116,7 +117,8 @@ class GradientState:
     def add_weight(self, reaches: bool, names: Sequence[str]) -> None:
         """Adds the weight of the backward that starts. reaches: whether it reaches a parameter
 
-        Raises: ParallelError if it would be accumulated with backwards without a weight, or added to means over ranks.
+        Raises: ParallelError if only some of the accumulated backwards have a weight, or if one with a weight would add
+        to means over ranks.
         """
         weight = getattr(_current, "weight", None)
         self.weights = self.weights.add(weight, reaches=reaches, empty=not self.any())
@@ -128,12 +130,15 @@ class GradientState:
             )
 
     def first_mean(self) -> int | None:
-        """The first parameter whose gradient is a mean to which this backward would add; None if there is none."""
+        """The first parameter whose gradient is a mean that this backward would add to or reduce again; or None."""
         means = (index for index, reduced in enumerate(self._reduced) if reduced and index not in self.excluded)
         return next(means, None)
 
     def end(self, index: int, by_any: bool) -> None:
-        """Called when a backward has ended. by_any: whether any rank had a gradient: if so, the mean is in place"""
+        """Called for each parameter when a synchronized backward has ended.
+
+        by_any: whether any rank had a gradient; if so, the grad_buffer's memory holds the mean
+        """
         if by_any or index not in self.excluded:
             self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY
             self._reduced[index] = by_any

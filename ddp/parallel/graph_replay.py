@@ -1,9 +1,9 @@
 """Replays of a captured backward: a CUDA graph reduces the buckets again, and ranks still exchange control messages.
 
 Weights and used parameters were exchanged when the step was captured, and are constants of the graph. Every replay
-sends the control message nevertheless, over the host's transport and without waiting for it. It is read before the next
-replay, one step late, with its requests (to stop, to save). If the message differs from that of the capture, the step
-before was applied with a wrong mean: every rank raises.
+sends the control message nevertheless, over the host's transport and without waiting for it. The message is read before
+the next replay or backward, one step late, with its requests (to stop, to save). If its weights or used parameters
+differ from those of the capture, the replayed step was applied with a wrong mean, and every rank raises.
 
 The reducer registers with the capture what changes its own state (`Reducer._begin_capture`, `Reducer._end_capture`).
 """
@@ -29,12 +29,15 @@ class GraphReplays:
         self._last: _ReplayedBackward | None = None  # the backward whose message was sent last
 
     def begin(self) -> None:
-        """Reads the message of the last replay, before any backward. Raises: ParallelError; see the module."""
+        """Called before a backward or a replay. Reads the message of the last replay.
+
+        Raises: ParallelError if weights or used parameters of that replay were not those of the capture.
+        """
         if self._last is not None:
             self._last.receive()
 
     def register(self, graph: Any, weight: float | None) -> None:
-        """Registers with a graph that contains a synchronized backward what each launch of it does.
+        """Registers what each launch of `graph`, which contains a synchronized backward, does on the host.
 
         weight: of that backward, on this rank
         """

@@ -1,9 +1,9 @@
 """Uneven numbers of steps: a rank that is out of data contributes zeros until all ranks are out of data.
 
 Inside `model.join()` ranks announce everything that they do together (the broadcast of buffers before a forward, a
-synchronized backward) by one small all-reduce. A rank that has left its loop announces nothing. It takes part in what
-the others announce, by a no-op. When all have left, the rank that ended last broadcasts the model, since the others
-missed its updates.
+synchronized backward) by one small all-reduce. A rank that has left its loop takes part in these all-reduces without an
+announcement of its own, and then in what the other ranks have announced: in a backward it contributes zeros. When all
+have left, a rank that ended last broadcasts the model, since the others missed its last updates.
 
 Outside of `join` nothing is announced. Source of the interface: PyTorch's `DistributedDataParallel.join`.
 """
@@ -55,7 +55,7 @@ class JoinContext:
         """Announces what this rank does next, FORWARD or BACKWARD; None: it has run out of data. Collective.
 
         Returns: what the ranks do next; None if all have run out of data
-        Raises: EarlyStop on every rank, with `throw`, if one has run out of data.
+        Raises: EarlyStop on every rank, with `throw`, if some ranks have run out of data and others have not.
         """
         size = self._comm.size
         rank = self._comm.rank
@@ -80,7 +80,7 @@ class JoinContext:
 
 
 def checked(optimizers: Iterable[Any]) -> list[Any]:
-    """Returns the optimizers as a list. Raises: DtypeError unless all are optimizers."""
+    """Returns the optimizers as a list. Raises: DtypeError unless all of them have a `load_state_dict`."""
     given = list(optimizers) if isinstance(optimizers, Iterable) else None
     if given is None or not all(hasattr(item, "load_state_dict") for item in given):
         raise DtypeError(f"join: optimizers is a list of optimizers, got {optimizers!r:.60}")

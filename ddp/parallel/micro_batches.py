@@ -74,7 +74,7 @@ class Subtree(NamedTuple):
     total: Any
 
     def joins(self, following: Subtree) -> bool:
-        """Whether the tree adds these two subtrees."""
+        """Whether this subtree and the following one are the two halves of a larger one, equal in length."""
         return self.length == following.length and self.start % (2 * self.length) == 0
 
     def add(self, following: Subtree, add: Callable[[Any, Any], Any]) -> Subtree:
@@ -83,7 +83,10 @@ class Subtree(NamedTuple):
 
 
 def blocks(micro_batches: range) -> list[tuple[int, int]]:
-    """(start, length) of the largest subtrees in a range. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
+    """(start, length) of the largest subtrees in a range whose lengths are powers of two.
+
+    `blocks(range(3, 8)) == [(3, 1), (4, 4)]`
+    """
     stack: list[Subtree] = []
     for number in micro_batches:
         last = Subtree(number, 1, None)
@@ -94,7 +97,7 @@ def blocks(micro_batches: range) -> list[tuple[int, int]]:
 
 
 def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
-    """Adds the totals of adjacent blocks, which together are a subtree or the tree, in the tree's order."""
+    """Adds the totals of adjacent blocks in the tree's order. Together they are a subtree, or the whole tree."""
     totals = {part.start: part.total for part in parts}
     first = parts[0].start
     last = parts[-1]
@@ -117,8 +120,8 @@ class TreeExchange(HookExchange):
         self._xp = target.xp
         ranges = [micro_batches_of(count, rank, comm.size) for rank in range(comm.size)]
         self._blocks = [blocks(numbers) for numbers in ranges]
-        # If each rank has one block, and all have the same length (the last may be shorter), this is the tree over the
-        # ranks.
+        # If each rank has one block, and all have the same length (the last may be shorter), the tree over the blocks
+        # is the tree over the ranks.
         length = self._blocks[0][0][1]
         self._by_rank = all(own[1:] == [] and own[0][0] == rank * length for rank, own in enumerate(self._blocks))
         self._last = ranges[comm.rank][-1]
@@ -132,7 +135,10 @@ class TreeExchange(HookExchange):
         self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Adds the kept sums that the tree joins with micro-batch `number` to its gradients in the bucket."""
+        """Called when a bucket holds the gradients of micro-batch `number`. Adds the kept sums that complete subtrees.
+
+        Returns: the largest subtree that is completed; its sum is in the bucket
+        """
         sums = self._sums[bucket]
         block = Subtree(number, 1, self._buckets.memory.buffers[bucket])
         while sums and sums[-1].joins(block):
@@ -149,7 +155,7 @@ class TreeExchange(HookExchange):
             self._sums[bucket].append(block._replace(total=memory))
 
     def discard(self) -> None:
-        """Frees the partial sums, after a step or a failure."""
+        """Drops the partial sums, and keeps their memory for later ones. After a step, or before a state is loaded."""
         for sums, free in zip(self._sums, self._free, strict=True):
             free += [block.total for block in sums]
             sums.clear()
@@ -176,7 +182,7 @@ class TreeExchange(HookExchange):
         else:
             super().finish()
         for sums in self._sums:
-            sums.pop()  # the total, which lies in the bucket
+            sums.pop()  # the last block, whose sum is in the bucket's own memory
         self.discard()
 
     def sum_in_tree_order(self, bucket: GradBucket) -> Steps:
@@ -216,10 +222,11 @@ _latest = _Latest()
 
 
 def begin_micro_batch(first: bool) -> None:
-    """Seeds this thread's random numbers for the next micro-batch of the model that it wrapped last, if any.
+    """Seeds this thread's random numbers for the next micro-batch of the model that this thread wrapped last.
 
-    A DataLoader calls this before it returns a micro-batch, so that the micro-batch does not depend on random numbers
-    that were drawn before. first: whether it is the first micro-batch of a pass
+    Does nothing if this thread has wrapped no model with micro_batches. A DataLoader calls this before it returns a
+    micro-batch, so that results do not depend on how many random numbers were drawn before.
+    first: whether it is the first micro-batch of a pass
 
     Raises: ParallelError if a pass begins while the model is in the middle of a step.
     """
@@ -242,7 +249,8 @@ class MicroBatches:
     used: numbers of the parameters that this step's micro-batches have used; weights: of these micro-batches, None for
     one without a weight
 
-    Raises: ParallelError for a module whose results would depend on the number of ranks.
+    Raises: ArgumentError for fewer micro-batches than ranks; ParallelError for a SyncBatchNorm or 16-bit parameters in
+    the module: its results would depend on the number of ranks.
     """
 
     def __init__(self, comm: Communicator, module: Module, count: int) -> None:
@@ -285,7 +293,7 @@ class MicroBatches:
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """Called before a backward. Batch norms that it recomputes only record their statistics."""
+        """Called before a backward. Batch norms that the backward recomputes only record their statistics."""
         self._outer = deferred.records
         deferred.records = self._records
 
@@ -304,8 +312,8 @@ class MicroBatches:
     def seed_draws(self, of_forward: bool = False) -> None:
         """Seeds this thread's random numbers for the next micro-batch.
 
-        of_forward: seeds them again when its forward starts: numbers drawn in between, as by an evaluation, do not
-        matter
+        of_forward: True when the forward of the micro-batch starts. This second seeding makes the forward independent
+        of numbers that were drawn after the first one, as by an evaluation
         """
         self._forward_seeded = of_forward
         entropy = [self.seed, self.step, self.number, int(of_forward)]
@@ -346,7 +354,7 @@ class MicroBatches:
         self.used |= used
 
     def complete(self) -> None:
-        """Called after the backward that completes a micro-batch. The last one ends the step, collectively."""
+        """Called after the backward that completes a micro-batch. The last one ends the step, which is collective."""
         if self.last:
             self._update_statistics()
             self.step += 1
@@ -357,13 +365,13 @@ class MicroBatches:
         self.seed_draws()
 
     def state(self) -> dict[str, Any]:
-        """JSON values for `load_state`, and what else the last bits depend on."""
+        """JSON values for `load_state`, with the properties of this process on which the last bits depend."""
         return {"count": self.count, "seed": self.seed, "step": self.step, "machine": machine()}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continues from this state, on any number of ranks. Warns if the last bits may differ on this machine.
+        """Continues from this state, on any number of ranks. Rank 0 warns if the last bits may differ on this machine.
 
-        Raises: ParallelError if the state has another number of micro-batches.
+        Raises: ParallelError if the state is None, or has another number of micro-batches.
         """
         if state is None or state["count"] != self.count:
             saved = None if state is None else state["count"]
@@ -378,7 +386,7 @@ class MicroBatches:
         differences = [
             f"{name} {saved.get(name)}, here {value}" for name, value in machine().items() if saved.get(name) != value
         ]
-        if differences and self._comm.rank == 0:  # all ranks have the same: DataParallel checks it
+        if differences and self._comm.rank == 0:  # `machine()` is the same on all ranks: DataParallel has checked it
             warnings.warn(
                 f"the state was saved with {'; '.join(differences)}: the last bits may differ from now on. The number "
                 "of BLAS threads is that of the environment, OPENBLAS_NUM_THREADS, when Python starts",
@@ -403,7 +411,7 @@ class MicroBatches:
         return versions
 
     def _norms(self) -> list[BatchNorm]:
-        """The layers that keep running statistics, in the model's order."""
+        """The batch norm layers that keep running statistics, in the model's order."""
         return [m for m in self._module.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
 
     def _uncount(self, records: RecordedStatistics) -> None:
@@ -412,7 +420,10 @@ class MicroBatches:
             norm.num_batches_tracked.sub_(sum(record[0] is norm.running_mean for record in records))
 
     def _update_statistics(self) -> None:
-        """Updates running statistics by all ranks' micro-batches, in order. Collective if the module has any."""
+        """Updates running statistics by the micro-batches of all ranks, in order. Collective.
+
+        Does nothing if no batch norm of the module keeps running statistics.
+        """
         norms = self._norms()
         if not norms:
             return
@@ -441,6 +452,6 @@ class MicroBatches:
 
 
 def machine() -> dict[str, Any]:
-    """The properties of this process on which the last bits of results depend."""
+    """Properties of this process on which the last bits of results depend."""
     kernels = "none" if _native.library is None else Path(_native.library._name).name
     return {"BLAS threads": _native.blas_threads(), "kernels": kernels}

@@ -7,8 +7,8 @@ complete, and at the end `end`, or `abandon` if backward raised. In these calls 
     ready   launches every bucket (`buckets`) that is full, through the exchange (`exchange`)
     end     waits for all buckets, lets the checks compare what ranks sent, and asks the planner for the next plan
 
-Strict order: ranks fill buckets in different orders, and collectives that are launched in different orders deadlock. So
-a full bucket is launched only after all buckets before it in the plan, on every rank alike.
+Strict order: ranks fill buckets in different orders, but all ranks must launch collectives in the same order. So a full
+bucket is launched only after all buckets before it in the plan.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
 # Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
-# models ends their reductions in this order: a reduction waits for the other ranks, on which the graph may reach
-# the models in another order.
+# models begins and ends their reductions in this order: reductions wait for the other ranks, where the graph may
+# reach the models in another order.
 _reducer_numbers = itertools.count()
 
 
 class Reducer:
     """Reduces the gradients of one model; see `ddp._engine.GradReadyHook` for what the engine calls.
 
-    owner: the DataParallel; names, tensors: the parameters, in the model's order
-    comm: a communicator that is used for nothing else; planner: makes the bucket plans, and has made the first
+    owner: the DataParallel; names, tensors: the floating-point parameters, in the model's order
+    comm: the communicator that only this model uses; planner: makes the bucket plans, and has made the first
     check_every, check_finite: see DataParallel
-    micro_batches: this rank's place in the micro-batches of a step, if DataParallel was given a number of them
+    micro_batches: this rank's progress through the micro-batches of a step; None without micro_batches
     """
 
     def __init__(
@@ -130,10 +130,13 @@ class Reducer:
         exchange.set_buckets(self.buckets)
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """Called when a backward starts that will reach these leaves. Sends the control message, and launches buckets
-        whose gradients it does not reach.
+        """Called when a backward starts that will reach these leaves.
 
-        Raises: ParallelError if an earlier backward failed half-way or still runs, or if weights do not fit each other.
+        If the backward reduces, sends the control message, and launches the first buckets of the plan, as far as the
+        backward reaches none of their parameters.
+
+        Raises: ParallelError if an earlier backward failed half-way or still runs, if a weight was given for some of
+        the accumulated backwards only, or as `GraphReplays.begin` and `_begin_micro_batch`.
         """
         self.check_usable()
         self.running = self._reached = True
@@ -169,7 +172,11 @@ class Reducer:
         self.exchange.poll()
 
     def end(self) -> None:
-        """Waits for the buckets. Then each grad_buffer holds the mean, or is empty if no rank used the parameter."""
+        """Called after the last node. If the backward reduces, waits for the buckets, and completes the step.
+
+        Then each grad_buffer holds the mean, or is empty if no rank used the parameter. Under a ZeroOptimizer it holds
+        this rank's sum instead.
+        """
         if self.micro_batches is not None:
             self.micro_batches.end_backward()
         if not self._reducing:
@@ -189,7 +196,7 @@ class Reducer:
         self._snapshot = None
         try:
             self._check()
-        except ParallelError:  # every rank raises it, so they still agree
+        except ParallelError:  # every rank raises it, so the ranks still agree
             self.in_flight = False
             raise
         used = self.control.used()
@@ -204,7 +211,7 @@ class Reducer:
         self.in_flight = False
 
     def _begin_capture(self) -> None:
-        """In a capture, guards what its graph depends on, and registers how to undo the backward if it fails."""
+        """In a capture, guards what its graph depends on, and registers how to restore the state if it fails."""
         if (graph := capturing.now) is None:
             return
         snapshot = self.gradients.snapshot()
@@ -230,13 +237,13 @@ class Reducer:
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """Called when backward raised. If nothing was launched, restores the state before this backward.
+        """Called when backward raised. Restores the weights and flags in `gradients`, not the grad_buffers.
 
-        Otherwise the ranks no longer agree, and the model is marked as broken. A single rank is always restored, except
-        with micro_batches.
+        If something was launched, the ranks no longer agree, and the model is marked as broken. A single rank is never
+        marked as broken, except with micro_batches.
         """
-        # With a tree not even a single rank can be restored: earlier micro-batches have been added to the buckets. In a
-        # capture nothing has been launched yet.
+        # With micro_batches not even a single rank can repeat the backward: sums of earlier micro-batches have been
+        # added to the buckets. In a capture nothing has been launched yet.
         alone = self.comm.size == 1 and self.tree is None
         if self.in_flight and self._broken is None and not alone and capturing.now is None:
             self._broken = error
@@ -252,6 +259,8 @@ class Reducer:
     def recording(self, leaves: Sequence[Leaf]) -> Iterator[None]:
         """A context for a backward under create_graph. At its end gradients become means over ranks, with a graph.
 
+        Inside `no_sync()` they stay this rank's own.
+
         Raises: GraphError with a communication hook, a ZeroOptimizer, micro_batches, or inside `join`; ParallelError as
         `begin`.
         """
@@ -261,7 +270,9 @@ class Reducer:
                 "backward(create_graph=True) under DataParallel: what a communication hook, a ZeroOptimizer or join() "
                 "makes of gradients has no derivative: use autograd.grad(create_graph=True), ddp.parallel.all_reduce"
             )
-        if not self.gradients.any():  # `begin` runs after this backward, and would find its gradients
+        # If earlier gradients were discarded, their weights do not count. `begin` cannot see this: it runs at the end,
+        # when there are gradients again.
+        if not self.gradients.any():
             self.gradients.weights = WeightSum()
         self.running = True
         try:
@@ -276,8 +287,8 @@ class Reducer:
                 self.ready(leaf)
             self.end()
         if self.sync:
-            # The buckets hold the means; here they get a graph, of one all-reduce of all gradients. So a backward that
-            # reaches any of them runs the same collective on every rank.
+            # The buckets hold the means. Here the means get a graph, which has one all-reduce of all gradients. So a
+            # backward that reaches any mean runs the same collective on every rank.
             used = [*itertools.compress(self.gradients.tensors, self.control.used())]
             means: Any = restore_tensors(
                 [x.leaf.grad_buffer.array for x in used], [*itertools.compress(edges, self.control.used())], ()
@@ -300,7 +311,7 @@ class Reducer:
                 self.end()
 
     def join_no_op(self, weight: float) -> None:
-        """Takes part, without gradients, in a backward of the other ranks. weight: of this rank"""
+        """Takes part in a backward of the other ranks, with gradients of zero. weight: of this rank"""
         self.check_usable()
         self.gradients.begin(set())
         for index, leaf in enumerate(self.leaves):
@@ -315,7 +326,10 @@ class Reducer:
             self.end()
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with the buckets and the planning of a `planner.state()`. Collective."""
+        """Continues with the buckets and the planning of a `planner.state()`. Collective.
+
+        Raises: ParallelError if the plan does not fit the parameters.
+        """
         before = self.planner.plan
         plan = self.planner.restore(state)
         if self.tree is not None:
@@ -354,13 +368,13 @@ class Reducer:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
         before: BucketAssignment | None = getattr(self, "_assignment", None)
         self._assignment = BucketAssignment(plan, self.names, self.leaves, self.comm)
-        if before is not None:  # keeps its buckets until gradients are copied out, maybe on another stream
+        if before is not None:  # keeps the old buckets alive until the device has copied the gradients out of them
             self.comm.watch_device("moved gradients", keep=before.buckets)
         self.timeline.set_buckets(self.buckets)
         self.exchange.set_buckets(self.buckets)
 
     def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, joined: bool = False) -> None:
-        """Sends the control message, and launches the buckets that get no gradient in this backward."""
+        """Sends the control message, and launches buckets as far as they get no gradient in this backward."""
         self.used = used
         self._reducing = True
         self._started = monotonic_ns()
@@ -402,7 +416,8 @@ class Reducer:
         """Begins a backward that may complete a micro-batch.
 
         Returns: the parameters that this rank's micro-batches of this step have used so far
-        Raises: ParallelError if a parameter holds a gradient of the step before, or has no bucket.
+        Raises: ParallelError if a parameter holds a gradient of the step before or has no bucket, if only some
+        micro-batches have a weight, or in a CUDA graph.
         """
         if capturing.now is not None:
             raise ParallelError("micro_batches: a CUDA graph would replay one micro-batch's draws: run without a graph")
@@ -417,7 +432,8 @@ class Reducer:
             )
             raise ParallelError(f"micro_batches: {self.names[index]} {why}")
         for leaf in self.leaves:
-            if leaf.grad_buffer.state is ZEROED:  # added to these zeros, -0 would become 0; a first gradient stays -0
+            # A gradient of -0 that is added to zeros becomes 0, but in an empty buffer it stays -0.
+            if leaf.grad_buffer.state is ZEROED:
                 leaf.grad_buffer.clear()
         self._assignment.exclude(self.gradients.excluded)
         micro_batches.begin_backward()
@@ -443,7 +459,10 @@ class Reducer:
         self.micro_batches.complete()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets. Raises: the error of the first that failed, with its name."""
+        """Waits for the control message and all buckets.
+
+        Raises: the error of the first of them that failed, with the message's or the bucket's name.
+        """
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"
