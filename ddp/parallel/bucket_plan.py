@@ -1,8 +1,9 @@
 """Bucket plans: which gradients are reduced together, and in which order.
 
-Many small all-reduces cost latency, but a single large one could not start before backward has ended. `plan_buckets` splits gradients by size. The first bucket is small, so that communication starts early; the others are
-as large as the cap allows. `end_of` predicts when a plan ends, from the times when gradients are ready and the cost of
-an all-reduce. `choose_cap` returns the cap whose plan ends first. All three are pure functions.
+Many small all-reduces cost latency, but a single large one could not start before backward has ended. `plan_buckets`
+splits gradients by size. The first bucket is small, so that communication starts early; the others are as large as the
+cap allows. `end_of` predicts when a plan ends, from the times when gradients are ready and the cost of an all-reduce.
+`choose_cap` returns the cap whose plan ends first. All three are pure functions.
 
 Source: Li et al. 2020, arXiv:2006.15704, §3.2.3 and §4.2; the cost of an all-reduce as in Shi et al. 2019, MG-WFBP,
 arXiv:1811.11141.

@@ -1,14 +1,14 @@
 """The checks of DataParallel: they find what differs between ranks, and name it on every rank.
 
     what                     when                             how
-    check_same               at wrapping                      hash of settings, names, shapes, dtypes; then the lists
-    broadcast_values         at wrapping                      broadcasts rank 0's values
+    check_same               at wrapping                      hash of settings, names, shapes, dtypes; then all texts
+    broadcast_values         at wrapping                      makes values equal: broadcasts those of rank 0
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     SkippedBackwards         every backward                   forwards without a backward, in the control message
-    FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
+    FiniteCheck              every backward, if requested     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
 
-The checks raise ParallelError on every rank; ParameterCheck only on the ranks whose module has changed.
+The checks raise ParallelError on every rank; ParameterCheck raises it only on the ranks whose module has changed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_same(comm: Communicator, values_here: Mapping[str, Any]) -> None:
         if (digests == digests[0]).all():
             return
         everyones = comm.all_gather_object(dict(values_here))
-    # The names of all ranks: if a name is missing here only, this rank must raise like the others, and not go on.
+    # Compares the names of all ranks: if a name is missing only on this rank, this rank must raise, too.
     for name in dict.fromkeys(name for rank_values in everyones for name in rank_values):
         values = [rank_values.get(name, "missing") for rank_values in everyones]
         for rank, value in enumerate(values):
@@ -81,7 +81,7 @@ def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:
 
 
 class ParameterCheck:
-    """Finds parameters that were added to the module after it was wrapped: each rank would train them alone."""
+    """Finds parameters that were added to the module after it was wrapped. Their gradients are not reduced."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -109,16 +109,16 @@ Array = Any
 
 
 class SkippedBackwards:
-    """Finds a rank that skips a backward: its next one would meet the other ranks' backward of another batch.
+    """Finds a rank that skips a backward: its next backward would be reduced with the other ranks' of another batch.
 
     Such a rank has dropped what a forward returned, and with it the graph, and then made another forward. The last
-    forward before a backward is never counted: `sum(0 * p.sum() for p in model.parameters())` may replace a loss. If
-    all ranks drop equally many results, that is no error.
+    forward before a backward is never counted, because `sum(0 * p.sum() for p in model.parameters())` may replace its
+    loss. It is no error if all ranks drop equally many results.
     """
 
     def __init__(self) -> None:
         self._graphs: list[WeakSet[Node]] = []  # for each forward since the last backward, the nodes of its results
-        self.count = 0  # of backwards that this rank has skipped since ranks last compared
+        self.count = 0  # how many backwards this rank has skipped since ranks last compared the counts
 
     def add_forward(self, result: Any) -> None:
         """Called when a forward in training has returned `result`."""
@@ -163,11 +163,11 @@ def _nodes(result: Any) -> Iterator[Node]:
 
 
 class FiniteCheck:
-    """Names the rank and parameter of an infinity or NaN: after the sum it is in every rank's gradient.
+    """Names the rank and the parameter of an infinity or NaN, which is in every rank's gradient after the sum.
 
-    Each gradient is looked at before it is reduced; on a GPU the host waits for it. One small call at the end compares
-    what the ranks have found.
-    bad: the name of the first such parameter on this rank, in this backward
+    Each gradient is looked at before it is reduced; on a GPU the host waits for it. One small call at the end of a
+    backward compares what the ranks have found.
+    bad: the name of the first such parameter on this rank, in this backward; with micro_batches, in this step
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -197,10 +197,10 @@ _BITS = 52
 
 
 class ConsistencyCheck:
-    """Finds parameters that drift apart: ranks then train different models, and nothing else would show it.
+    """Finds parameters that differ between ranks, which otherwise would train different models unnoticed.
 
-    Every `every` steps each rank takes a checksum of its parameters. The control message of the next backward carries
-    the checksum, so it costs no call. The host waits for a GPU only in that backward.
+    In every `every`-th synchronized backward each rank takes a checksum of its parameters. The control message of the
+    next backward carries the checksum, so it costs no call. The host waits for a GPU only in that next backward.
 
     names, tensors: the parameters; every: synchronized backwards between two checksums, 0: no checksums
     """
@@ -211,12 +211,12 @@ class ConsistencyCheck:
         self._tensors = tensors
         self._every = every
         self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
-        self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums behind the checksum that was sent
+        self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums of the checksum that was sent last
         self._taken = 0  # the step at which the sums in `_compared` were taken
         self._agreed = "when the model was wrapped"  # when ranks were last known to have the same parameters
 
     def checksum(self, step: int) -> float:
-        """The checksum for the control message of this backward; takes the next one if it is due."""
+        """The checksum for the control message of this backward. Then begins the next checksum, if it is due."""
         checksum = NO_CHECKSUM
         if self._sums is not None:
             self._compared = to_device(self._sums, CPU)
@@ -229,14 +229,14 @@ class ConsistencyCheck:
         return checksum
 
     def forget(self) -> None:
-        """Drops a checksum that was not sent: this rank's parameters are about to be replaced."""
+        """Drops a checksum that was not sent. A rank out of data calls it: its parameters will be replaced."""
         self._sums = None
 
     def compare(self, checksums: np.ndarray[Any, Any]) -> None:
         """Compares the ranks' checksums. Collective if they differ.
 
         checksums: (size,) the checksum of each rank, or NO_CHECKSUM
-        Raises: ParallelError on every rank, which names the first parameter that differs, and the ranks.
+        Raises: ParallelError on every rank, with the first parameter that differs, and the ranks.
         """
         ranks = np.flatnonzero(checksums != NO_CHECKSUM)
         if len(ranks) == 0:
@@ -267,7 +267,7 @@ def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Seq
 
 
 def bit_sum(array: Array, xp: Any) -> Array:
-    """() uint64: the sum modulo 2^64 of an array's bytes as 64-bit integers. A single differing bit changes it."""
+    """() uint64: the sum modulo 2^64 of an array's bytes as 64-bit integers. A single flipped bit changes the sum."""
     flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy, because a GPU cannot read unaligned numbers
     whole = flat.size // 8 * 8
     # keepdims: NumPy warns if a scalar overflows, but not if an array of one number does.
@@ -276,7 +276,7 @@ def bit_sum(array: Array, xp: Any) -> Array:
 
 
 def mix(sums: Sequence[int]) -> int:
-    """A hash below 2^52 of many numbers, which depends on their order."""
+    """A hash of many numbers, which depends on their order. Returns: a whole number below 2^52"""
     mixed = 0
     for number in (*sums, len(sums)):  # one more round: without it the lowest bits of the last number would be cut off
         mixed = (mixed * 0x9E3779B97F4A7C15 + number) % (1 << 64)

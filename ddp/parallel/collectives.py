@@ -1,13 +1,13 @@
 """Collectives with gradients, on tensors. `ddp.parallel` describes which gradients these are.
 
 Forward and backward are one collective each, so all ranks must run both, even if only one rank needs a gradient. So
-before the collective the ranks exchange in a small message whether their tensors require grad. If any does, all ranks
-record a node, and the result requires grad on all of them. The message also contains the lengths along axis 0, which
-backward needs. Under `no_grad` nothing is exchanged or recorded.
+before the collective the ranks exchange in a small message whether their tensors require grad. If any does (`scatter`:
+if the root's does), all ranks record a node, and the result requires grad on all of them. The message also contains the
+lengths along axis 0 that backward needs. Under `no_grad` there is no such message, and nothing is recorded.
 
 The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, at the same
-time as DataParallel's reductions and calls of the user. If all these shared one communicator, their
-order would differ between ranks.
+time as DataParallel's reductions and calls of the user. If all these shared one communicator, their order would differ
+between ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _duplicates: WeakKeyDictionary[Communicator, Communicator] = WeakKeyDictionary()
 def private_duplicate(comm: Communicator | None) -> Communicator:
     """The duplicate of `comm` (None: `collectives.init()`) for these collectives. It is closed together with `comm`.
 
-    The first call is collective.
+    The first call with a communicator is collective.
     """
     comm = collectives.init() if comm is None else comm
     duplicate = _duplicates.get(comm)
@@ -51,8 +51,10 @@ Adjoint = Callable[[Tensor], Tensor]
 class CollectiveCall:
     """One call of a collective on this rank. x: the tensor; optional: x may be None
 
-    comm: the communicator of forward and backward; array: of the tensor; xp: the array module
+    comm: the private duplicate that the call goes over; array: of the tensor; xp: the array module
     recorded: whether all ranks record a node
+
+    Raises: DtypeError if x is no tensor.
     """
 
     def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
@@ -84,8 +86,8 @@ class CollectiveCall:
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
         """Wraps the result in a tensor, and records its node.
 
-        adjoint: turns the gradient of the result into that of the tensor. It is called on all ranks, but its value is
-        ignored where the tensor does not require grad. Under create_graph, its ops are recorded
+        adjoint: computes the gradient of the tensor from that of the result. It is called on all ranks, but its value
+        is ignored where the tensor does not require grad. Under create_graph, its ops are recorded
         """
         result = wrap(array, self._device)
         if self.recorded:
@@ -123,10 +125,10 @@ class _CollectiveBackward:
 
 
 def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
-    """The gradient of a collective's node, or zeros, plus 0 times the result of the node.
+    """The gradient g of a collective's result, or zeros if g is None, plus 0 times this result.
 
-    Because of this term, a backward from the gradient reaches this collective on every rank, even if the gradient does
-    not depend on the result, as on a rank whose loss is linear in it.
+    Because of the second term, a backward from the gradient reaches this collective on every rank, even if the gradient
+    does not depend on the result, as on a rank whose loss is linear in the result.
 
     like: an array with the shape and dtype of the result
     """
@@ -144,8 +146,8 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
 
     x: (...), the same shape and dtype on every rank; op: sum, mean; if no rank's x requires grad also max, min, prod
     Returns: (...), a new tensor
-    Raises: GraphError, on every rank, if x requires grad on any and op has no gradient; what `Communicator.all_reduce`
-    raises.
+    Raises: GraphError on every rank if x requires grad on one of them and op has no gradient; DtypeError if x is no
+    tensor; what `Communicator.all_reduce` raises.
     """
     call = CollectiveCall("all_reduce", x, comm)
     op = ReduceOp.parse(op)
@@ -155,7 +157,7 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
 
 # y_root = sum over s of x_s, y_r = 0 elsewhere;  dx_s = g_root.  mean: both divided by the number of ranks
 def reduce(x: Tensor, op: ReduceOp | str = "sum", root: int = 0, comm: Communicator | None = None) -> Tensor:
-    """The reduction of all ranks' x on the root, and zeros on the other ranks, so that each can call backward.
+    """The reduction of all ranks' x on the root. The other ranks get zeros, from which they can call backward.
 
     x, op, Raises: as in `all_reduce`; Returns: (...), a new tensor
     """
@@ -238,7 +240,8 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
 
     x: (n_r, ...); only the n_r may differ between ranks; 0-d tensors count as (1,)
     lengths: all n_r, if every rank knows them; "equal": all n_r are the same; None: they are exchanged first
-    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere. Every rank must call backward from it
+    Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; if it requires grad, every rank must call backward
+    from it
     Raises: what `Communicator.gather` raises.
     """
     call = CollectiveCall("gather", x, comm)
@@ -254,7 +257,7 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
 def all_gather(x: Tensor, comm: Communicator | None = None, *, lengths: Lengths = None) -> Tensor:
     """All ranks' x joined along axis 0 in rank order, on every rank, with gradients back to each rank.
 
-    The result is as large as all ranks' x together: memory grows with the number of ranks, on every one of them.
+    The result is as large as all ranks' x together, so the memory of every rank grows with the number of ranks.
 
     x, lengths: as in `gather`
     Returns: (n_0 + n_1 + ..., ...)
@@ -295,7 +298,7 @@ def scatter(
 
     def adjoint(g: Tensor) -> Tensor:
         whole = gather(g, root, comm, lengths=counts)
-        # Off the root `gather` returns no rows: their sum makes zeros of the right shape.
+        # Off the root `gather` returns no rows. Their sum is 0, which expands to zeros of the right shape.
         return whole if like is None else whole.sum().expand(like.shape)
 
     return call.result(part, adjoint)

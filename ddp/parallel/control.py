@@ -2,12 +2,13 @@
 
 It is a message of its own, and no part of a gradient, because hooks may round, drop or shard gradients. It is float64,
 and summed over the ranks. It is launched before the first bucket, so the total weight is known when the first sum
-arrives. Values of single ranks are in a table with a row for each rank: a rank fills its own row and leaves zeros in
+arrives. Values of single ranks are in a table with a row for each rank. A rank fills its own row and leaves zeros in
 the others, so that the sum holds all rows.
 
-It also carries requests: to stop, to save, to hold the state in memory, to end and continue on another number of
-ranks. A signal may reach one rank only, at any moment, and ranks that act on it after different steps would wait for
-each other for ever. After a synchronized backward all ranks know the same requests.
+The message also carries requests: to stop, to save, to complete a save that this rank has written in the background, to
+hold the state in memory, to end and continue on another number of ranks. A signal may reach one rank only, at any
+moment, and ranks that act on it after different steps would wait for each other for ever. After a synchronized backward
+all ranks have received the same requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REQUEST_KINDS = 5
 NO_CHECKSUM = -1.0
 # A rank that is out of data sends this in place of its number of skipped backwards.
 NOT_COUNTED = np.inf
-# Indices: the message begins with these numbers, the requests, and a used bit for each parameter.
+# Indices: the message begins with these four numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
 _USED = _REQUESTS + REQUEST_KINDS
 # How many numbers a rank's row has in front of its timestamps.
@@ -56,12 +57,12 @@ class PendingRequests:
 
 
 class ControlMessage:
-    """The message of one model; one is in flight at a time.
+    """The control message of one model. It is sent again and again; only one is in flight at a time.
 
     array: (9 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
     this rank is out of data (joined), its weight if so, its requests, a used bit for each parameter, the weight of each
     micro-batch; then a row for each rank: a checksum, how many backwards it skipped, and `width` timestamps of the last
-    step
+    step. After `wait` it is the sum of all ranks' arrays
     """
 
     def __init__(self, comm: Communicator, parameters: int, width: int, micro_batches: int = 0) -> None:
@@ -87,11 +88,12 @@ class ControlMessage:
         """Launches the message with this rank's part.
 
         weight: None: no weight was given, which counts as 1
+        used: (parameters,) whether this rank used each; requests: (REQUEST_KINDS,) whether this rank makes each
         checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
         joined: this rank is out of data; its weight counts if the other ranks give none
         skipped: backwards that this rank skipped since the last message
-        micro_batches: (those of this rank, the weight of each); the mean is over these weights then, and `weight` only
-        says whether weights were given
+        micro_batches: (the micro-batches of this rank, the weight of each). With them the mean is over these weights,
+        and `weight` only says whether weights were given
         """
         array = self.array
         array[self._bits :] = 0
@@ -116,7 +118,7 @@ class ControlMessage:
             self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
 
     def agreement(self) -> Array:
-        """(4 + parameters,) weights and used bits: a captured step is right only as long as these do not change."""
+        """(4 + parameters,) weights and used bits. A captured step is right only as long as these do not change."""
         return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._bits] > 0])
 
     def clone(self) -> ControlMessage:
@@ -139,7 +141,7 @@ class ControlMessage:
         return None if times is None else (times[0], times[2])
 
     def scale(self) -> float:
-        """The factor that turns the sum of gradients into their mean; 0 if no rank had any weight."""
+        """The factor that turns the sum of gradients into their mean; 0 if the ranks' weights add up to 0."""
         total = float(self.array[_WEIGHT])
         if self._rows > self._bits:
             total = math.fsum(self.array[self._bits : self._rows])  # exact, so equal on any number of ranks
@@ -148,7 +150,7 @@ class ControlMessage:
         return 1.0 / total if total != 0.0 else 0.0
 
     def weighted_ranks(self) -> int:
-        """How many ranks gave a weight."""
+        """How many of the ranks with data gave a weight."""
         return int(self.array[_WEIGHTED])
 
     def check_weights(self) -> None:

@@ -1,9 +1,10 @@
 """The planner: decides when the bucket plan changes, and how.
 
-The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times,
-and the cost of an all-reduce between these ranks is measured. From these the plan is made once, after the third
-backward. Later it changes only if some rank uses a parameter that has no bucket because it was frozen before. The
-parameter gets a bucket at the end of the plan.
+The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times.
+After the third backward the plan is made once more, from these and, if no cap was given, from the measured cost of an
+all-reduce between these ranks. A given plan is kept, and so is the plan of a single rank. At any other time the plan
+changes only if some rank uses a parameter that has no bucket because it was frozen before. The parameter gets a bucket
+at the end of the plan.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from ddp.parallel.bucket_plan import Link, Plan, choose_cap, plan_buckets
 Array = np.ndarray[Any, Any]
 # The cap of buckets (bytes) before anything was measured.
 _FIRST_CAP = 4 << 20
-#: Number of backwards after which the plan is made, from the times of all but the first.
+#: Number of backwards after which the plan is made anew, from the times of all but the first.
 WARM = 3
 # All-reduces are assumed to take this many times as long as they did when measured: during training they share the core
-# with backward, and a plan that leaves the wire idle at first cannot catch up.
+# with backward. With too small a factor, a plan would leave the network idle at first, and could not catch up.
 _SLOWER = 1.25
-# Two all-reduces are measured: the small one is nearly all latency, the large one like a bucket (20 ms at 1 Gbit/s).
-# Their sizes in bytes, and how often each runs. Short ones are easily disturbed: with more ranks than cores the best of
-# 5 took 10 times as long as the best of 20.
+# Two all-reduces are measured. The small one is nearly all latency, the large one is like a bucket (about 20 ms at
+# 1 Gbit/s). Below are their sizes in bytes, and how often each runs. Short ones are easily disturbed: with more ranks
+# than cores the best of 5 took 10 times as long as the best of 20.
 _SMALL = 1 << 12
 _LARGE = 1 << 21
 _REPEATS_SMALL = 20
@@ -157,7 +158,7 @@ class Planner:
             raise ParallelError(f"the given plan does not fit this model: {wrong[0]}")
 
     def _complete(self, plan: Plan) -> Plan:
-        """The plan without parameters that are not `assigned`, and with buckets at its end for those that it lacks."""
+        """The plan with just the `assigned` parameters: drops others, and adds buckets for missing ones at its end."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
         inside = set(itertools.chain(*listed))
@@ -168,8 +169,9 @@ class Planner:
 def arrival_order(ready: Array) -> list[int]:
     """The parameters in the order in which their gradients were complete.
 
-    ready: (parameters,) when each was complete, nan if it never was: it then follows its predecessor in reversed model
-    order
+    ready: (parameters,) when each was complete; nan if it never was. Such a parameter follows its predecessor in
+    reversed model order
+
     `arrival_order([3.0, nan, 1.0]) == [2, 1, 0]`
     """
     before = -np.inf
@@ -182,12 +184,13 @@ def arrival_order(ready: Array) -> list[int]:
 
 
 def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
-    """Measures the cost of an all-reduce over `comm`: the same on every rank, bit for bit. Collective.
+    """Measures the cost of an all-reduce over `comm`. The result is the same on every rank, bit for bit. Collective.
 
-    comm: not in use meanwhile; most: bytes of the largest all-reduce of interest; xp: the array module of the gradients
+    comm: no other call of it may be in progress; most: bytes of the largest all-reduce of interest; xp: the array
+    module of the gradients
 
-    Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. For each the fastest run
-    counts, on the slowest rank.
+    Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. For each array the time is
+    that of the fastest run, on the slowest rank.
     """
     large = min(max(most, 2 * _SMALL), _LARGE)
     memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
@@ -195,7 +198,7 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     sizes = [_SMALL] * _REPEATS_SMALL, [large] * _REPEATS_LARGE
     fastest = [min(_seconds(comm, memory[: size // 4]) for size in repeats) for repeats in sizes]
     quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()
-    if quick >= slow:  # disturbed; if bytes cost nothing, the plan would be one bucket
+    if quick >= slow:  # the measurement was disturbed; with beta = 0 the plan would be one bucket
         quick = slow / 2
     beta = (slow - quick) / (large - _SMALL)
     return Link(alpha=max(0.0, quick - beta * _SMALL), beta=beta)
@@ -226,7 +229,7 @@ class ArrivalTimer:
         self._ended: Any = None
 
     def begin(self) -> None:
-        """Called when backward begins. Forgets the times of the last one; in the first backwards, notes the time."""
+        """Called when backward begins. Drops the times of the last one. In the first backwards, records the time."""
         self._moments = {}
         self._begun = None
         self._ended = None
@@ -245,7 +248,7 @@ class ArrivalTimer:
             self._ended = self._now()
 
     def seconds(self) -> tuple[Array, float]:
-        """(count,) seconds from begin to each gradient, and from begin to end; nan for what was not timed."""
+        """(seconds from begin to each gradient: (count,), seconds from begin to end). nan for what was not timed."""
         seconds = np.full(self._count, np.nan)
         for index, moment in self._moments.items():
             seconds[index] = self._since_begin(moment)
