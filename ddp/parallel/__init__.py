@@ -1,7 +1,7 @@
 """Training on many devices: `DataParallel` and its parts; collectives that autograd sees.
 
-The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s says how that sum
-changes with rank s's x. Forward and backward are each one collective, and each is the adjoint of the other:
+The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s is the derivative of
+that sum by rank s's x. Forward and backward are each one collective, and each is the adjoint of the other:
 
     forward                     backward
     all_reduce sum, mean        all_reduce sum, mean
@@ -17,15 +17,15 @@ DataParallel divides the sum over ranks by their number, so under it `param.grad
 of each rank's loss. With `model.backward(loss_sum, weight=n)` it is the gradient of the sum of all losses divided by
 the sum of all weights.
 
-Before the forward collective, ranks exchange in one small message whether their tensor requires grad. If any does, the
-results on all ranks require grad, and every rank must run backward from its own result. Integers pass without a
-gradient. The calls go over a duplicate of `comm` (None: `collectives.init()`). The first call makes the duplicate, and
-closing `comm` closes it.
+Before the forward collective, ranks exchange in one small message whether their tensor requires grad. If any does (in
+`scatter`: if the root's does), the results on all ranks require grad, and every rank must run backward from its own
+result. Integers pass without a gradient. The calls go over a duplicate of `comm` (None: `collectives.init()`). The
+first call makes the duplicate, and closing `comm` closes it.
 
-Under create_graph the backward of a collective is recorded, so that it has a gradient, too; every rank must run the
-same backwards. Other ranks may wait for a collective from which this rank needs no gradient. Such a collective runs in
-`backward`, and in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without create_graph
-runs only the collectives on the way to its inputs.
+Under create_graph the backward of a collective is recorded, so that it has a gradient, too. Every rank must run the
+same backwards, since other ranks wait in a collective even if this rank needs no gradient from it. Such a collective
+runs in `backward`, and in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without
+create_graph runs only the collectives on the way to its inputs.
 """
 
 from ddp.parallel import comm_hooks

@@ -1,8 +1,8 @@
 """Statistics of training: where the time of a step goes, and which rank the others wait for.
 
-`Timeline` records the steps of one model, `Stats` summarizes the latest of them. An all-reduce ends at the same moment
-on every rank, however late one of them started: only the times at which ranks *arrived* show which one was waited for.
-Ranks send these times with the control message of the next step, a row of nanoseconds for each rank:
+`Timeline` records the steps of one model, `Stats` summarizes the latest of them. An all-reduce ends at nearly the same
+moment on every rank, however late one of them started. So only the times at which ranks *arrived* show which one was
+waited for. Ranks send these times with the control message of the next step, a row of nanoseconds for each rank:
 
     forward begun (0: there was none) | backward begun | control message done | last bucket complete
 
@@ -28,7 +28,8 @@ from ddp.parallel.step_trace import Step
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
 _WIDTH = 4
-# Limits of what is kept: the latest steps, and the timestamps of all ranks in them (8 MiB).
+# A timeline keeps at most this many of the latest steps, and at most this many timestamps of all ranks in them (8 MiB),
+# but always 16 steps.
 _KEPT = 1000
 _FLOATS = 1 << 20
 # Clock offsets are estimated from this many of the latest control messages.
@@ -59,8 +60,10 @@ _PARTS = {
 class BucketStats:
     """One bucket. names: of its parameters; mib: its size in MiB.
 
-    ready, launched, done: milliseconds after backward began, mean over the steps; launched and done are None if the
-    exchange does not record them. exposed: milliseconds that backward waited for this bucket after computing everything
+    ready, launched, done: milliseconds after backward began, mean over the steps
+    exposed: milliseconds that backward waited for this bucket, after it had computed everything and the buckets before
+    this one were reduced, mean over the steps
+    launched, done and exposed are None if the exchange does not record times.
     """
 
     names: tuple[str, ...]
@@ -73,7 +76,7 @@ class BucketStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Lateness:
-    """How often the others waited for one rank, whose last gradient was complete after theirs, and how long.
+    """How often the other ranks waited for one rank, because its last gradient was complete after theirs, and how long.
 
     steps: the number of steps in which they waited; a wait of less than 1 % of a step is not counted
     late: milliseconds after the median of the other ranks, mean over these steps; 0.0 if there were none
@@ -100,8 +103,8 @@ class Stats:
     hidden: the part of `communication` in which backward computed; both are None if the exchange does not record times
     exposed: time from the last node of backward until all buckets were reduced
     other: the rest of a step: data, loss, optimizer, logging
-    buckets: of the current plan, in launch order; None for what is not known
-    compared: in how many steps the arrival of all ranks is known; lateness: of each rank
+    buckets: of the latest plan, in launch order
+    compared: in how many steps the arrival of all ranks is known, 0 for one rank; lateness: of each rank
     """
 
     rank: int
@@ -135,7 +138,7 @@ class Stats:
 
     @property
     def hidden_share(self) -> float | None:
-        """The part of communication that was hidden behind backward, 0 to 1; None if there was none."""
+        """The part of communication that was hidden behind backward, 0 to 1; None if none is known."""
         return self.hidden / self.communication if self.communication and self.hidden is not None else None
 
     def summary(self) -> str:
@@ -233,7 +236,8 @@ class Timeline:
     width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
     For each backward the reducer sends `timestamps` in the control message, passes all ranks' timestamps to `receive`,
-    and the step to `add`. The flight record gets what ddp-top and the metrics show of a running job.
+    and the step to `add`. These two methods also add to the figures of the flight record, which ddp-top and the metrics
+    show of a running job.
     """
 
     width = _WIDTH
@@ -274,7 +278,8 @@ class Timeline:
             if table[:, _COMPLETE].all():
                 arrived = (table[:, _COMPLETE] - self._clocks.offsets()).tolist()
                 ordered = sorted(arrived)
-                if arrived[self.rank] == ordered[-1]:  # the others waited for this rank, from their median on
+                # The other ranks waited for this one. Their waiting time is counted from their median arrival.
+                if arrived[self.rank] == ordered[-1]:
                     process_recorder().add("waited", (ordered[-1] - ordered[(self.size - 2) // 2]) / 1e9)
 
     def add(self, step: Step) -> None:
@@ -293,7 +298,7 @@ class Timeline:
             recorder.set("device_bytes", memory_reserved())
 
     def offset(self) -> int:
-        """Nanoseconds that this rank's clock is ahead of rank 0's, as far as is known."""
+        """Nanoseconds that this rank's clock is ahead of rank 0's; 0 if nothing is known yet."""
         return int(self._clocks.offsets()[self.rank])
 
     def stats(self) -> Stats:
@@ -301,7 +306,10 @@ class Timeline:
         return Stats.of(self.steps, self.rank, self.size, self._clocks.offsets())
 
     def summary(self) -> str:
-        """The statistics in one line. Begins a new period: pauses between epochs are not counted. Not collective."""
+        """The statistics in one line. Then begins a new period, so that pauses between epochs are not counted.
+
+        Not collective.
+        """
         line = self.stats().summary()
         self.steps.clear()
         self._ended = 0

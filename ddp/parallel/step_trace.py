@@ -4,8 +4,8 @@ Each rank writes the records of its steps to a file of its own, `rank-0.steps.js
 into one trace. Files are written at the end, since writing during training would show in the trace. To bound memory,
 only the latest 1,000 steps of each model are kept. A rank that is killed writes nothing.
 
-`ddp-launch --trace` sets the environment variable DDP_TRACE to the folder for the files. Recording starts when the
-first model is wrapped, and stops at exit. It changes no numbers.
+`ddp-launch --trace` sets the environment variable DDP_TRACE to the folder for the files. Recording then starts when the
+first model is wrapped, and stops at exit. It does not change the results of training.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Step:
 
     number: how many synchronized backwards came before, the same on every rank
     forward: begin and end of the last forward before it; None if there was none
-    begun, computed: when backward began, and when its last node had run; ended: when all buckets were reduced
+    begun, computed: when backward began, and when its last node had run
+    ended: when all buckets were reduced
     control: when the control message was launched, and when it arrived; None if that is not known
-    ready: when the last gradient of each bucket was complete (begun, if backward reached none of them)
+    ready: when the last gradient of each bucket was complete; equal to `begun` if backward reached none of them
     times: when each bucket was launched, and when it was reduced; None if that is not known
     contents: (parameters' names, bytes) of each bucket; since: when the step before ended, 0 if that is not known
     table: the timestamps of all ranks, None until they have arrived. `Timeline` sets these three.
@@ -111,7 +112,7 @@ class Recorder:
             raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ArgumentError(f"the trace's folder {folder} cannot be written to")
-        # All are files of an earlier job: no rank of this job writes one before all ranks have made a step.
+        # Existing files are of an earlier job: in this job no rank writes a file before all ranks have made a step.
         for part in Path(folder).glob(f"rank-*{SUFFIX}"):
             part.unlink(missing_ok=True)
         self.folder = folder

@@ -1,8 +1,8 @@
 """SyncBatchNorm: BatchNorm over the batches of all ranks, as if they were one.
 
 Statistics of a few samples are poor. So in forward the ranks exchange the number of values and the mean and variance of
-each channel, and in backward two sums of the gradient. Each takes one collective. The one in forward also tells all
-ranks whether any of them needs a gradient.
+each channel, and in backward two sums over the gradient for each channel. Each exchange is one collective. The one in
+forward also shows all ranks whether any rank's input requires grad.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddp.ops.arrays import BFLOAT16, RecordingModule
 from ddp.ops.normalization import ChannelGroups, batch_norm
 from ddp.parallel.collectives import Array, CollectiveCall, all_reduce, tied
 
-# What a rank tells the others: it is under no_grad; its input does not require grad; its input requires grad.
+# The mode of a rank, which it sends to the others: under no_grad; the input does not require grad; the input does.
 _NO_GRAD, _GRAD, _WANTS = range(3)
 
 
@@ -42,8 +42,8 @@ class SyncBatchNorm(BatchNorm):
     those of the sum of all ranks' losses. Weight and bias get this rank's part of their gradient, as any parameter, and
     DataParallel adds the parts.
 
-    In evaluation, and on one rank, it is BatchNorm, without a collective. In forward the host reads the exchanged
-    statistics, and on a GPU it has to wait for them.
+    In evaluation, and on one rank, it is BatchNorm, without a collective. In forward the host reads the exchanged modes
+    and numbers of values; on a GPU it has to wait for them.
 
     Raises, when called: ShapeError on every rank if the whole batch has one value in a channel; GraphError on every
     rank if one is under `no_grad` while the input of another requires grad; ShapeError, DtypeError, DeviceError on this
@@ -105,7 +105,7 @@ class SyncBatchNorm(BatchNorm):
         return result
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
-        """Updates the running statistics."""
+        """Counts the batch, and updates the running statistics."""
         momentum = self.count_batch()
         if self.track_running_stats:
             update = running_stats_update(self.running_mean, self.running_var, momentum)
@@ -185,7 +185,7 @@ class WholeBatch(ChannelGroups):
         return mean, var
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """Adds up sums of rows, over all ranks. Collective."""
+        """Adds up sums over positions, (N, C), for each channel, over all samples of all ranks. Collective."""
         local = xp.stack(super().collect(xp, *sums))
         if isinstance(xp, RecordingModule):
             return [type(local)(total) for total in all_reduce(local.tensor, "sum", self._given)]

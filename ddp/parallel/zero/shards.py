@@ -2,10 +2,11 @@
 
 A rank owns one range of every bucket, so its state and work are 1/size of the whole. The parameters of a bucket lie in
 one flat array, with the same layout as their gradients, so that one all-gather distributes the updated ranges. A rank
-updates a copy of its range, because the other ranks read that copy while this rank's array is written.
+updates a copy of its range, because the other ranks read that copy while the all-gather writes to the flat array.
 
-`ShardedExchange` gives each rank the mean gradients of its range. The bucket keeps this rank's own sum: a second
-backward adds to it, and both are reduced. The bucket does not contain the mean, so reading `param.grad` raises.
+`ShardedExchange` gives each rank the mean gradients of its range. The bucket keeps this rank's own sum. A second
+backward adds to this sum, and the total is reduced. The bucket does not contain the mean, so reading `param.grad`
+raises an error.
 
 State is exchanged as pieces: (number of the parameter in the optimizer, start, stop, entry). The entry is the state of
 elements start to stop of the flattened parameter. An elementwise state, which has one value for each element, is cut
@@ -69,6 +70,8 @@ class Piece(NamedTuple):
 def split_bucket(length: int, line: int, size: int) -> list[int]:
     """How many elements of a bucket each rank owns: whole cache lines, as evenly as possible.
 
+    The last range also contains the end of the bucket, which may be a part of a cache line.
+
     length: of the bucket; line: elements in a cache line; size: number of ranks
 
     `split_bucket(100, 16, 3) == [32, 32, 36]`
@@ -98,7 +101,7 @@ class Shard:
     """One bucket on this rank, and the optimizer of this rank's range of it.
 
     dtype, length: of the bucket; params: the optimizer's parameters in it, by number; they become views of `whole`
-    places: of the parameters in the bucket; complete: the bucket contains no other parameters
+    places: of these parameters in the bucket; complete: the bucket contains no other parameters
 
     lengths: how many elements each rank owns; whole: (length,) all parameters; own: (lengths[rank],) the copy of this
     rank's range that is updated; grad: (lengths[rank],) the mean gradients of this rank's range
@@ -123,7 +126,7 @@ class Shard:
         first = sum(self.lengths[: comm.rank])
         self._range = slice(first, first + own_length)
         self.whole: Array = xp.zeros(length, dtype)
-        # In shared memory, if possible, from which the other ranks read it directly.
+        # In shared memory, if possible: the other ranks of the node read this range directly.
         shared = comm.empty(max(self.lengths), dtype, like=xp.empty(0))
         self.own: Array = shared[:own_length]
         self.grad: Array = xp.zeros(own_length, dtype)
@@ -153,7 +156,7 @@ class Shard:
             self._groups = list(zip(self.optimizer.param_groups, sources, strict=True))
 
     def step(self, found_inf: Any = None) -> bool:
-        """Updates this rank's range, with the current settings. Returns False if there is no gradient.
+        """Updates this rank's range, with the current settings. Returns False if the bucket has no gradient.
 
         found_inf: see `ShardedExchange.step`
         """
@@ -167,7 +170,7 @@ class Shard:
         for group, source in self._groups:
             group.update(_settings(source))
         if self.optimizer is not None:
-            self.optimizer.found_inf = found_inf  # GradScaler has checked that this class reads it
+            self.optimizer.found_inf = found_inf  # not None only if GradScaler found that this class reads it
             self.optimizer.step()
         return has_grads
 
@@ -193,7 +196,7 @@ class Shard:
         self.grad[...] = bucket[self._range]
 
     def gradients(self) -> list[Array]:
-        """The mean gradients of this rank's range, flat: one array if all parameters have a gradient."""
+        """The mean gradients of this rank's range, flat: one array if all parameters of the bucket have a gradient."""
         self._zero_grads()
         if self._complete and all(map(self._is_full, self.places)):
             parts = [self.grad]
@@ -202,7 +205,7 @@ class Shard:
         return [part for part in parts if part.size]
 
     def state(self) -> Iterator[StatePiece]:
-        """The pieces of state on this rank."""
+        """The pieces of state on this rank. The bucket's optimizer must exist."""
         for piece in self.pieces:
             if entry := self.optimizer.state.get(self.leaves[piece.number]):
                 yield piece.number, piece.start, piece.stop, entry
@@ -253,7 +256,7 @@ class ShardedExchange(Exchange):
 
     kind, settings: class and arguments of the optimizer of a range
     groups: of the parameters; their settings apply at each step
-    named: all trainable parameters of the model by name, also those in no group
+    named: all floating-point parameters of the model by name, also those in no group
     """
 
     joinable = False  # the optimizer's step is collective, and a rank without data makes no step
@@ -306,12 +309,12 @@ class ShardedExchange(Exchange):
             shard.make_optimizer(self._kind, self._settings, self._groups)
             if old_shards:
                 for piece in shard.pieces:
-                    # Without an old shard, the whole gradient was reduced, into the bucket.
+                    # A parameter that had no bucket had no shard: its whole mean is in the new bucket.
                     whole: Array = gradients.get(piece.number, buckets.memory.views[indices[piece.number]])
                     piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
             self.shards.append(shard)
         self.put_state(state)
-        if old_shards:  # there may be gradients of an earlier backward
+        if old_shards:  # there may be mean gradients of an earlier backward
             self._withhold()
 
     def _start(self, index: int) -> Work[Any]:
@@ -331,7 +334,7 @@ class ShardedExchange(Exchange):
         self._withhold()
 
     def _withhold(self) -> None:
-        """Makes reading the reduced gradients raise an error."""
+        """Makes reading `param.grad` raise an error, for each parameter that has a gradient."""
         for p in self._named.values():
             p.leaf.grad_buffer.withheld = _WITHHELD
 
@@ -344,7 +347,7 @@ class ShardedExchange(Exchange):
         for bucket, shard in enumerate(self.shards):
             if shard.step(found_inf):
                 context = f"ZeroOptimizer.step: the parameters of {self._buckets.describe(bucket)}"
-                with error_context(context):  # if a rank has ended, the call itself raises
+                with error_context(context):  # if another rank has left, the call itself raises
                     works.append((context, shard.gather_params(self._comm)))
         for context, work in works:
             with error_context(context):
@@ -420,7 +423,8 @@ class ShardedExchange(Exchange):
 class WholeGradientExchange(ShardedExchange):
     """The exchange with micro_batches: every rank gets the whole mean gradients, and updates its ranges.
 
-    Optimizer state is sharded all the same; communication costs as much as without a ZeroOptimizer.
+    Optimizer state is sharded all the same. The reduction of gradients costs as much as without a ZeroOptimizer, and
+    `step` gathers the parameters in addition.
 
     tree: the exchange that the model had before; arguments: see ShardedExchange
     """
@@ -478,7 +482,10 @@ def _join(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
 
 
 def has_elements(name: str, value: Any, *shapes: tuple[int, ...]) -> bool:
-    """Whether a state is elementwise: a tensor or array with one of `shapes`, of the parameter or of a piece of it."""
+    """Whether a state is elementwise: a tensor or array, not named "step", with one of `shapes`.
+
+    shapes: of the parameter, or of a piece of it
+    """
     return name != "step" and hasattr(value, "__dlpack__") and array_of(value).shape in shapes
 
 

@@ -29,27 +29,28 @@ from ddp.parallel.zero.shards import FindState, ShardedExchange, StatePiece, Who
 class ZeroOptimizer(Optimizer):
     """An optimizer whose state is sharded over the ranks of a DataParallel: ZeRO, stage 1.
 
-    model: from now on its gradients are reduce-scattered: each rank gets the mean of its own part. With micro_batches
+    model: its gradients are reduce-scattered from now on: each rank gets the mean of its own part. With micro_batches
     each rank still gets the whole mean
-    optimizer_class: any of `ddp.optim`, or another one whose update is elementwise, and which keeps its state in
-    `self.state[p]`: it is given flat pieces of parameters
+    optimizer_class: any optimizer of `ddp.optim`, or another one whose update is elementwise and which keeps its state
+    in `self.state[p]`. It gets flat pieces of parameters
     params: the model's parameters or groups of them; every one that requires grad must be included; None: all
     defaults: the settings of optimizer_class
 
     Use it like `optimizer_class`: schedulers, GradScaler, closures and `state_dict()` work. The results are those of
     `optimizer_class` without shards, bit for bit if the collectives add in the same order. All ranks make the same
-    calls: `step`, `clip_grad_norm_` and `state_dict` are collective. No rank has whole gradients, so reading
-    `param.grad` raises, and clipping is `zero.clip_grad_norm_`. Parameters lie in flat memory. They move when the plan
-    of buckets changes, which happens in the first backwards; a view (`p.detach()`) that was made before then keeps the
-    old memory.
+    calls: `step`, `clip_grad_norm_`, `unscale_gradients` and `state_dict` are collective. Without micro_batches no rank
+    has whole gradients, so reading `param.grad` raises, and `zero.clip_grad_norm_` clips the gradients. With
+    micro_batches reading raises as well. Parameters lie in flat memory. They move when the plan of buckets changes, as
+    it does in the first backwards. A view (`p.detach()`) that was made before such a change keeps the old memory.
 
-    Raises: DtypeError if the class is not an optimizer; ArgumentError for missing parameters, and for those of another
-    model; ParallelError if the model has a communication hook or a ZeroOptimizer already.
+    Raises: DtypeError if the model is not a DataParallel, or the class not an optimizer; ArgumentError for missing
+    parameters, and for those of another model; ParallelError if the model has a communication hook or a ZeroOptimizer
+    already.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
     _sealed = False  # the groups are complete
-    found_inf: Any = None  # see `ddp.optim.formula_optimizer.FormulaOptimizer`
+    found_inf: Any = None  # a GradScaler sets it around a step: see `ddp.optim.formula_optimizer.FormulaOptimizer`
 
     def __init__(
         self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any
@@ -79,7 +80,7 @@ class ZeroOptimizer(Optimizer):
         self._device = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
-        self._scaled = False  # the mean gradients were clipped or unscaled, the sums in the buckets were not
+        self._scaled = False  # whether the means were clipped or unscaled, but not the sums in the buckets
         reducer.before.insert(0, self._before_backward)
         reducer.set_exchange(self._shards)
 
@@ -103,8 +104,8 @@ class ZeroOptimizer(Optimizer):
 
         closure: computes the loss and its gradients again; step returns its result
 
-        Raises: ParallelError for gradients that were accumulated only inside `no_sync()`, or assigned; CaptureError in
-        a CUDA graph.
+        Raises: ParallelError for gradients that were not reduced: those that were accumulated inside `no_sync()` since
+        the last reduction, assigned, or made before this optimizer; CaptureError in a CUDA graph.
         """
         if capturing.now is not None:
             raise CaptureError("ZeroOptimizer gathers parameters that other ranks have updated, and no graph does yet")
@@ -119,9 +120,10 @@ class ZeroOptimizer(Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
         """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
 
-        Returns the norm before scaling, 0-d, equal on all ranks. This takes one small call. Numbers are added in
-        another order than by `nn.utils.clip_grad_norm_`, so the last bits may differ.
-        norm_type: inf, or a number other than 0
+        norm_type: inf, or a finite number other than 0
+        Returns: the norm before scaling, 0-d, equal on all ranks. This takes one small call, with micro_batches none.
+        Without micro_batches, numbers are added in another order than by `nn.utils.clip_grad_norm_`, so the last bits
+        may differ
 
         Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
         then nothing has changed. ParallelError for gradients that have not been reduced.
@@ -149,16 +151,16 @@ class ZeroOptimizer(Optimizer):
         self._scaled = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict that `optimizer_class` would have for the same parameters, on every rank. Collective.
+        """The state dict that `optimizer_class` would have for the same parameters. Collective.
 
-        The result holds the whole state, on each rank.
+        Every rank gets the whole state.
         """
         return {**super().state_dict(), "state": self._shards.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the settings, and this rank's part of the state. All ranks load the same state dict.
 
-        See `Optimizer.load_state_dict`: dtypes stay, and parameters that have names are matched by name.
+        As by `Optimizer.load_state_dict`, dtypes stay, and parameters that have names are matched by name.
         state_dict: of a ZeroOptimizer on any number of ranks, of `optimizer_class`, or of PyTorch's optimizer of that
         name, with its tensors or with NumPy arrays
 
@@ -178,8 +180,8 @@ class ZeroOptimizer(Optimizer):
     def state_pieces(self) -> Iterator[StatePiece]:
         """The state on this rank, as (number of a parameter, start, stop, state).
 
-        The state is that of elements start to stop of the flattened parameter. Each rank can save its own part: no rank
-        ever holds the whole state, and no collective is called. Elementwise states are flat tensors of stop - start
+        The state is that of elements start to stop of the flattened parameter. Each rank can save its own part, so that
+        no rank ever holds the whole state. Not collective. Elementwise states are flat tensors of stop - start
         elements, which share the optimizer's memory. Any other state is equal for all pieces of a parameter.
         """
         return self._shards.pieces()
@@ -207,7 +209,7 @@ class ZeroOptimizer(Optimizer):
             norm = gradients.total_norm(xp, whole, order) if whole else xp.zeros(())
         else:
             part_norm = gradients.total_norm(xp, parts, order, root=False) if parts else xp.zeros(())
-            # Each rank combines the norms of all: MPI's maximum may lose a nan.
+            # Each rank combines the norms of all ranks, in rank order: the result is equal on all, and keeps a nan.
             norms = self._comm.all_gather(part_norm.astype(np.float64).reshape(1), lengths="equal")
             norm = norms.max() if order == math.inf else norms.sum() ** (1 / order)
         wide = any(p.array.dtype == np.float64 for p in self._shards.params if p.leaf.grad_buffer.full)
@@ -222,7 +224,7 @@ class ZeroOptimizer(Optimizer):
         return wrap(total, self._device)
 
     def _whole_gradients(self) -> list[Any]:
-        """With micro_batches all mean gradients: every rank has them, beside a copy of its own part. Otherwise []."""
+        """With micro_batches: all mean gradients, which every rank has beside a copy of its own part. Otherwise: []."""
         if self._model.micro_batches is None:
             return []
         buffers = [p.leaf.grad_buffer for p in self._shards.params]
