@@ -14,25 +14,25 @@ state: each model gets an object of its own, whose `state_dict()` belongs in a c
 
 A hook of one's own is a function of a `GradBucket`:
 
-    def halved(bucket):                   # returns a Work that leaves the mean in the buffer
+    def halved(bucket):                   # returns a Work that leaves half the mean in the buffer
         half = 0.5 * bucket.scale
         return bucket.comm.all_reduce(bucket.buffer, scale=half, out=bucket.buffer, async_op=True)
 
-or a generator, if the result of a collective needs further work. It yields each Work that it waits for, and is sent the
-result when that is complete; meanwhile backward goes on. (In a hook, never call `wait()`, or a collective without
-`async_op=True`: backward would wait, and no communication would be hidden behind it.)
+or a generator, if the result of a collective needs further work. It yields each Work that it waits for, and gets the
+result from `yield` when the Work is complete; meanwhile backward goes on. (In a hook, never call `wait()`, or a
+collective without `async_op=True`: backward would wait, and no communication would be hidden behind it.)
 
-    def median(bucket):                   # of the ranks' gradients: one bad rank does not spoil it
+    def median(bucket):                   # the median of the ranks' gradients, for which one bad rank counts little
         ranks = bucket.comm.size
         gradient = bucket.buffer * (bucket.scale * ranks)
         gradients = yield bucket.comm.all_gather(gradient[None], lengths="equal", async_op=True)
         bucket.buffer[...] = np.median(gradients, axis=0)
 
-- `bucket.buffer` (n,) holds this rank's SUM of gradients. The sum over ranks times `bucket.scale` is the mean: the
+- `bucket.buffer` (n,) holds this rank's SUM of gradients. The sum over ranks times `bucket.scale` is the mean. The
   scale is 1 / size after `loss.backward()`, 1 / total weight after `model.backward(loss, weight=n)`, and may change at
   every step.
 - All ranks must make the same calls of `bucket.comm` for the same bucket. Other buckets may be in flight at the same
-  time; a hook need not care.
+  time: the order of calls of several buckets is taken care of.
 - `bucket.names` and `bucket.gradients` (views of the buffer) are the parameters' names and gradients, `bucket.used`
   says whether any rank used each parameter in this step. Plans change after the first steps: keep state by name, not by
   `bucket.index`.

@@ -1,8 +1,8 @@
-"""Error feedback: what a compressor leaves out of one step's gradient is added to the next one's.
+"""Error feedback: the part of a gradient that a compressor leaves out (the residual) is added to the next gradient.
 
 Without it a compressor that always drops the same directions never trains them; with it everything arrives, some of it
-later. A residual must have the unit of the gradient that it is added to, and the unit of buckets changes: a bucket
-holds a SUM of gradients, over as many samples as the step had. So everything here is in units of the mean: rank r
+later. A residual and the gradient that it is added to must have the same scale, but the scale of buckets changes: a
+bucket holds a SUM of gradients, and its divisor may differ from step to step. So residuals are parts of means: rank r
 contributes m_r = scale * buffer to the step's mean, and
 
     sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
@@ -10,8 +10,8 @@ contributes m_r = scale * buffer to the step's mean, and
 
     sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
 
-whatever the scales were, up to rounding. A parameter that no rank uses in a step gets no gradient, so nothing of its
-residual counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit ones.
+with any scales, up to rounding. A parameter that no rank uses in a step gets no gradient, so nothing of its residual
+counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit gradients.
 
 Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv:1901.09847.
 """
@@ -31,11 +31,11 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale: float) -> Array:
-    """Computes M_r, in the gradient's shape and its `working_dtype`. The caller subtracts in place what was sent.
+    """Computes M_r, in the gradient's shape and its `working_dtype`, and stores it in `residuals`.
 
-    The result is the array in `residuals` itself, which is e_r after the subtraction.
+    The result is the stored array itself. The caller subtracts in place the part that was sent, which leaves e_r.
 
-    residuals: what was left out, by the parameters' names: plans change, names do not
+    residuals: the arrays e_r by the parameters' names, which stay the same when the plan changes
     """
     dtype = working_dtype(gradient)
     xp = device_of(gradient).xp
@@ -45,7 +45,7 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
         residuals[name] = scaled
         return scaled
     left = residuals[name] = to_device(residuals[name], device_of(gradient)).astype(dtype, copy=False)
-    # A step with infinities or NaN, which the optimizer should skip, loses what was left out.
+    # After a step with infinities or NaN, which the optimizer should skip, the residual may contain some.
     xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     left += scaled
     return left
@@ -69,15 +69,16 @@ def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
 def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
     """Copies of tensors or arrays, on the host. A hook moves them to its device when it first uses them.
 
-    Copies on the device would be freed in the order of another stream than the hook's.
+    The memory of copies on the device would belong to another stream than the hook's.
     """
     return {name: to_device(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
 
 
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """A hook's state for rank `rank` of `size`. states: the `state_dict` of each rank that saved one
+    """A hook's state for rank `rank` of `size`. states: the `state_dict` of each rank that saved, in rank order
 
-    What is equal on all ranks is taken from the first rank; "errors" of saved rank r go to rank r % size.
+    "errors" of saved rank r are added to those of rank r % size. Everything else is equal on all ranks, and is that of
+    the first rank.
     """
     errors: dict[str, Any] = {}
     for state in states[rank::size]:

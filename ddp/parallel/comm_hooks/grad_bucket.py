@@ -17,9 +17,9 @@ class GradBucket:
     """The bucket that a communication hook reduces. Do not keep it after the hook has ended.
 
     index, count: its number in launch order, and the number of buckets
-    buffer: (n,) this rank's gradients, summed over its samples, with gaps of zeros between them. The hook leaves in it
-    what becomes `param.grad`.
-    names: of its parameters; a name is the same in every plan; gradients: views of the buffer, each in its own shape
+    buffer: (n,) this rank's gradients, summed over the backwards since the last reduction, with gaps of zeros between
+    them. The values that the hook leaves in it become `param.grad`.
+    names: of its parameters, the same in every plan; gradients: views of the buffer, each in its own shape
     used: whether any rank used each parameter in this step, the same on all ranks; if none did, `param.grad` will be
     None, whatever the hook leaves
     scale: the sum of all ranks' buffers times this is the mean; the same on all ranks
@@ -36,7 +36,8 @@ class GradBucket:
     comm: Communicator
 
 
-#: Called once for each bucket. It returns a Work that leaves the mean in `bucket.buffer`; or None, if the mean is there
-#: already; or it is a generator that yields a Work of `bucket.comm`, is sent its result, and has left the mean there
-#: when it ends. Its attribute `same_on_all_ranks`, if it has one, is a dict of settings that ranks have to agree on.
+#: Called once for each bucket in each backward. It returns a Work that leaves the mean in `bucket.buffer`; or None, if
+#: the mean is there already; or it is a generator that yields each Work it waits for, gets the Work's result from
+#: `yield`, and has left the mean there when it ends. Its attribute `same_on_all_ranks`, if it has one, is a dict of
+#: settings that ranks have to agree on.
 Hook = Callable[[GradBucket], "Work[Any] | Steps | None"]

@@ -1,6 +1,7 @@
 """Gradients in 16 bits on the wire: half the bytes of float32, but sums in float32.
 
-`all_reduce` of 16-bit arrays sends float32, since MPI cannot add 16-bit numbers. So the ranks split the addition:
+`all_reduce` of 16-bit arrays sends float32, except in shared memory of the host: MPI cannot add 16-bit floats. To send
+16 bits, the ranks split the addition here:
 
     all_to_all    each rank gets its 1/size of the elements from all others, in 16 bits
     sum           of these parts, in float32
@@ -8,9 +9,9 @@
 
 Each element is rounded twice, however many ranks there are, and all ranks decode the same bytes.
 
-float16 ends at 65504 and loses precision below 6e-5; a sum of gradients over a large batch is easily above 65504, and
+float16 ends at 65504 and loses precision below 6e-5. A sum of gradients over a large batch is easily above 65504, and
 a part of a small mean below 6e-5. So each part is sent as a block with a common power of two, which is chosen by its
-largest element and sent along as a float32: nothing overflows that fits float32, and elements down to 2^-29 of the
+largest element and sent along as a float32. No number that fits float32 overflows, and elements down to 2^-28 of the
 largest keep all 11 bits. bfloat16 has the range of float32, and needs no such factor.
 
 Source: the exchange as in Seide et al. 2014, "1-bit stochastic gradient descent"; block exponents as in Wilkinson 1963,
@@ -34,14 +35,16 @@ from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 Array = Any  # numpy.ndarray or cupy.ndarray
 # The largest element of a block is scaled to less than two to the power of this.
 _TOP = 15
-# The largest exponent of a block's power of two, positive or negative: its inverse fits float32, too.
+# The largest exponent of a block's power of two, positive or negative: the power's inverse fits float32, too.
 _MAX_EXPONENT = 120
 # 16-bit words at the beginning of a block, which hold the inverse of its power of two.
 _HEAD = 2
 
 
 def fp16(bucket: GradBucket) -> Steps:
-    """Sends float16: half the bytes of float32, 11 bits of each gradient, at any magnitude. A single rank rounds, too.
+    """Sends float16: half the bytes of float32, 11 bits of each gradient, unless it is tiny beside the block's largest.
+
+    A single rank rounds, too.
 
     Raises: DtypeError for gradients that are not real.
     """
@@ -92,7 +95,7 @@ def _unpack(words: Array, dtype: Any) -> Array:
 
 
 def _to_the_top(rows: Array) -> Array:
-    """The power of two that scales each row's largest element below float16's maximum; 1 if that is not finite."""
+    """The power of two that scales each row's largest magnitude to less than 2^`_TOP`; 1 if it is not finite."""
     xp = device_of(rows).xp
     largest = xp.maximum(rows.max(axis=1), -rows.min(axis=1))
     _, exponents = xp.frexp(largest)

@@ -1,11 +1,11 @@
 """The exchange with a communication hook: a user's function reduces each bucket, instead of an all-reduce.
 
 A hook of several rounds (such as an exchange, a sum and another exchange) would block backward if it waited between
-them. So it is a generator that yields what it waits for, and is resumed when that is complete and backward polls.
+them. So it is a generator that yields each Work that it waits for. It is resumed by `poll`, when the Work is complete.
 
 On each rank buckets fill, and rounds end, at different times, but all ranks must make the same calls in the same order.
 So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then bucket
-k - 2 its third. While one round is on the wire the next one is queued behind it.
+k - 2 its third. While one round is on the network, the next one is queued behind it.
 
     bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
@@ -38,7 +38,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 # The exchange that uses each hook with state, by the hook's id; the exchange holds the hook, so ids stay unique.
 _users: WeakValueDictionary[int, HookExchange] = WeakValueDictionary()
-# Not held during a collective: ranks may be threads that share it.
+# Never held during a collective: ranks may be threads of this process, and would wait for each other.
 _lock = threading.Lock()
 
 
@@ -153,7 +153,7 @@ class HookExchange(Exchange):
         return [(launched, self._done[index]) for index, launched in enumerate(self._launched)]
 
     def _pipeline(self) -> Iterator[tuple[int, Any]]:
-        """Runs the hook on all buckets. Yields (bucket, the Work that it waits for; None: it is not full yet)."""
+        """Runs the hook on all buckets. Yields (bucket, the Work that is waited for; None until the bucket is full)."""
         self._control.wait()
         self._used = dict(zip(self._names, self._control.used(), strict=True))
         runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # by bucket: its run, and the Work that it waits for
@@ -216,7 +216,10 @@ class HookExchange(Exchange):
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Iterator[None]:
-        """Puts the hook and the bucket before the messages of errors; our own errors keep their type."""
+        """Puts the hook and the bucket before the messages of errors.
+
+        Errors of `ddp` and `collectives` keep their type. Other errors become a ParallelError.
+        """
         try:
             yield
         except Exception as error:
@@ -238,7 +241,7 @@ def _shares(result: Any, buffer: Array) -> bool:
 
 
 class HookStream:
-    """The stream of a hook. For host arrays there is none: the hook computes in the thread that runs backward.
+    """The CUDA stream of a hook. For host arrays there is none, and methods do nothing.
 
     cuda: the module cupy.cuda, None for host arrays
     """
@@ -248,7 +251,7 @@ class HookStream:
         self._stream = None if cuda is None else cuda.Stream(non_blocking=True)
 
     def mark(self) -> Any:
-        """Records an event after all work that is on the calling thread's stream now."""
+        """Records an event after all work that is on the calling thread's stream now. Returns: the event"""
         return None if self._cuda is None else self._marked(self._cuda.get_current_stream())
 
     def after(self, mark: Any) -> None:

@@ -7,15 +7,15 @@ rank):
     Q_r = M_r' P       Q = sum of Q_r over ranks                      second call
     gradient = P Q'    left out on rank r: M_r - P Q_r'
 
-This is one step of subspace iteration; Q passes from step to step (warm start). Everything before the
-orthonormalisation is linear in M_r, so the result is that of the mean gradient, on one rank or on many.
+This is one step of subspace iteration; Q passes from step to step (warm start). P_r and Q_r are linear in M_r, so their
+sums over ranks are M Q and M' P. The result is the same whether the samples are on one rank or on many.
 
 All matrices of a bucket share each call. Gradients that are not worth compressing (of biases, of small matrices) are
-sent with the first call, exactly. The first Q is drawn from a seed that depends on the parameter's name: it need not be
-sent, and does not depend on the bucket plan.
+sent with the first call, exactly. The first Q is drawn from a seed that depends on the parameter's name. So it need not
+be sent, and does not depend on the bucket plan.
 
-Each rank orthonormalises and multiplies by itself: machines with different linear algebra may differ in the last bits.
-DataParallel's checksum of the parameters finds such differences.
+Each rank computes the basis and the products itself. So the results of machines with different linear algebra libraries
+may differ in the last bits. DataParallel's checksum of the parameters finds such differences.
 
 Source: Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, algorithms 1 and 2.
 """
@@ -48,11 +48,12 @@ class PowerSGD:
     start_iter: how many steps are reduced exactly first, while gradients are large and change quickly
     min_compression_rate: a matrix is compressed if rows * columns is more than this times (rows + columns) * rank
 
-    What is left out is kept (as much memory as the gradients take), and sent later. A gradient of more than two
-    dimensions counts as a matrix with shape[0] rows. 16-bit gradients are compressed in float32. Infinities or NaN in a
-    matrix discard what was left out of it.
+    The part that is left out is kept (as much memory as the gradients take), and sent later. A gradient of more than
+    two dimensions counts as a matrix with shape[0] rows. 16-bit gradients are compressed in float32. If a matrix
+    contains infinities or NaN, the part that was left out of it is dropped.
 
-    Raises: ArgumentError for a rank below 1 and the like; DtypeError, in backward, for gradients that are not real.
+    Raises: ArgumentError unless the rank is a whole number of at least 1, start_iter one of at least 0, and
+    min_compression_rate a number of at least 0; DtypeError, in backward, for gradients that are not real.
     """
 
     matrix_approximation_rank: int = 1
@@ -105,7 +106,7 @@ class PowerSGD:
         if not thin:
             return
 
-        # Householder's QR gives an orthonormal basis even of P = 0: Q is not stuck at 0 after a step without gradients.
+        # Householder's QR gives an orthonormal basis even for P = 0. A Q of 0, from a step without gradients, recovers.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
         for m, basis, part in zip(matrices, bases, parts, strict=True):
@@ -146,7 +147,7 @@ class PowerSGD:
         self._residuals = arrays(state_dict["errors"])
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
-        """(columns, rank) the Q with which the step begins: the last one, or random numbers, equal on all ranks."""
+        """(columns, rank) the Q with which the step begins: the last Q, or random numbers, equal on all ranks."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
         if known is None or known.shape != shape:  # no Q yet, or one of another rank

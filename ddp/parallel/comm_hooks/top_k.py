@@ -1,8 +1,8 @@
 """Top-k: of each gradient only the largest entries are sent; the others wait until they have grown (error feedback).
 
-Each rank sends k entries of each parameter, their values and indices, in one all_gather; every rank adds them up in
-rank order, so all get the same bits. The received bytes grow with the number of ranks: with ratio * size near 1 an
-all-reduce is as short.
+Each rank sends k entries of each parameter, their values and indices, in one all_gather for each bucket. Every rank
+adds them up in rank order, so all get the same bits. The received bytes grow with the number of ranks: with ratio *
+ranks near 1 an all-reduce sends as few bytes.
 
 The largest entries are those of largest magnitude in float32, and among equal ones those of lowest index: the choice
 does not depend on how a machine sorts.
@@ -102,13 +102,15 @@ class TopK:
 
 
 def largest(x: Array, count: int) -> Array:
-    """The indices (count,), ascending, of the entries of largest magnitude. NaN is largest; of equal ones the first.
+    """The indices (count,), ascending, of the entries of largest magnitude. NaN counts as largest.
+
+    Of entries with equal magnitude in float32, the first are chosen.
 
     x: (n,) of at most 2^31 - 1 real numbers
     """
     assert x.size <= _MAX_INDEX
     xp = device_of(x).xp
-    # Nonnegative floats sort like their bits. The index, in the lower half of the keys, makes all of them different.
+    # Nonnegative floats sort like their bits. The index, subtracted in the lower half, makes all keys different.
     keys = (xp.abs(x).astype(np.float32, copy=False).view(np.int32) & _MAX_INDEX).astype(np.int64)
     keys <<= 32
     keys -= xp.arange(x.size, dtype=np.int64)
