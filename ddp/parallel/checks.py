@@ -1,7 +1,7 @@
 """The checks of DataParallel: they find what differs between ranks, and name it on every rank.
 
     what                     when                             how
-    check_same               at wrapping                      hash of settings, names, shapes, dtypes; then all texts
+    check_same               at wrapping                      hash of settings, names, shapes, dtypes
     broadcast_values         at wrapping                      makes values equal: broadcasts those of rank 0
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     SkippedBackwards         every backward                   forwards without a backward, in the control message
@@ -109,7 +109,7 @@ Array = Any
 
 
 class SkippedBackwards:
-    """Finds a rank that skips a backward: its next backward would be reduced with the other ranks' of another batch.
+    """Finds a rank that skips a backward. Its next gradients would be summed with those of another batch.
 
     Such a rank has dropped what a forward returned, and with it the graph, and then made another forward. The last
     forward before a backward is never counted, because `sum(0 * p.sum() for p in model.parameters())` may replace its

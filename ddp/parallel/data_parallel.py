@@ -210,7 +210,8 @@ class DataParallel(Module):
 
         Call it between steps. Gradients are kept, as with every change of plan.
 
-        Raises: ParallelError if the plan does not fit the parameters, or the state has another number of micro-batches.
+        Raises: ParallelError if the state is no `plan_state()`, its plan does not fit the parameters, or it has another
+        number of micro-batches.
         """
         self.check_open()
         if self.micro_batches is not None:
@@ -320,7 +321,7 @@ class DataParallel(Module):
         optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
         Raises: ParallelError for a model with micro_batches or a ZeroOptimizer, and inside another `join`; EarlyStop, a
-        ParallelError, with throw_on_early_termination; DtypeError if optimizers holds something else.
+        ParallelError, with throw_on_early_termination; DtypeError unless `optimizers` holds optimizers.
         """
         self.check_open()
         checked_optimizers = join.checked(optimizers)

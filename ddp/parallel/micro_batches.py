@@ -303,7 +303,10 @@ class MicroBatches:
             deferred.records = self._outer
 
     def begin_again(self) -> None:
-        """Called after a backward that has failed: the micro-batch can be repeated with the same random numbers."""
+        """Called after a backward that has failed. The micro-batch can be repeated with the same random numbers.
+
+        If the backward has added to some gradients before it failed, `zero_grad()` comes first.
+        """
         self.end_backward()
         self._uncount(self._records[self._recorded :])
         del self._records[self._recorded :]

@@ -3,8 +3,8 @@
 The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times.
 After the third backward the plan is made once more, from these and, if no cap was given, from the measured cost of an
 all-reduce between these ranks. A given plan is kept, and so is the plan of a single rank. At any other time the plan
-changes only if some rank uses a parameter that has no bucket because it was frozen before. The parameter gets a bucket
-at the end of the plan.
+changes only by `restore`, or if some rank uses a parameter that has no bucket because it was frozen before. The
+parameter gets a bucket at the end of the plan.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from ddp.parallel.step_trace import Step
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
 _WIDTH = 4
-# A timeline keeps at most this many of the latest steps, and at most this many timestamps of all ranks in them (8 MiB),
-# but always 16 steps.
+# A timeline keeps at most `_KEPT` steps, the latest ones, and at most `_FLOATS` timestamps of all ranks in them
+# (8 MiB), but at least 16 steps.
 _KEPT = 1000
 _FLOATS = 1 << 20
 # Clock offsets are estimated from this many of the latest control messages.
@@ -99,8 +99,8 @@ class Stats:
     step: from the end of one backward to the end of the next; None, as `other` is, before there are two steps
     forward: the last forward before each backward; None if the model was not called
     backward: from its begin until its last node has run
-    communication: time in which some bucket was launched and not yet reduced, on the wire or waiting for a rank
-    hidden: the part of `communication` in which backward computed; both are None if the exchange does not record times
+    communication: time in which some bucket was launched and not yet reduced, because it was sent or waited for a rank
+    hidden: the part of `communication` in which backward computed; both are None if no times were recorded
     exposed: time from the last node of backward until all buckets were reduced
     other: the rest of a step: data, loss, optimizer, logging
     buckets: of the latest plan, in launch order

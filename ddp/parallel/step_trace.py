@@ -100,7 +100,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class Recorder:
-    """Keeps the steps of all models of this process until `stop`, which writes a file for each of its ranks.
+    """Keeps the latest steps of all models of this process until `stop`, which writes a file for each rank in it.
 
     Raises: ArgumentError if the folder cannot be made or written to.
     """
@@ -165,7 +165,7 @@ def register(timeline: Any) -> None:
     if first and folder:
         recorder = Recorder(folder)
         pid = os.getpid()
-        # Not in a child that this process forked: that is not the rank.
+        # Forked children inherit this function, but must not write the files of the rank.
         atexit.register(lambda: _stop_at_exit(recorder) if os.getpid() == pid else None)
     record(timeline)
 

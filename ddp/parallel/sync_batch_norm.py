@@ -203,7 +203,7 @@ class _SyncBatchNormBackward:
         self._op = op
 
     def plan(self, needs: tuple[bool, ...]) -> Sequence[int | None]:
-        """All inputs count as needed: the inputs of other ranks depend on the gradient of this rank's output."""
+        """Saves x and weight in any case: the gradients of other ranks' x need sums over this rank's x and weight."""
         return batch_norm.plan((True, True, True))
 
     def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:

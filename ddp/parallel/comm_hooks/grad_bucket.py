@@ -19,7 +19,8 @@ class GradBucket:
     index, count: its number in launch order, and the number of buckets
     buffer: (n,) this rank's gradients, summed over the backwards since the last reduction, with gaps of zeros between
     them. The values that the hook leaves in it become `param.grad`.
-    names: of its parameters, the same in every plan; gradients: views of the buffer, each in its own shape
+    names: of its parameters; a parameter has the same name in every plan
+    gradients: views of the buffer, each in its own shape
     used: whether any rank used each parameter in this step, the same on all ranks; if none did, `param.grad` will be
     None, whatever the hook leaves
     scale: the sum of all ranks' buffers times this is the mean; the same on all ranks

@@ -1,7 +1,8 @@
 """The exchange with a communication hook: a user's function reduces each bucket, instead of an all-reduce.
 
 A hook of several rounds (such as an exchange, a sum and another exchange) would block backward if it waited between
-them. So it is a generator that yields each Work that it waits for. It is resumed by `poll`, when the Work is complete.
+them. So it is a generator that yields each Work that it waits for. `poll` resumes it when the Work is complete; at the
+end of backward `finish` waits for the rest.
 
 On each rank buckets fill, and rounds end, at different times, but all ranks must make the same calls in the same order.
 So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then bucket
