@@ -369,10 +369,7 @@ class DataParallel(Module):
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:
-        """The statistics of the steps since the last summary in one line, for the end of an epoch.
-
-        Later calls of `stats` and `summary` no longer count these steps.
-        """
+        """The statistics of the steps since the last summary in one line, for the end of an epoch."""
         return self.reducer.timeline.summary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:

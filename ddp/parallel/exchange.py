@@ -43,10 +43,7 @@ class Exchange:
         self._control = control
 
     def launch(self, index: int) -> None:
-        """Starts the reduction of a bucket, which is full on this rank. Must not block.
-
-        It is called in the order 0, 1, ...
-        """
+        """Starts the reduction of a bucket that is full on this rank. Called in the order 0, 1, ... Must not block."""
         self._works.append(self._start(index))
 
     def _start(self, index: int) -> Work[Any]:
@@ -90,8 +87,7 @@ class SingleRank(Exchange):
         scale = self._control.scale()
         if scale != 1.0:
             for buffer in self._buckets.memory.buffers:
-                # By all_reduce, as on many ranks: it scales 16-bit gradients in float32. In 16 bits the scale itself
-                # would be rounded.
+                # By all_reduce: it scales 16-bit gradients in float32. In 16 bits the scale would be rounded.
                 self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, out=buffer)
 
     def times(self) -> list[Times | None]:

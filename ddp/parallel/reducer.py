@@ -260,7 +260,6 @@ class Reducer:
         """A context for a backward under create_graph. At its end gradients become means over ranks, with a graph.
 
         Inside `no_sync()` they stay this rank's own.
-
         Raises: GraphError with a communication hook, a ZeroOptimizer, micro_batches, or inside `join`; ParallelError as
         `begin`.
         """
@@ -326,10 +325,7 @@ class Reducer:
             self.end()
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with the buckets and the planning of a `planner.state()`. Collective.
-
-        Raises: ParallelError if the plan does not fit the parameters.
-        """
+        """Continues with a `planner.state()`. Collective. Raises: ParallelError if its plan does not fit the model."""
         before = self.planner.plan
         plan = self.planner.restore(state)
         if self.tree is not None:
@@ -459,10 +455,7 @@ class Reducer:
         self.micro_batches.complete()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets.
-
-        Raises: the error of the first of them that failed, with the message's or the bucket's name.
-        """
+        """Waits for the control message and all buckets. Raises: the error of the first that failed, which it names."""
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"

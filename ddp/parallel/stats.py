@@ -63,7 +63,8 @@ class BucketStats:
     ready, launched, done: milliseconds after backward began, mean over the steps
     exposed: milliseconds that backward waited for this bucket, after it had computed everything and the buckets before
     this one were reduced, mean over the steps
-    launched, done and exposed are None if the exchange does not record times.
+
+    If the exchange does not record times, launched, done and exposed are None.
     """
 
     names: tuple[str, ...]
