@@ -38,10 +38,11 @@ def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
 class set_detect_anomaly(Assignment):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
-    In this mode each op remembers the line of user code that ran it. If an op computes a nan gradient, backward stops,
-    and the error names that line. check_nan: False: backward does not look for nan. Slow: for debugging.
+    In this mode each recorded op stores the line of user code that ran it. If the backward of an op computes nan, an
+    error that names this line stops backward. check_nan: False: backward does not look for nan. The mode is slow: use
+    it for debugging.
 
-    Raises, in backward: AnomalyError.
+    Raises, in backward: AnomalyError if a gradient is nan.
     """
 
     def __init__(self, mode: bool = True, check_nan: bool = True) -> None:

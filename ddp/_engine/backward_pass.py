@@ -4,8 +4,8 @@ A backward begins with a counting pass over what the roots can reach. A node run
 has arrived, the newest of the ready ones first. A leaf is complete when its own count reaches zero, and its
 gradient-ready hook is called while older layers still compute: that is how communication overlaps with backward.
 
-Nothing here recurses, and nothing here knows tensors: gradients are raw arrays. The graph holds no reference cycles
-(tensor → node → older nodes → leaf → buffer), so memory falls by reference counting as backward proceeds.
+Nothing here recurses. Gradients are raw arrays, unless the caller passes `run_node`. The graph holds no reference
+cycles (tensor → node → older nodes → leaf → buffer), so reference counting frees memory as backward proceeds.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def backward(
     sinks: dict[Edge, Any] | None = None,
     run_node: RunNode | None = None,
 ) -> None:
-    """Propagates `grads` from `roots` into the gradient buffers of all leaves they depend on.
+    """Propagates `grads` from `roots` into the gradient buffers of all leaves that the roots depend on.
 
-    With `sinks`, the gradients of exactly its keys become its values instead, and no buffer or gradient-ready hook is
-    touched; only the nodes on the way to a sink run, and only they are freed.
-    `run_node` is called in place of `Node.run`, and requires `sinks`. Gradients are then whatever it takes and returns,
-    such as tensors; they are added by +. With `run_node` and only leaves as sinks, collectives that lead to no sink
+    sinks: if given, the gradient of each of its keys becomes the key's value instead. No gradient buffer is written,
+    and no gradient-ready hook is called. Only the nodes on the way to a sink run, and only they are freed.
+    run_node: called in place of `Node.run`; requires `sinks`. Gradients are then of the type that it takes and returns,
+    such as tensors, and are added by +. If `roots` reach only sinks that are leaves, collectives that lead to no sink
     run, too, because other ranks wait for them.
     Arrays of `grads` are never written to.
 
-    Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
+    Raises: GraphFreedError, VersionError, AnomalyError; and whatever an op or a hook raises.
     """
     reached = None if sinks is None else _edges_leading_to(roots, sinks, run_node is not None)
     pending = _count(roots, reached)
@@ -81,7 +81,8 @@ def leaves_of(roots: Sequence[Edge]) -> list[Leaf]:
 def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], collectives: bool) -> set[Edge]:
     """Finds the sinks that `roots` reach, and the nodes through which gradients reach these sinks.
 
-    collectives: if all sinks are leaves, also finds all collectives, and the nodes through which gradients reach them
+    collectives: if all sinks found are leaves, also finds all collectives, and the nodes through which gradients reach
+    them
 
     Raises: GraphFreedError if a sink was not found, but may lie behind a node that was freed.
     """
@@ -205,7 +206,7 @@ def _run(
             check_gradients(node, results)
         if not retain_graph:
             node.free()
-        del node, g  # the loop above leaves at most one gradient in `g`, until the next node replaces it
+        del node, g  # frees them now; the last of `results` stays in `g` only until the next node runs
 
 
 def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:
@@ -250,7 +251,10 @@ def _sum(a: Any, b: Any, edge: Edge) -> Any:
 
 
 def _grad_outs(edges: Sequence[Edge | None], accumulate: bool) -> list[Array | None]:
-    """The argument `grad_outs` of `Node.run`: the buffer of each leaf that gets a single gradient from this node."""
+    """The argument `grad_outs` of `Node.run`: for each input, what `GradBuffer.grad_out` returns, or None.
+
+    It is None unless the input is a leaf without hooks that gets a single gradient from this node.
+    """
     return [
         edge.grad_buffer.grad_out(accumulate)
         if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1

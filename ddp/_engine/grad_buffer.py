@@ -1,4 +1,4 @@
-"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that is called with complete gradients."""
+"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that backward calls when it is complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GradMemory(Enum):
     OWN = auto()  # the buffer's: it is written again in later steps
     LENT = auto()  # the buffer's, but a caller may hold a tensor over it: dropped when the buffer is emptied
     BOUND = auto()  # the memory that was given to `bind`
-    GRAPH = auto()  # the array that was given to `replace`: a graph may have saved it, so it is never written to
+    GRAPH = auto()  # the array that was given to `replace`: a graph may have saved it, so nothing is added to it
 
 
 EMPTY, FULL, ZEROED = GradState
@@ -49,7 +49,7 @@ class GradBuffer:
         self.shape = shape
         self.dtype = dtype
         self.xp = xp
-        self.array: Array | None = None  # None until the first write, unless bound
+        self.array: Array | None = None  # None while the buffer holds no memory
         self.state = EMPTY
         self.memory = OWN
         self.accumulating = False  # `grad_out` asked an op to add to the gradient
@@ -61,7 +61,7 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape) to the gradient: the first of a step is copied, later ones are added in place."""
+        """Adds `g` (the leaf's shape) to the gradient: copies `g` into an empty buffer, otherwise adds it in place."""
         if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
@@ -171,7 +171,7 @@ class Leaf:
 
     hooks: called with the sum of a backward's gradients before it is accumulated; each may return another gradient
     after: called after the gradient was accumulated
-    owner: a weak reference to the tensor; under create_graph, gradients are tensors, and backward sets its `grad`
+    owner: a weak reference to the tensor. A backward under create_graph sets the tensor's `grad`
     """
 
     __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")

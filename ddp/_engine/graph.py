@@ -1,4 +1,4 @@
-"""What the graph is made of: one node for each op that ran, and the version counters of the tensors that it saved.
+"""What the graph is made of: one node for each recorded op, and the versions of the tensors that the node saved.
 
 An op with several results has a `MultiOutputNode`, which waits for the gradients of all of them. Each gradient comes
 from a `SelectOutput` node of one result, so that everything else (counts, hooks, sums over uses) sees one gradient per
@@ -16,11 +16,12 @@ from ddp.errors import VersionError
 
 
 class Version:
-    """How often the memory of a tensor and its views was written in place; shared by all of them.
+    """Counts the in-place writes to the memory of a tensor. The tensor and its views share one object.
 
-    count: all writes
-    epoch: the writes that autograd recorded; an edge that a tensor got in an earlier epoch is stale
-    base: a weak reference to the tensor that views were first made of
+    count: the number of writes
+    epoch: increased by each write that autograd records, and when a tensor with views is made to require grad. An edge
+        that a tensor got in an earlier epoch is stale
+    base: a weak reference to the first tensor of which a view was made; to a later one if the first is gone
     saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
 
@@ -32,7 +33,7 @@ class Version:
 
 
 Versions = Sequence[tuple[Version, int, int]]
-Differentiable = Any  # an op: see `ddp.ops.op.Op`; a node reads its name, saves, grad_out and backward
+Differentiable = Any  # an op: see `ddp.ops.op.Op`; the engine reads name, saves, plan, grad_out and backward
 Hook = Callable[[Array], "Array | None"]
 
 
@@ -60,7 +61,7 @@ _numbers = itertools.count()
 
 
 class Node:
-    """One op that ran: what its backward needs, and where the gradients go."""
+    """One recorded op: what its backward needs, and where the gradients go."""
 
     __slots__ = (
         *("__weakref__", "call", "edges", "metadata", "needs", "number", "op", "residual", "saved", "versions", "xp"),
@@ -76,16 +77,16 @@ class Node:
         versions: Versions,
         residual: Any,
     ) -> None:
-        self.number = next(_numbers)  # creation order: a higher number is nearer the loss
+        self.number = next(_numbers)  # creation order: higher than the numbers of the nodes that made the inputs
         self.op = op
         self.xp = xp
         self.edges: tuple[Node | Leaf | None, ...] | None = edges  # one per input; None once freed
         self.needs = needs
-        self.saved = saved  # arrays, in the order of op.saves
-        self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
+        self.saved = saved  # arrays and numbers, in the order of op.saves; None where no gradient reads the value
+        self.versions = versions  # (version, its count when saved, position in `saved`) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
         # Set if the residual changes with the inputs, so that the forward can run again: the inputs as arrays and
-        # numbers, the versions of the tensors among them (as above), and the parameters.
+        # numbers; (version, count, position among the inputs) of each tensor among them; and the parameters.
         self.call: tuple[Sequence[Any], Versions, dict[str, Any]] | None = None
         self.metadata: NodeMetadata | None = None
 
@@ -126,7 +127,7 @@ class Node:
         return self.op.backward(self.xp, g, needs, saved, self.residual, grad_outs)
 
     def free(self) -> None:
-        """Drops everything that the node keeps, so that memory falls while backward still runs."""
+        """Drops the edges, saved values, residual and metadata, so that memory is freed while backward still runs."""
         self.edges = None
         self.saved = ()
         self.versions = ()
@@ -135,7 +136,7 @@ class Node:
 
 
 class ReusableNode(Node):
-    """A node that several graphs share. Its op saves nothing, so there is nothing to free."""
+    """A node that several graphs share, so it is never freed. Its op saves nothing."""
 
     __slots__ = ()
 
@@ -144,7 +145,7 @@ class ReusableNode(Node):
 
 
 class CollectiveNode(Node):
-    """A node whose backward is a collective. It runs on every rank, with None where no gradient arrived."""
+    """A node whose backward is a collective. It runs on every rank, on a gradient of None where none arrived."""
 
     __slots__ = ()
 

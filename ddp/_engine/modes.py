@@ -12,7 +12,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
 class Casting(Protocol):
-    """What autocast does to the inputs of an op."""
+    """The object that casts the inputs of each op under autocast."""
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         """Returns the inputs in the dtypes in which the op is to run."""
@@ -28,7 +28,7 @@ class Mode(threading.local):
     inference = False
     anomaly = False  # backward checks every gradient for nan
     guarded = False  # inside `ddp._tensor.base.guarded_run`
-    # Called with every new node: for anomaly mode and checkpointed regions.
+    # Called with every new node: for anomaly mode, checkpointed regions, CUDA streams and CUDA graphs.
     observers: tuple[Callable[[Any], None], ...] = ()
     # Called with the leaves that a backward reaches: for CUDA graphs.
     reached: Callable[[Sequence[Any]], None] | None = None
@@ -143,7 +143,8 @@ class Assignment(Scope):
 class set_grad_enabled(Assignment):
     """Turns recording on or off in this thread: as a context manager, a decorator, or called as a statement.
 
-    As in PyTorch, `set_grad_enabled(False)` takes effect at once; a `with` block restores the earlier setting.
+    As in PyTorch, `set_grad_enabled(False)` takes effect at once; a `with` block restores the earlier setting. Within
+    inference_mode, recording stays off.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -162,7 +163,10 @@ class no_grad(Scope):
 
 
 class enable_grad(Scope):
-    """Ops inside are recorded, also within no_grad: `with enable_grad(): ...` or `@enable_grad()`. Per thread."""
+    """Ops inside are recorded, also within no_grad, but not within inference_mode. Per thread.
+
+    `with enable_grad(): ...` or `@enable_grad()`.
+    """
 
     def settings(self) -> dict[str, Any]:
         return {"enabled": not state.inference}

@@ -1,10 +1,11 @@
-"""Backward on the streams that forward ran on. A stream waits for another stream's work before it reads its gradients.
+"""Runs backward on the CUDA streams that forward ran on.
 
-As in PyTorch: a node made while `ddp.cuda.stream(s)` was on runs its backward on `s`; gradients of leaves are added up
-on the stream that `backward` was called on, and that stream waits for all others at the end. So code after `backward`
-needs no other synchronization than code after an op.
+Before a stream reads a gradient that another stream computed, it waits for that stream. As in PyTorch, a node made
+while `ddp.cuda.stream(s)` was on runs its backward on `s`, and at the end the stream that `backward` was called on
+waits for all other streams. On this stream, gradients of leaves are added up. So code after `backward` needs no other
+synchronization than code after an op.
 
-A backward uses a `StreamSync` only if a second stream or a second GPU is in use, or CUDA_LAUNCH_BLOCKING=1: see
+A backward uses a `StreamSync` only after a second stream or a second GPU was used, or with CUDA_LAUNCH_BLOCKING=1: see
 `enable` and `on_other_gpu`.
 """
 
@@ -23,19 +24,20 @@ from ddp._engine.modes import state
 class Switch:
     """Settings of all backwards of this process.
 
-    on: they use a `StreamSync`; blocking: after every node, the host waits for the node's work
+    on: every backward uses a `StreamSync`; blocking: after every node, the host waits for the node's work
+    several_gpus: a backward also uses a `StreamSync` if it begins on another GPU than the current one
     """
 
     on = False
     blocking = False
-    several_gpus = False  # there are several GPUs
+    several_gpus = False
 
 
 switch = Switch()
 
 
 def enable(blocking: bool = False) -> None:
-    """Makes backward look for streams and devices from now on. blocking: also makes the host wait after every node."""
+    """Makes every later backward use a `StreamSync`. blocking: also makes the host wait after every node."""
     switch.on = True
     switch.blocking = switch.blocking or blocking
 
@@ -47,8 +49,8 @@ def on_other_gpu(grads: Iterable[Any]) -> bool:
 
 
 def note_stream(node: Node) -> None:
-    """Called for each new node: stores the current stream in it, if it runs on a GPU."""
-    # A transfer to the CPU is launched on the GPU that it comes from (`residual`), and so is its backward.
+    """Called for each new node: stores the current stream in the node if its op runs on a GPU."""
+    # A transfer to the CPU is launched on the GPU that the tensor comes from (`residual`), and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
         node.ensure_metadata().stream = _device.runtime().stream_order.current(xp)
@@ -69,7 +71,7 @@ class StreamSync:
         self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
         self._current = self._home
         self._source = self._home  # the stream that computed the gradients being delivered
-        self._computed: Any = None  # the event recorded after them
+        self._computed: Any = None  # the event recorded after these gradients
         self._before = {self._home.device: self._home}  # the stream that was current on each device
         self._used: dict[Any, None] = {}  # the other streams that were used
         self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
@@ -102,7 +104,7 @@ class StreamSync:
 
     @property
     def on_home_stream(self) -> bool:
-        """Whether the current stream is that of leaves, so that their memory may be written to."""
+        """Whether gradients of leaves are added up on the current stream, so that a node may write to their memory."""
         return self._current == self._home
 
     def leave(self, node: Node, g: Any) -> None:
@@ -134,7 +136,7 @@ class StreamSync:
         self._use(stream)
 
     def end_delivery(self, edge: Edge, collects: bool) -> None:
-        """Called after a result was added to the gradient of `edge`. collects: `edge` has not read it yet."""
+        """Called after a result was added to the gradient of `edge`. collects: `edge` reads the gradient later."""
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.keep_alive(self._current, *arrays)
 
@@ -171,7 +173,7 @@ class StreamSync:
 
 
 def _device_of(result: Any) -> int | None:
-    """The GPU that a gradient is on; None for one on the CPU, or for no gradient."""
+    """The index of the GPU that a gradient is on; None for a gradient on the CPU, or for no gradient."""
     if isinstance(result, list):  # of an op with several results
         result = next((gradient for gradient in result if gradient is not None), None)
     array = getattr(result, "gradient", result)

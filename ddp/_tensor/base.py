@@ -54,7 +54,7 @@ class TensorBase:
     _device: Device
     edge: Node | Leaf | None  # where this tensor's gradient goes in backward; None if it gets none
     accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
-    _epoch: int  # the epoch of the version for which `edge` is right; -1 for a detached tensor
+    _epoch: int  # the epoch of `version` in which `edge` is valid; -1 for a detached tensor
     grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
     version: Version
 
@@ -108,8 +108,9 @@ class TensorBase:
     def grad(self) -> Tensor | None:
         """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
-        Assigning a tensor copies it in; assigning None and `del` empty the buffer. Raises: ShapeError, DtypeError if
-        the assigned tensor is unlike this one; ParallelError if each rank holds a part of the gradient (ZeroOptimizer).
+        Assigning a tensor copies it into the buffer; assigning None and `del` empty the buffer. Raises: ShapeError,
+        DtypeError if the assigned tensor has another shape, dtype or device than this one; ParallelError on reading if
+        each rank has only a part of the gradient (ZeroOptimizer).
         """
         if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
@@ -140,12 +141,15 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Raises: GraphError if the leaf has a gradient-ready hook, which another leaf would not have."""
+        """Checks that another leaf may replace this tensor's leaf.
+
+        Raises: GraphError if the leaf has a gradient-ready hook, which the other leaf would lack.
+        """
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, device: Device) -> None:
-        """Moves this leaf and its gradient to another array: modules change dtype and device with it.
+        """Makes `array` on `device` the memory of this leaf, and converts its gradient. Modules change dtype by it.
 
         array: of the same shape if the leaf has a gradient. Raises: GraphError if the leaf has a gradient-ready hook.
         """
@@ -211,13 +215,13 @@ def alias(view: TensorBase, x: TensorBase) -> None:
         version.base = weakref.ref(x)
 
 
-# The class of results: `Tensor` puts itself here. It is made of mixins that call `apply`, so it cannot be imported.
+# The class of results, `Tensor`. `core` appends it: this module cannot import `core`, which imports this module.
 _plain: list[type[Tensor]] = []
 
 
-# A context in which NumPy does not warn of infinities and nan: they are values, as in PyTorch. A copy of a context
-# is made and entered in a fifth of the time of `errstate`. This context begins empty: a copy of the importer's would
-# keep the values of context variables alive, and show them to the ops of every thread.
+# A context in which NumPy does not warn of infinities and nan: they are values, as in PyTorch. Copying and entering a
+# context takes less than a fifth of the time of `errstate`. This context begins empty: a copy of the context of the
+# importing thread would keep the values of context variables alive, and show them to the ops of every thread.
 _silent = contextvars.Context()
 _silent.run(np.seterr, all="ignore")
 
@@ -227,7 +231,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
 
     Returns a tensor, or a tuple of tensors if the op has several results.
 
-    Raises: DeviceError if the tensors are on different devices; InplaceError if one is stale (see `stale_view`).
+    Raises: DeviceError if the tensors are on different devices; InplaceError if one is stale (see `stale_view`);
+    DtypeError if no input is a tensor, or one is a NumPy array; and what the op raises.
     """
     state = modes.state
     if state.autocast is not None:
@@ -324,9 +329,9 @@ def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: 
 
 
 def record(node: Node, results: Sequence[TensorBase | None]) -> None:
-    """Makes `node` the edge of the results; those without a gradient, such as integers, get none.
+    """Makes `node` the edge of its result. Results without a gradient, such as integers, get no edge.
 
-    node: a `MultiOutputNode` for several results
+    node: a `MultiOutputNode` for several results: the edge of each result is then a new `SelectOutput` node
     """
     nodes: Sequence[Node] = (node,)
     if isinstance(node, MultiOutputNode):
@@ -407,8 +412,8 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
 def copy_if_needed(array: Array, *readers: Any) -> Array:
     """Returns `array`, or a copy if backward will read it for the gradient of one of `readers`.
 
-    Others may write to its memory before that. An index, a class target or a plain array has no version by which
-    backward could notice a write.
+    Other code may write to `array` before backward reads it. An index, a class target or a plain array has no version
+    by which backward could notice a write.
     """
     for x in readers:
         if isinstance(x, TensorBase) and x.edge is not None and modes.state.enabled:
@@ -451,12 +456,12 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
     return gradient.array.astype(x.array.dtype, copy=False)
 
 
-# The device guard: an op launches on the GPU of its tensors, whichever one is current; with CUDA_LAUNCH_BLOCKING=1
-# every op waits, and an error names its op.
+# The device guard: an op launches on the GPU of its tensors, whichever GPU is current. With CUDA_LAUNCH_BLOCKING=1 the
+# host waits for every op, and an error names its op.
 
 
 def needs_guard(device: Device) -> bool:
-    """Whether an op on a watched device has to run in `guarded_run`, and is not inside it yet."""
+    """Whether an op must run in `guarded_run`: False inside of it. device: one whose `watched` is not 0."""
     if modes.state.guarded:
         return False
     if device.watched == 2:

@@ -47,7 +47,8 @@ class Tensor(
 
     Attributes of your own may be set: `x.tag = 1`. Copies and pickles keep them, results of ops do not, as in PyTorch.
 
-    Tensor(2, 3), with sizes, is uninitialized memory of the default dtype; with a sequence or an array, it is a copy.
+    Tensor(2, 3), with sizes, is uninitialized memory of the default dtype. Tensor of a sequence or an array is a copy;
+    of a tensor, it shares the memory.
     """
 
     __slots__ = ()

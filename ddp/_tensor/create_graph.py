@@ -6,9 +6,9 @@ result gets the node itself. The residual gets no edge, and counts as constant. 
 (`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
 ops with the same result in fewer steps (`_COMPOSITES`).
 
-The backward of a reference takes the residual of a native form as it is, unless that is computed again. The backward of
-a device form is made of formulas that can be recorded, or its residual is converted to that of the reference
-(`Op.reference_residual`).
+The reference's backward takes the residual of a native form as it is, unless the residual is computed again. For a
+device form, either its own backward consists of formulas that can be recorded and runs, or its residual is converted to
+that of the reference (`Op.reference_residual`), whose backward runs.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ convolution.correlate.attach_recording_form(
     lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
 )
 convolution.adjoint.attach_recording_form(_adjoint)
-# As many heads at a time as on a GPU: this takes few steps, and draws the masks of dropout as the forward there does.
+# As many heads at a time as on a GPU: this takes few steps, and draws the dropout masks in the same order as the
+# forward on a GPU does.
 attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
 attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
 reduction.moments.attach_recording_form(_moments)
@@ -175,9 +176,9 @@ def recorded_gradients(
 ) -> list[Tensor | None]:
     """The gradients of all `tensors` with respect to edges, as tensors with a graph; None where none arrived.
 
-    If no gradient here depends on the result of a collective, the result is added to the graph of every gradient, with
-    a derivative of zero. Gradients of other ranks depend on it, and differentiating those runs collectives, in which
-    this rank must take part.
+    A collective's result on which no gradient here depends is added to the graph of every gradient, with the derivative
+    0. Gradients of other ranks depend on that result. When they are differentiated, collectives run in which this rank
+    must take part.
 
     Raises: GraphError for an op without a second derivative; GraphFreedError, VersionError.
     """
@@ -255,7 +256,7 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
         if op.name in _COMPOSITES and inputs[0].size and not parameters.get("smoothing"):
             return _run_composite(_COMPOSITES[op.name], inputs, parameters, g, needs)
         if "tell" in parameters:
-            parameters = {**parameters, "tell": None}  # statistics are recorded once, by the first forward
+            parameters = {**parameters, "tell": None}  # the first forward has updated the running statistics
         _, residual = run.forward(xp, *inputs, **parameters)
         read = [*saved, *inputs]
     boxed = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)
@@ -290,11 +291,11 @@ def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) 
 def _run_composite(
     compose: Composite, inputs: Sequence[Any], parameters: Parameters, g: Any, needs: Needs
 ) -> Sequence[Tensor | None]:
-    """Computes the gradients of an op's inputs through other ops with the same result: `compose` calls them.
+    """Computes the gradients of an op's inputs through other ops with the same result, which `compose` calls.
 
-    So no forward runs again to compute a residual.
+    The forward of the op does not run again, since its residual is not needed.
     """
-    # The backward below ends at these: a node for each input, also where two inputs are one tensor.
+    # The backward below ends at these tensors. Each input gets a node of its own, even if two inputs are one tensor.
     ends: list[Any] = [None if x is None else apply(elementwise.flat, (x.tensor,)) for x in inputs]
     # In float32 at least, so that each gradient is rounded once.
     wide = [x if x is None else convert(x, np.promote_types(x.array.dtype, "float32")) for x in ends]
@@ -353,7 +354,11 @@ _COMPOSITES: dict[str, Composite] = {
 
 
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
-    """Returns a gradient as a tensor. Its graph has values that were only compared, with the derivative 0."""
+    """Returns a gradient as a tensor, whose graph has all values that it depends on.
+
+    read: the values that the backward read. Those that were compared are added to the graph with the derivative 0; if
+    the gradient has no graph, all are.
+    """
     if x is None:
         return None
     result: Tensor = as_operand(x)

@@ -97,7 +97,10 @@ _QUIET = np.errstate(all="ignore")  # as a decorator: numbers too large for a dt
 
 
 class Options(TypedDict, total=False):
-    """Options that every creation function takes by name. dtype: None: the default one, or that of the numbers."""
+    """Options that functions such as `zeros` and `arange` take by name.
+
+    dtype: None: the default dtype, or that of the numbers given
+    """
 
     dtype: Any
     device: Where
@@ -217,7 +220,7 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
     def points(xp: Any, dtype: Dtype) -> Any:
-        # Rounds the ends before it computes the steps, as PyTorch does.
+        # For an integer dtype, truncates the ends before it computes the steps, as PyTorch does.
         low, high = (first, last) if dtypes.is_float(dtype) else (int(first), int(last))
         if steps == 1:
             return xp.full((1,), float(low))
@@ -303,9 +306,9 @@ def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) ->
 class TypedTensor(type):
     """The type of `ddp.LongTensor` and similar classes: tensors of one dtype on one kind of device.
 
-    Called with sizes, it makes an uninitialized tensor; with data, a copy. Every tensor of this dtype on such a device
-    is an instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()`
-    takes these types, too.
+    Called with sizes, it makes an uninitialized tensor; with a sequence or an array, a copy; with a tensor, a tensor
+    over the same memory. Every tensor of this dtype on such a device is an instance, as in
+    `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes these types, too.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
@@ -409,7 +412,7 @@ def _unwrap_tensors(data: Any, element_dtypes: set[Dtype]) -> Any:
         return [_unwrap_tensors(part, element_dtypes) for part in data]
     element_dtypes.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
     array = to_device(data.array, CPU) if isinstance(data, TensorBase) else data
-    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes bfloat16 with no other dtype
+    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy joins bfloat16 with neither float16 nor integers
     return array if mixes else array.astype(dtypes.float32)
 
 
@@ -522,6 +525,6 @@ def from_foreign(value: Any) -> Any:
     if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
         return value
     if isinstance(value, np.ndarray):
-        return from_numpy(value)  # DLPack refuses read-only arrays
+        return from_numpy(value)  # before DLPack 1.0, read-only arrays were refused
     # Not by __array__, after which PyTorch can never again resize the memory.
     return from_dlpack(value.detach() if hasattr(value, "detach") else value)

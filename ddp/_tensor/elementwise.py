@@ -154,7 +154,7 @@ class Elementwise(TensorBase):
     def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; integers give the default dtype. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
-        Raises: ArgumentError for another mode, or if integers are divided by 0.
+        Raises: ArgumentError for another mode, or if a mode is given and integers on the CPU are divided by 0.
         """
         if rounding_mode is None:
             return check_operand(binary(ops.div, self, other, floating=True), "div", other)
@@ -165,7 +165,10 @@ class Elementwise(TensorBase):
     divide = true_divide = div
 
     def floor_divide(self, other: Other) -> Tensor:
-        """floor(self / other); integers stay integers. Raises: ArgumentError if integers are divided by 0."""
+        """floor(self / other); integers stay integers.
+
+        Raises: ArgumentError if integers on the CPU are divided by 0.
+        """
         return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
     remainder, remainder_ = both_forms(
@@ -380,7 +383,7 @@ class Elementwise(TensorBase):
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
         """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; equal_nan: nan equals nan.
 
-        Raises: ShapeError if they do not broadcast; DeviceError.
+        Raises: ShapeError if they do not broadcast; DtypeError if `other` is no operand; DeviceError.
         """
         pair = promote_all("isclose", self, operand_as_tensor(other, self, "isclose"))
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
@@ -434,7 +437,10 @@ class Elementwise(TensorBase):
 
 
 def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
-    """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for integers with a float `alpha`."""
+    """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x.
+
+    Raises: DtypeError for integers with a float `alpha` other than 1.
+    """
     if alpha == 1:
         return check_operand(binary(op, x, y, swap), op.name, y)
     pair = promote_pair(x, y, op.name)

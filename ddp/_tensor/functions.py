@@ -1,6 +1,7 @@
 """The functions of `ddp`: those that are also methods of `Tensor`, and those of several tensors.
 
-Some hide Python's built-in functions, which this module can therefore not use: all, any, max, min, sum, round.
+Some hide Python's built-in functions, which this module can therefore not use: abs, all, any, complex, max, min, pow,
+round, sum.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Joins tensors along `dim`; all other sizes must be equal. A tensor of shape (0,) may stand beside any shape.
 
-    Raises: ShapeError, RangeError; ArgumentError for no tensor.
+    Raises: ShapeError, RangeError; ArgumentError for no tensor; DtypeError for elements that are no tensors.
     """
     xs = _promote(tensors, "cat")
     some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
@@ -209,7 +210,7 @@ concat = concatenate = cat
 @with_out
 @numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins tensors of one shape along a new dimension `dim`. Raises: ShapeError, ArgumentError, RangeError."""
+    """Joins tensors of one shape along a new dimension `dim`. Raises: as cat."""
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")

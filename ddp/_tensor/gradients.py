@@ -32,7 +32,7 @@ class GradFn:
             return "AccumulateGrad"
         name = self._edge.op.name
         if name not in OPS:
-            return f"{name}Backward"  # a `Function` of the user is called by its own name
+            return f"{name}Backward"  # a user's `Function` keeps its own name
         return "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Backward0"
 
     @property
@@ -73,7 +73,8 @@ class Gradients(TensorBase):
         inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
-        Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
+        Raises: GraphError, GraphFreedError, VersionError; ShapeError, DeviceError if `gradient` does not fit;
+        ArgumentError if `inputs` is empty.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 
@@ -223,8 +224,8 @@ def run_backward(
 ) -> None:
     """Adds the gradients of all `tensors` to the leaves they depend on, or to `inputs` (a tensor or several) alone.
 
-    Raises: ArgumentError for no inputs; GraphError if an input requires no grad, or is a parameter under DataParallel:
-    the other ranks would not reduce its gradient; what `GradReadyHook.recording` raises.
+    Raises: ArgumentError if `inputs` is empty; GraphError if an input requires no grad, or is a parameter under
+    DataParallel, whose gradient the other ranks would not reduce; and what `GradReadyHook.recording` raises.
     """
     if inputs is None and not create_graph:
         _engine.backward(*_starts(tensors, gradients), bool(retain_graph))

@@ -29,11 +29,13 @@ _OUT_OF_RANGE = "{name}: index {{value}} is out of range for {{limit}} elements"
 def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
     """Splits an index in two: a basic index, which gives a view of `x` (None: `x` itself), and an index of that view.
 
-    The second one is basic, too, if it has no arrays; otherwise it has an array or a full slice per dimension. So
-    integers are applied before arrays, as in PyTorch: NumPy would broadcast them together, and put the new dimension
-    elsewhere. Every basic index has an Ellipsis, so that a single element is a view, too.
+    The second one is basic, too, if it has no arrays. Otherwise it has an array or a full slice for each dimension; a
+    single mask stands for all of its dimensions. So integers are applied before arrays, as in PyTorch: NumPy would
+    broadcast them together, and put the new dimension elsewhere. Every basic index has an Ellipsis, so that a single
+    element is a view, too.
 
-    Raises: RangeError for parts that are no index, and for masks of another shape; ArgumentError for a step below 1.
+    Raises: RangeError for parts that are no index, for too many of them, and for masks of another shape; ArgumentError
+    for a step below 1.
     """
     parts = index if type(index) is tuple else _as_parts(index)
     for part in parts:
@@ -51,7 +53,10 @@ def _check_step(part: slice) -> None:
 
 
 def _as_parts(index: Any) -> Step:
-    """The parts of an index that is no tuple. A list that holds more than numbers counts as a tuple."""
+    """The parts of an index that is no tuple.
+
+    A list of fewer than 32 parts counts as a tuple if it holds a list, an array, a slice, None or an Ellipsis.
+    """
     if isinstance(index, Sequence) and not isinstance(index, str) and len(index) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
         if any(isinstance(part, kinds) for part in index):
@@ -60,7 +65,7 @@ def _as_parts(index: Any) -> Step:
 
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
-    """Adds an Ellipsis if there is none, and drops all after the first one: those stand for no dimension."""
+    """Adds an Ellipsis if there is none. Drops every Ellipsis except the first: the others stand for no dimension."""
     places = [i for i, part in enumerate(parts) if part is ...]
     if not places:
         return (*parts, ...)

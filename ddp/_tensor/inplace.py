@@ -234,8 +234,8 @@ def with_out(function: F) -> F:
 
     For several results, `out` is a sequence of tensors. An `out` without elements gets the shape of the result.
 
-    Raises: DtypeError if the result does not fit; ShapeError; DeviceError; InplaceError if the result or `out` requires
-    grad: no gradient passes through `out`.
+    Raises: DtypeError if the result does not fit; ShapeError; DeviceError; ArgumentError for a wrong number of tensors;
+    InplaceError if grad mode is on, and the result or `out` requires grad: no gradient passes through `out`.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Hands a tensor's memory to other libraries, and takes theirs by DLPack, without a copy if possible.
+"""Hands a tensor's memory to other libraries, and takes their memory by DLPack, without a copy if possible.
 
 NumPy does not know DLPack's code for bfloat16. So bfloat16 arrays pass through NumPy as 16-bit integers, and the code
 in the capsule is changed here.

@@ -63,7 +63,7 @@ def _add_scaled(name: str, base: Any, product: Any, beta: float, alpha: float) -
 class LinearAlgebra(TensorBase):
     """Products of matrices and vectors.
 
-    Raises: ShapeError naming the dimensions that differ; DtypeError if the dtypes differ.
+    Raises: ShapeError naming the dimensions that differ; DtypeError if factors differ in dtype (except in `outer`).
     """
 
     __slots__ = ()

@@ -130,7 +130,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
 def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
     """Converts a number to a 0-d tensor, of the dtype of an op on the number and the tensor `x`; an array to a tensor.
 
-    Raises: DtypeError for anything else, or if `x` is no tensor.
+    Raises: DtypeError for anything else, or if `x` is no tensor; ArgumentError for a number that the dtype cannot hold.
     """
     if isinstance(y, TensorBase):
         return y

@@ -279,7 +279,7 @@ def _function(module: Any, name: str, of_arrays: Callable[..., Any]) -> Callable
 
 
 _MAKES = {"zeros", "empty", "full", "zeros_like", "empty_like", "ones_like"}
-# Functions whose results do not change with small changes of their arguments.
+# Step functions: their derivative is 0, so no gradient passes through their results.
 _FLAT = {"equal", "floor_divide", "greater", "greater_equal", "isfinite", "isnan", "less", "less_equal", "not_equal"}
 _FLAT |= {"rint", "sign", "trunc"}
 

@@ -80,9 +80,9 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
 
 
 def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The values of `x` at `index`, in which the reduced dimension has size 1; and `index` as a tensor.
+    """The values of `x` at `index`, and `index` as a tensor: a copy if backward will read `index`.
 
-    If backward will read `index`, the tensor is a copy.
+    index: of size 1 in the reduced dimension
     """
     if not x.array.ndim:
         return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(index, x._device)

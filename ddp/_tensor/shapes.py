@@ -94,7 +94,10 @@ class Shapes(TensorBase):
         return self.view(other.array.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        """Joins dimensions start_dim to end_dim (inclusive) into one."""
+        """Joins dimensions start_dim to end_dim (inclusive) into one.
+
+        Raises: RangeError; ArgumentError if start_dim comes after end_dim.
+        """
         old = self.array.shape or (1,)
         first, last = resolve_axis(self, start_dim, "flatten"), resolve_axis(self, end_dim, "flatten")
         if first > last:
@@ -230,7 +233,10 @@ class Shapes(TensorBase):
         return self.split(-(-n // chunks), axis)
 
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
-        """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices."""
+        """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices.
+
+        Raises: ArgumentError unless n is at least 1.
+        """
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
@@ -248,7 +254,7 @@ class Shapes(TensorBase):
         return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
-        """`length` elements along `dim`, from `start` on. Raises: RangeError if they go beyond its end."""
+        """`length` elements along `dim`, from `start` on. Raises: RangeError if `dim` does not have all of them."""
         axis, n = _axis_and_size(self, dim, "narrow")
         first = int(start) + (n if start < 0 else 0)
         if length < 0 or not 0 <= first <= n - length:
@@ -263,7 +269,10 @@ class Shapes(TensorBase):
         return _slice_view(self, axis, int(index))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-        """The diagonal of two dimensions, as a new last dimension; offset > 0: a diagonal above the main one."""
+        """The diagonal of two dimensions, as a new last dimension; offset > 0: a diagonal above the main one.
+
+        Raises: RangeError; ShapeError if dim1 and dim2 are one dimension.
+        """
         a, b = resolve_axis(self, dim1, "diagonal"), resolve_axis(self, dim2, "diagonal")
         if a == b:
             raise ShapeError(f"diagonal: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")

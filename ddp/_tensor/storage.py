@@ -99,14 +99,14 @@ class Storage(TensorBase):
         return _write(self, "copy_", source, operand_array(self, source, "copy_"), recorded)
 
     def fill_(self: T, value: Any) -> T:
-        """Every element becomes `value`, a number or a tensor of one element."""
+        """Sets every element to `value`, a number or a tensor of one element. Raises: ShapeError for more elements."""
         if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
         number = value.array.item() if isinstance(value, TensorBase) else value
         return _write(self, "fill_", value, number, must_record(self, "fill_", value))
 
     def zero_(self: T) -> T:
-        """Every element becomes 0."""
+        """Sets every element to 0."""
         return self.fill_(0)
 
     def __copy__(self: T) -> T:
@@ -372,11 +372,12 @@ class Conversion(TensorBase):
         return copies.is_pinned(xp, self.array)
 
     def record_stream(self, stream: Any) -> None:
-        """Says that work on `stream` (a `ddp.cuda.Stream`) uses this tensor, which was made on another stream.
+        """Marks this tensor, which was made on another stream, as used by work on `stream` (a `ddp.cuda.Stream`).
 
-        When the tensor is freed, its memory is reused only after the work that `stream` was given before. Without this
-        call, later work of the stream that made the tensor may use it at once. Raises: DeviceError for a tensor on the
-        CPU.
+        When the tensor is freed, its memory is reused only after the work that was launched on `stream` until then.
+        Without this call, later work of the stream that made the tensor may reuse the memory at once.
+
+        Raises: DeviceError for a tensor on the CPU; ArgumentError unless `stream` is a `ddp.cuda.Stream`.
         """
         if self._device is CPU:
             raise DeviceError("record_stream: this tensor is on the CPU, whose work no stream runs")

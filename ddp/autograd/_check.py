@@ -54,8 +54,8 @@ def gradgradcheck(
 ) -> bool:
     """Whether the gradients of the gradients of `func(*inputs)` agree with central differences of the gradients.
 
-    inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; they are
-    checked as inputs are if they require grad; None: random numbers, which are checked.
+    inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; those that
+    require grad are checked like inputs. None: random numbers, all of which are checked.
 
     Raises: GradcheckError, in which grad_outputs are numbered after the inputs; DtypeError, ArgumentError, GraphError.
     """

@@ -17,7 +17,7 @@ from ddp.errors import ArgumentError, DtypeError, GraphError
 class FunctionContext:
     """The argument `ctx`, through which forward passes values to backward. Users may set attributes on it.
 
-    needs_input_grad: a bool for each argument of `apply`
+    needs_input_grad: a bool for each positional argument of `apply`
     """
 
     needs_input_grad: tuple[bool, ...]
@@ -47,11 +47,11 @@ class FunctionContext:
         return self._restored
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Says which outputs get no gradient: for example, the indices that are returned beside the values."""
+        """Marks outputs that get no gradient: for example, indices that are returned beside values."""
         self._not_differentiable = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Says which inputs forward changed in place and returns."""
+        """Marks inputs that forward changed in place. Forward must return them."""
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -155,7 +155,11 @@ class Function:
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Runs forward, and records a node if an argument requires grad."""
+        """Runs forward, and records a node if grad mode is on and a positional argument requires grad.
+
+        Raises: GraphError if an input was marked dirty, but not returned, or is a leaf that requires grad; InplaceError
+        if an argument is a stale view; DtypeError if a node is to be recorded and forward returned no tensor.
+        """
         tensors = [x for x in args if isinstance(x, TensorBase)]
         edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in args])
         recorded = modes.state.enabled and any(edge is not None for edge in edges)

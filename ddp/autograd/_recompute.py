@@ -41,7 +41,11 @@ class _Region:
         self.recomputed.append(node)
 
     def fill(self) -> None:
-        """Runs the function again and gives each node its saved values back. Raises: GraphError if it ran other ops."""
+        """Runs the function again, and gives each node its saved values back.
+
+        Raises: GraphError if the function ran other ops, or an argument was changed in place; VersionError if another
+        saved value was.
+        """
         recomputed: list[Node] = []
         self.recomputed = recomputed
         state = modes.state

@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function by array module. Other modules get the recording or the device form."""
+    """The forms of one function: that of NumPy, and by `__missing__` the recording form and the device form."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
@@ -70,7 +70,7 @@ def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction
     forms.device = forms.recording = reference
 
     @functools.wraps(reference)
-    def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take twice as long
+    def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take longer
         return forms[xp](xp, *args, **kwargs)
 
     function: Any = call

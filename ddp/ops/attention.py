@@ -17,7 +17,7 @@ from ddp.ops.products import product
 
 DEVICE_SCORE_BYTES = 256 << 20
 
-Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last
+Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice last; or all slices
 
 
 @array_function

@@ -15,9 +15,9 @@ Index = tuple[Any, ...]
 
 
 def output_size(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False) -> int:
-    """The number of positions of a window along an axis of length `n`; not positive if the window does not fit.
+    """The number of positions of a window along an axis of length `n`; not positive if no position fits.
 
-    ceil: a last position may reach beyond the padding, if it starts within the image or the padding before it.
+    ceil: the last position may reach beyond the padding, if it starts within the image or the padding before it.
     """
     rest = n + 2 * padding - dilation * (kernel - 1) - 1
     out = (rest + stride - 1 if ceil else rest) // stride + 1
@@ -142,7 +142,7 @@ MIN_POSITIONS = 512  # the fewest positions of a tile: with fewer, reading the f
 
 @array_function
 def tile_bytes(xp: Any) -> int:
-    """Bytes of a tile, its columns and its results: most of an L2 cache."""
+    """Bytes of the columns and the results of a tile: most of an L2 cache. A GPU gets larger tiles."""
     return 512 << 10
 
 

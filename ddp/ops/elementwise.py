@@ -286,7 +286,8 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
 clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x;  dx = g, 0 for the others, which are in the graph of z: for example, comparisons of them gave x
+# z = x;  dx = g, 0 for the others. They are inputs only to be in the graph of z: for example, x was computed by
+# comparing them
 def _flat(xp: Any, x: Array, *others: Array) -> ForwardResult:
     return x, [other.shape for other in others]
 

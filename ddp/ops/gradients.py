@@ -1,7 +1,7 @@
 """Norm, clipping and scaling of many gradients at once.
 
-On a GPU, a kernel works on all gradients of a dtype (norms of an order other than 2 take more launches), and the host
-does not wait.
+On a GPU, one kernel works on all gradients of a dtype, and the host does not wait. Norms of an order other than 2, and
+`clamp_values`, launch kernels for each gradient.
 """
 
 from __future__ import annotations

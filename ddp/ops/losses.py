@@ -72,7 +72,7 @@ def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: st
     return added_up / weight, 1 / weight
 
 
-# z_n = w_n*((1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc)), l_n = log sum_c e^x_nc, t(n) the target, reduced;
+# z_n = w_n*(1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc), l_n = log sum_c e^x_nc, t(n) the target, reduced;
 # dx_nc = g_n*(w_n*(1-s)*(p_nc - [c = t(n)]) + s/C*(p_nc*sum_c w_c - w_c)), p_nc = e^(x_nc - l_n)
 def _cross_entropy(
     xp: Any,

@@ -10,8 +10,8 @@ from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float3
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
-# Normalization over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers per row instead of
-# the normalized input, which would be one more array to keep.
+# Normalization over rows: layer_norm, rms_norm, normalize. Backward reads the input and one or two numbers per row
+# instead of the normalized input, which would be one more array to keep.
 
 
 def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:

@@ -39,14 +39,14 @@ class Op:
         A mapping: from each input to the values that its gradient reads, so that a frozen input costs no memory.
     view: the op changes no number, and the result may share the memory of the first input.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
-        recording arrays.
+        recording arrays, or other ops with the same result run (`ddp._tensor.create_graph`).
     reference_residual: for a device form whose backward takes no recording arrays: a function that takes xp and its
         residual, and returns the residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
         gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward
         adds the gradient to its array, and returns the array.
-    supports_bfloat16: the forward takes bfloat16; other ops compute it in float32 and round (`Upcast`).
+    supports_bfloat16: the forward takes bfloat16. An op without it computes in float32, and rounds (`Upcast`).
     backward_supports_bfloat16: the backward takes bfloat16, too.
     reference: the op with its array formulas; the op itself, unless `ddp._native.register` attached a native form.
     device_form: the op for CuPy arrays; the reference, unless `ddp._cuda.register` attached another form.
@@ -179,7 +179,7 @@ class Upcast:
         inner, narrow = residual
         upcast_grad = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
         results = self._backward(xp, upcast_grad, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
-        if narrow is None:  # the forward only moves data and takes bfloat16, so `Upcast.forward` did not run
+        if narrow is None:  # the forward took bfloat16 as it is, so `Upcast.forward` did not run
             return [_to_bfloat16(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
         return [_to_bfloat16(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]

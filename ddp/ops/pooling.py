@@ -12,7 +12,8 @@ from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
 
-# Pooling takes running maxima or sums, one pass for each kernel element, instead of copying windows.
+# Pooling does not copy windows. Maxima are updated in one pass for each kernel element, sums in one pass for each row
+# and each column of the kernel.
 
 
 def _places(xp: Any, window: Window) -> Array:

@@ -49,7 +49,7 @@ def _kept_ones(n: int, dtype: Any) -> Array:
 
 @array_function
 def ones(xp: Any, n: int, dtype: Any) -> Array:
-    """A read-only vector of n ones. A product with it is a sum."""
+    """A vector of n ones, which must not be written to: calls may share it. A product with it is a sum."""
     return _kept_ones(n, dtype) if n <= 1 << 16 else xp.ones(n, dtype)
 
 
@@ -58,7 +58,7 @@ def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
     """The sum of g (rows, n) over its rows. The result may be written to `out`."""
     if g.dtype.char == "e":
         return total(g, 0)
-    # As a product of vector and matrix: three times faster than NumPy's sum over axis 0, for large and small g.
+    # A product of a vector and a matrix is faster than NumPy's sum over axis 0, for large and small g.
     return xp.matmul(ones(xp, g.shape[0], g.dtype), g, out=out)
 
 

@@ -143,7 +143,7 @@ def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
 # da_o = dm_t*tanh(c_t)*o*(1 - o), dc_(t-1) = dc_t*f, dh_(t-1) = g_(t-1) + w_hh^T@da
 @array_function
 def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, hs: Array) -> None:
-    """Computes the states from the first ones: fills cs, (T + 1, N, H), and hs, (T + 1, N, P).
+    """Computes the states from the initial ones: fills cs, (T + 1, N, H), and hs, (T + 1, N, P), from index 1 on.
 
     w: (P, 4H); gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which is replaced by the activations
     """

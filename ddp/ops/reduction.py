@@ -398,9 +398,9 @@ def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """Returns the sorted distinct elements, or slices along `dim`; the index there of each one in `x`; their counts.
+    """The sorted distinct elements, or slices along `dim`; for each one of `x`, its index in this result; the counts.
 
-    The last two are None unless `inverse` and `counts` are set. Two nans are distinct.
+    The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """
     results = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
     values, *rest = results if inverse or counts else (results,)
@@ -409,7 +409,7 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
 
 
 def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:
-    """The runs of equal neighbours: the first element of each, the number of each element's run, the run lengths."""
+    """The runs of equal neighbours: the first element of each run, each element's run as an index, and the lengths."""
     rows = x.reshape(-1, 1) if dim is None else xp.moveaxis(x, dim, 0).reshape(x.shape[dim], -1)
     n = rows.shape[0]
     first = xp.ones(n, bool)
