@@ -108,12 +108,12 @@ class GradBuffer:
         self.withheld = None
 
     def lend(self) -> None:
-        """Called when a caller gets a tensor over the memory."""
+        """Called when a caller gets a tensor over the memory, so that `clear` gives the memory up."""
         if self.memory is OWN:
             self.memory = LENT
 
     def take_back(self) -> None:
-        """Keeps the memory for later steps, even if a caller holds a tensor over it."""
+        """Undoes `lend`: `clear` then keeps the memory for later steps, even if a caller holds a tensor over it."""
         if self.memory is LENT:
             self.memory = OWN
 
@@ -162,7 +162,7 @@ class GradReadyHook(Protocol):
         """Called if backward raises, after begin() was called and before end() has returned."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """Called under create_graph instead of the other methods. In this context the leaves' gradients accumulate."""
+        """Called under create_graph instead of the other methods. The leaves' gradients accumulate in this context."""
 
 
 @final

@@ -59,7 +59,7 @@ def resolve_device(device: Where) -> _device.device:
 
 
 def set_default_device(device: Where) -> None:
-    """Sets the device on which this thread creates tensors by default; None: the CPU. See also `with ddp.device`."""
+    """Sets the device on which this thread creates tensors by default; None: the CPU. See also `with ddp.device()`."""
     _device.default.device = CPU if device is None else resolve_device(device)
 
 

@@ -37,7 +37,7 @@ def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
 
-# `_forms`, typed for methods that do not return exactly one tensor.
+# The same function, typed for methods that do not return exactly one tensor.
 _others: Callable[[str], Iterator[Callable[..., Any]]] = _forms
 
 

@@ -55,7 +55,7 @@ def _check_step(part: slice) -> None:
 def _as_parts(index: Any) -> Step:
     """The parts of an index that is no tuple.
 
-    A list of fewer than 32 parts counts as a tuple if it holds a list, an array, a slice, None or an Ellipsis.
+    A list of fewer than 32 parts counts as a tuple if it holds a tensor, array, list, slice, None or Ellipsis.
     """
     if isinstance(index, Sequence) and not isinstance(index, str) and len(index) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
@@ -143,7 +143,7 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
 
 
 def _check_bounds(x: TensorBase, part: Any, n: int) -> Any:
-    """Checks places along a dimension of size n. NumPy checks them itself; CuPy would wrap around."""
+    """Checks indices along a dimension of size n, on a GPU only: NumPy checks them itself, and CuPy wraps around."""
     if x._device is CPU:
         return part
     return ops.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))

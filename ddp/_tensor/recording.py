@@ -1,10 +1,10 @@
 """Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
 
 A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
-CuPy for it. A formula that gets these runs as on arrays, but each of its steps is an op on tensors, so that its results
-have a graph. Tensors cannot be used instead, because some of their methods differ from those of arrays (`size`, `max`).
-Formulas may write, by `out=`, `+=` or `x[i] = y`, and no memory changes: the recording array then holds a new tensor,
-and so does the one that it is a view of.
+CuPy for it. A formula that gets these two runs as on arrays, but each of its steps is an op on tensors, so that its
+results have a graph. Tensors cannot be used instead, because some of their methods differ from those of arrays (`size`,
+`max`). Formulas may write, by `out=`, `+=` or `x[i] = y`. No memory changes then: the recording array gets a new
+tensor, and so does the recording array that it is a view of.
 """
 
 from __future__ import annotations

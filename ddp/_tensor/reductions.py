@@ -391,7 +391,7 @@ def _wrap_indices(x: TensorBase, indices: Any) -> Tensor:
 
 
 def _gather(x: TensorBase, places: Any, dim: int) -> tuple[Tensor, Tensor]:
-    """The values of `x` at `places`, no two of which are the same, and the places as a tensor."""
+    """The values of `x` at `places`, which are distinct, and the places as a tensor."""
     indices = _wrap_indices(x, places)
     if not x.array.ndim:
         row = at_least_1d(x)

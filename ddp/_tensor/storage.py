@@ -282,7 +282,7 @@ def _as(dtype: Any) -> Callable[[Any], Tensor]:
 
 
 class Conversion(TensorBase):
-    """`to` and its short forms. Each returns the tensor itself where there is nothing to do."""
+    """`to` and its short forms, which return the tensor itself if there is nothing to do; and pinned memory."""
 
     __slots__ = ()
 

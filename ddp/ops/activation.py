@@ -194,7 +194,8 @@ prelu = formula_op(
 )
 
 
-# z = x held within [low, high], numbers of its dtype;  dx = g where low < x < high or x is nan (as in PyTorch), else 0
+# z = x held within [low, high], which the dtype of x can represent;  dx = g where low < x < high or x is nan (as in
+# PyTorch), else 0
 hardtanh = formula_op(
     "hardtanh",
     lambda xp, x, low, high: xp.clip(x, low, high),

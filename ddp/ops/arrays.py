@@ -1,4 +1,4 @@
-"""What formulas use beside the array module: functions with one form per array module, and dtypes, sums, shapes."""
+"""What formulas use in addition to the array module: functions with one form per array module; dtypes, sums, shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function: that of NumPy, and by `__missing__` the recording form and the device form."""
+    """The forms of one function, by array module: an item for NumPy; for others the recording or the device form."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]

@@ -17,11 +17,10 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
-    """One step of the paths. Returns log P of being at each position after it, (N, S), and shares in that P, (3, N, S).
+    """Moves all paths by one step. Returns log P of each position after the step, (N, S), and shares, (3, N, S).
 
-    shares: of the paths that came from the same position, from 1 and from 2 positions before
-    before: (N, S + 2), log P of being at each position before the step; skip: 0 where a path may skip a position, else
-    -inf
+    shares: which part of P the paths have that came from the same position, from 1 and from 2 positions before
+    before: (N, S + 2), log P of each position before the step; skip: 0 where a path may skip a position, else -inf
     """
     ways = xp.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skip])
     top = ways.max(axis=0)

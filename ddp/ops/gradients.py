@@ -62,7 +62,8 @@ def update_scale(
 ) -> None:
     """Updates the loss scale after a step, and sets `found_inf` to 0.
 
-    Multiplies `scale` by `backoff` if one of `found_inf` is not 0, and by `growth` after `interval` good steps.
+    Multiplies `scale` by `backoff` if one of `found_inf` is not 0, and by `growth` after `interval` good steps, unless
+    the product is not finite.
     scale: one float32; good: one int32, the number of good steps since the last change
     """
     overflowed = bool(found_inf.any())

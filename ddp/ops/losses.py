@@ -363,8 +363,8 @@ kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": 
 
 # Losses of a difference d = x - y: squared, absolute, and two that are quadratic near 0 and linear elsewhere.
 #
-# Each is a value, which includes the reduction, and a derivative, which includes the factor g: so neither needs another
-# array.
+# Each is made of two functions: the reduced loss, and the derivative times g. So the reduction and the factor g need no
+# additional array.
 
 
 def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:

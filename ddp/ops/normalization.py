@@ -160,9 +160,9 @@ Tell = Callable[[Array, Array, int], None]
 
 
 class ChannelGroups:
-    """What is normalized together: a channel of all samples, or one of `groups` groups of channels of a sample.
+    """The elements that share a statistic: a channel of all samples, or one of `groups` groups of channels of a sample.
 
-    shape: (N, C, positions), of the input; count: over how many elements a statistic is taken, at least 1
+    shape: (N, C, positions), of the input; count: the number of elements that share a statistic, at least 1
     members: the number of channels of a sample that share a statistic. Channel c of sample n has the statistic with
         index (n*C + c) // members, modulo the number of statistics
     """

@@ -250,7 +250,7 @@ def _interpolate(
     xp: Any, x: Array, size: Pair, scales: tuple[float | None, float | None], mode: str, align_corners: bool
 ) -> ForwardResult:
     axes = []
-    for axis in (3, 2):  # the axis of lines is last: whole lines are copied there
+    for axis in (3, 2):  # axis 2 comes last: gathers along it copy whole lines
         n = x.shape[axis]
         out = size[axis - 2]
         scale = scales[axis - 2]

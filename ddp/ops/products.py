@@ -24,7 +24,7 @@ from ddp.ops.arrays import (
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.shape import zeros_but
 
-# Matrix products, and the linear layer with its bias in one pair.
+# Matrix products, and the linear layer: its product and its bias are one op.
 
 
 @array_function

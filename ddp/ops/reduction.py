@@ -182,7 +182,7 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
 @array_function
 def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
     """(x - mean)*rstd in the dtype of x. mean, rstd: float64, broadcast against x."""
-    # In this order nothing overflows. Only x - near can cancel; the last line corrects for the rounding of `near`.
+    # In this order nothing overflows. Only x - near can cancel; the last addition corrects for the rounding of `near`.
     near = mean.astype(x.dtype)
     out = x - near
     out *= rstd.astype(x.dtype)
@@ -196,7 +196,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
     (upcast_x,) = as_float32(x)
-    if kept and kept[0]:  # the first axis is reduced: rows of all others are added up
+    if kept and kept[0]:  # the first axis is reduced: adding up whole rows reads memory in order
         columns = upcast_x.transpose(*dims, *kept).reshape(count, count_of(x.shape, kept), 1)
     else:
         columns = upcast_x.transpose(*kept, *dims).reshape(1, count_of(x.shape, kept), count)
