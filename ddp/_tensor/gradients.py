@@ -19,7 +19,10 @@ from ddp.ops.op import OPS
 
 
 class GradFn:
-    """The op that made a tensor. Two objects are equal if they stand for the same run of an op."""
+    """A node of the graph as PyTorch names it: the op that made a tensor, or the end of the graph at a leaf.
+
+    Two objects are equal if they stand for the same node.
+    """
 
     __slots__ = ("_edge",)
 

@@ -260,7 +260,7 @@ class Reductions(TensorBase):
     amin = _extreme(reduction.amin, "The smallest element")
 
     def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
-        """The smallest and the largest element, as (min, max)."""
+        """The smallest and the largest element, as (min, max). Raises: ArgumentError if there is none."""
         return results.aminmax(self.amin(dim, keepdim), self.amax(dim, keepdim))
 
     max = _extreme_of(results.max, "largest", "maximum")
@@ -270,7 +270,7 @@ class Reductions(TensorBase):
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The median: of two middle elements the lower, and nan if any element is nan.
 
-        With `dim`, (values, indices) along it.
+        With `dim`, (values, indices) along it. Raises: ArgumentError if there is no element.
         """
         if dim is None:
             return apply(reduction.median, (check_not_empty(self, resolve_axes(self, None, "median"), "median"),))

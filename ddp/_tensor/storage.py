@@ -87,6 +87,8 @@ class Storage(TensorBase):
         """Writes the elements of `source`, broadcast and cast to this dtype, into this tensor.
 
         non_blocking: between a GPU and pinned memory of the same shape and dtype, the host does not wait; see `to`.
+
+        Raises: ShapeError if `source` does not broadcast to this shape; DtypeError if it is no operand; InplaceError.
         """
         recorded = must_record(self, "copy_", source)
         away = isinstance(source, TensorBase) and source._device is not self._device

@@ -85,7 +85,10 @@ class _Region:
 
 
 class _SavedArgument(NamedTuple):
-    """A detached tensor argument (the nodes keep its graph), whether it required grad, and the count of its version."""
+    """A tensor argument, whether it required grad, and the count of its version.
+
+    tensor: detached, since the nodes of the region keep the graph of the argument
+    """
 
     tensor: TensorBase
     requires_grad: bool
