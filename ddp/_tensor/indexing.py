@@ -523,7 +523,10 @@ class Indexing(TensorBase):
         return x.gather(axis, _wrap_negative(index, x.array.shape[axis]))
 
     def take(self: Any, index: TensorBase) -> Tensor:
-        """The elements at places `index` of the flattened tensor, in the shape of `index`. Raises: RangeError, DtypeError."""
+        """The elements at places `index` of the flattened tensor, in the shape of `index`.
+
+        Raises: RangeError, DtypeError.
+        """
         flat = self.reshape(-1)
         array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
         return read_index(flat, (array,)) if array.ndim else flat[int(array)]
