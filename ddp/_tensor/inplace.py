@@ -1,8 +1,8 @@
 """Writing into tensors.
 
 A write increases the version that all views of the memory share, so that backward notices a changed saved value.
-If autograd must record the write, the tensor gets a new node as its edge. Writes into a leaf that requires grad, or
-into a view of a tensor that still exists, cannot be recorded, and raise.
+If autograd must record the write, the tensor gets a new node as its edge. Writes into a leaf that requires grad, into a
+view of a tensor that still exists, or into an expanded tensor cannot be recorded, and raise.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ class Conversion(TensorBase):
         return self.to(device=target, non_blocking=non_blocking)
 
     def pin_memory(self, device: Any = None) -> Tensor:
-        """A copy in page-locked memory, from which a copy to a GPU does not wait; the tensor itself if it is pinned.
+        """A copy in page-locked memory, from which a non_blocking copy to a GPU does not wait; itself if it is pinned.
 
         Without a GPU, there is no reason to pin: returns the tensor itself. Raises: DeviceError for a tensor on a GPU.
         """

@@ -113,8 +113,8 @@ class Op:
     ) -> None:
         """Attaches a forward and a backward for CuPy arrays. Only `ddp._cuda.register` calls it.
 
-        Both take bfloat16 inputs, in any mix with the other dtypes of the op, compute in float32 and round once. They
-        pass a case that they cannot take to `op.upcast.forward`, and its residual to `op.upcast.backward`.
+        Both take bfloat16 inputs, in any mix with the other dtypes of the op, compute in float32 and round once. In a
+        case that they cannot take, they run the reference, or its `upcast` if an input is bfloat16.
         grad_out: replaces that of the op; None keeps it. residual: `reference_residual`; None if the backward consists
         of array formulas, which take recording arrays.
         """
