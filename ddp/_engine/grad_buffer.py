@@ -108,7 +108,7 @@ class GradBuffer:
         self.withheld = None
 
     def lend(self) -> None:
-        """Called when a caller gets a tensor over the memory, so that `clear` gives the memory up."""
+        """Called when a caller gets a tensor over the memory, so that `clear` drops the memory."""
         if self.memory is OWN:
             self.memory = LENT
 

@@ -149,7 +149,7 @@ class TensorBase:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, device: Device) -> None:
-        """Makes `array` on `device` the memory of this leaf, and converts its gradient. Modules change dtype by it.
+        """Makes `array`, which is on `device`, the memory of this leaf, and converts the leaf's gradient likewise.
 
         array: of the same shape if the leaf has a gradient. Raises: GraphError if the leaf has a gradient-ready hook.
         """

@@ -525,6 +525,6 @@ def from_foreign(value: Any) -> Any:
     if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
         return value
     if isinstance(value, np.ndarray):
-        return from_numpy(value)  # before DLPack 1.0, read-only arrays were refused
+        return from_numpy(value)  # DLPack before version 1.0 has no read-only arrays
     # Not by __array__, after which PyTorch can never again resize the memory.
     return from_dlpack(value.detach() if hasattr(value, "detach") else value)

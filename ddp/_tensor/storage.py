@@ -350,9 +350,10 @@ class Conversion(TensorBase):
         return self.to(device=target, non_blocking=non_blocking)
 
     def pin_memory(self, device: Any = None) -> Tensor:
-        """A copy in page-locked memory, from which a non_blocking copy to a GPU does not wait; itself if it is pinned.
+        """A copy in page-locked memory, from which a non_blocking copy to a GPU does not wait.
 
-        Without a GPU, there is no reason to pin: returns the tensor itself. Raises: DeviceError for a tensor on a GPU.
+        Returns the tensor itself if it is pinned already, or if there is no GPU, and so no reason to pin.
+        Raises: DeviceError for a tensor on a GPU.
         """
         if self._device is not CPU:
             raise DeviceError(f"pin_memory: only memory of the CPU can be pinned, and this tensor is on {self._device}")
