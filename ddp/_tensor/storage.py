@@ -352,7 +352,7 @@ class Conversion(TensorBase):
     def pin_memory(self, device: Any = None) -> Tensor:
         """A copy in page-locked memory, from which a non_blocking copy to a GPU does not wait.
 
-        Returns the tensor itself if it is pinned already, or if there is no GPU, and so no reason to pin.
+        Returns the tensor itself if it is pinned already or has no elements, or if there is no GPU.
         Raises: DeviceError for a tensor on a GPU.
         """
         if self._device is not CPU:
