@@ -90,10 +90,10 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
 
     @property
     def current(self) -> tuple[RecordedCall | None, int]:
-        """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call.
+        """The last call and 0, if that has ended; otherwise the call in progress, and how many calls are queued.
 
-        If consecutive collectives of a communicator are in progress at once, returns the first of them: they complete
-        in their order.
+        If consecutive collectives of a communicator are in progress at once, the first of them is returned, because
+        they complete in order. If no call has started yet: the last call and 0. Before any call: (None, 0).
         """
         if not self.calls:
             return None, 0
@@ -149,7 +149,7 @@ class FlightReader:
             own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _explain(pid, error) from None
-        # Read by pread and never mapped: if another process truncated the file, accessing a mapping would kill us.
+        # Read by pread and never mapped: if the file were truncated, an access to a mapping would end this process.
         reader = cls(lambda offset, length: os.pread(own_fd, length, offset), own_fd)
         try:
             reader.record(with_calls=False)
@@ -171,7 +171,7 @@ class FlightReader:
         self.close()
 
     def record(self, with_calls: bool = True) -> FlightRecord:
-        """Reads the record. Raises: RecordError if this is not a flight record."""
+        """Reads the record. Raises: RecordError if it is no flight record, or damaged, or of another version."""
         data = self._peek(0, layout.HEADER.size)
         if len(data) < layout.HEADER.size or not data.startswith(layout.MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
@@ -193,7 +193,7 @@ class FlightReader:
         calls: number of calls begun; call: the last one as text, or the one in progress; call_on: its communicator;
         call_state: queued, started, done or failed; call_age: seconds in that state. None before any call
         where: line and function of its Python code; where_age: age of that sample in seconds. None without a sample
-        samples and so on: the known FIGURES
+        one key for each figure of FIGURES that is known
         """
         record = self.record()
         call, _ = record.current
@@ -284,7 +284,10 @@ def seconds(since: int, now: int) -> float:
 
 
 def _is_record(pid: int, fd: int) -> bool:
-    """Whether this is the file of a record; False if it has been closed: a forked child closes its parent's at once."""
+    """Whether a file descriptor is that of a record; False if it has been closed.
+
+    A forked child closes one at once: the copy of the parent's descriptor that belongs to the parent's mapping.
+    """
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")
     except FileNotFoundError:
@@ -328,7 +331,7 @@ def describe_process(pid: int) -> str:
 
 
 def on_communicator(label: str) -> str:
-    """Names the communicator: `" on world.1 (DataParallel of Net)"`; "" for the world, which most calls use."""
+    """Names the communicator: `" on world.1 (DataParallel of Net)"`; "" for the world."""
     return "" if label == "world" else f" on {label}"
 
 

@@ -1,11 +1,11 @@
 """The writing side of the flight recorder. To record a call takes well under a microsecond, so it is always on.
 
-The memory is a memfd of this process: it has no name that could be left behind, and others find it as /proc/PID/fd/N.
+The memory is a memfd of this process: it leaves no file behind, and other processes find it as /proc/PID/fd/N.
 Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.
 
-A rank that never reaches a collective is in some loop of the user's code. Its peers, when they time out, should be able
-to say where. So once a second a thread of this process samples the position of the main thread's Python code. If the
-main thread computes without releasing the GIL there is no sample, and the age of the last one shows that.
+A rank that never reaches a collective is in some loop of the user's code. When its peers time out, their errors should
+say where. So once a second a thread of this process samples the position of the main thread's Python code. If the main
+thread computes without releasing the GIL, there is no new sample, and the age of the last one shows that.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Recorder:
         return number
 
     def record_position(self, location: Location, within: Location | None = None) -> None:
-        """Records the position of the main thread's Python code: what `main_thread_position` returns."""
+        """Records the position of the main thread's Python code. location, within: from `main_thread_position`"""
         fields = []
         for file, line, function in (location, within or ("", 0, "")):
             fields += [layout.truncate(file, 256, keep_end=True), str(line), layout.truncate(function, 112)]
@@ -210,9 +210,9 @@ def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> No
     loss: of this rank, a number or an array of one element; for one on a GPU this waits for the GPU
     samples: processed since the last call, beside those that a `ddp.data.DataLoader` counts itself
 
-    A model in `ddp.DataParallel` counts its synchronized backwards itself; n overrides that count, which is useful
-    after a restart from a checkpoint. A call does not communicate, takes about a microsecond and has no other effect.
-    In a world of threads all ranks share one count.
+    A model in `ddp.DataParallel` counts its synchronized backwards itself. Reports show that count until the first call
+    of this function, and then the count of this function. After a restart from a checkpoint, pass n. A call does not
+    communicate and takes about a microsecond. In a world of threads all ranks share one count.
 
     Raises: ArgumentError if n is not an integer of 0 or more.
     """
@@ -260,9 +260,10 @@ def start_sampler(recorder: Recorder, period: float = PERIOD) -> None:
 
 
 def main_thread_position() -> tuple[Location, Location | None] | None:
-    """The main thread's position: the innermost frame of the user's code, and the library's frame inside it, if any.
+    """The main thread's position: the innermost frame of the user's code, and the innermost frame of all.
 
-    None if the main thread has ended.
+    The second is None if both are the same frame. If no frame is the user's, the innermost frame of a library takes the
+    place of the first. Returns None if the main thread has ended.
     """
     frames = _stack(threading.main_thread().ident or 0)
     if not frames:
@@ -292,7 +293,7 @@ def _stack(thread: int) -> list[FrameType]:
     try:
         frames.extend(itertools.accumulate(steps, getattr))
     except (KeyError, AttributeError):
-        pass  # No such thread; or the end: the outermost frame's f_back is None, which has no f_back.
+        pass  # There is no such thread; or all frames are read: the outermost one's f_back is None, which has none.
     return frames[:-1]
 
 

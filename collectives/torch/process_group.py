@@ -51,7 +51,7 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# PyTorch's options for calls that are made without any.
+# The options of a call for which the caller passes none: PyTorch's defaults.
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
@@ -324,7 +324,8 @@ class GroupCalls:
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = _DEFAULTS) -> TorchWork:
         out = flat_output(output)
         part = flat_input(x)
-        if np.may_share_memory(part, out):  # as in FSDP2; to gather into another array would copy all of `out`
+        # FSDP2 gathers a part of `out`. To copy this part takes less time than to gather into another array.
+        if np.may_share_memory(part, out):
             part = part.copy()
         call = partial(self._comm.all_gather, part, lengths="equal", out=out)
         return self._run(call, opts, [x], [output])
@@ -460,7 +461,10 @@ class GroupCalls:
 
 
 class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # Any to mypy
-    """A process group that has a name and a description. PyTorch's own groups keep them in their backends."""
+    """A process group that stores its name and description.
+
+    PyTorch's own groups store the name in their backends, and this group has none.
+    """
 
     _name = _description = "undefined"
 
@@ -509,7 +513,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
 
 class GroupBesideOthers(CollectivesGroup):
-    """A process group, for PyTorch up to 2.13, with further backends for tensors of other devices, such as NCCL's.
+    """A process group, for PyTorch up to 2.13, that leaves tensors of other devices to other backends, such as NCCL's.
 
     others: a group of PyTorch's own with the same ranks, which has the further backends
     """
@@ -521,12 +525,13 @@ class GroupBesideOthers(CollectivesGroup):
         self._others = others
         self._other_types = {device.type for device in others._device_types}
         self.bound_device_id = others.bound_device_id
-        if others.name() == "undefined":  # else PyTorch follows a null pointer when it splits this group
+        # Without a default backend, PyTorch would follow a null pointer when it splits `others`.
+        if others.name() == "undefined":
             name = others._get_backend(others._device_types[0]).name()
             others._set_default_backend(dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM))
 
     def group_of(self, *args: Any) -> Any:
-        """The one of the two groups that makes a call with these arguments."""
+        """The group that runs a call with these arguments: this one, or `others` for tensors on one of its devices."""
         return self._others if _device_type(args) in self._other_types else self
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -551,8 +556,9 @@ class GroupBesideOthers(CollectivesGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Any:
-        """As in `CollectivesGroup`, but collective, and with ranks in ascending order, as in PyTorch's own group.
+        """As in `CollectivesGroup`, but all ranks of this group call it, and the new group has ascending ranks.
 
+        PyTorch's own groups differ from `CollectivesGroup` in the same two ways.
         device_types: of the devices that the new group is for; None: all
         """
         of_others = device_types and [device for device in device_types if device.type in self._other_types]
@@ -561,9 +567,10 @@ class GroupBesideOthers(CollectivesGroup):
             for device in self._others._device_types:
                 parent = self._others._get_backend(device).options
                 if parent is not None and not parent.global_ranks_in_group:
-                    # Of a default group. If it is not the first of the process, PyTorch reads past this empty list.
+                    # In a default group this list is empty. If the group is not the process's first default group,
+                    # PyTorch reads past the end of the list.
                     parent.global_ranks_in_group = list(range(self._comm.size))
-            more = {} if of_others is None else {"device_types": of_others}  # which PyTorch 2.12 does not take
+            more = {} if of_others is None else {"device_types": of_others}  # PyTorch 2.12 has no such parameter
             others = self._others.split_group(ranks, timeout, opts, group_name, group_desc, **more)
         if device_types and of_others == device_types:
             return others
@@ -589,7 +596,10 @@ class GroupBesideOthers(CollectivesGroup):
 
 
 def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `GroupBesideOthers` that calls `call`, or the other group's method, by the arguments' device."""
+    """Makes a method of `GroupBesideOthers`, which calls `call`, or the method `name` of the other group.
+
+    The device of the arguments decides which group it is.
+    """
 
     def call_by_device(self: GroupBesideOthers, *args: Any, **more: Any) -> Any:
         group = self.group_of(*args, *more.values())

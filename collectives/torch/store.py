@@ -1,8 +1,8 @@
-"""How PyTorch's ranks become those of a communicator, and how they meet where no MASTER_ADDR is set.
+"""Makes a communicator of the ranks of PyTorch's default group, and lets ranks meet where no MASTER_ADDR is set.
 
-MPI's engines, ddp-launch and torchrun start a world. PyTorch's ranks must be the same as those of this world. Processes
-that only PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in
-the store.
+mpiexec, srun, ddp-launch and torchrun start a world, and give each process a rank. PyTorch's ranks must be the same.
+Processes that only PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that rank
+0 writes into the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from collectives.world import world_from_env
 
 
 def set_variables() -> None:
-    """Sets RANK, WORLD_SIZE and LOCAL_RANK where mpiexec, srun or ddp-launch started this rank: scripts read them."""
+    """Sets RANK, WORLD_SIZE and LOCAL_RANK, if mpiexec, srun or ddp-launch started this rank: scripts read them.
+
+    Variables that are set already stay as they are.
+    """
     world = world_from_env()
     if world is None:
         return
@@ -39,10 +42,11 @@ def set_variables() -> None:
 
 
 def add_rendezvous() -> None:
-    """Makes `init_method="env://"`, the default, work without MASTER_ADDR and MASTER_PORT if MPI connects the ranks.
+    """Makes `init_method="env://"`, the default, work without MASTER_ADDR and MASTER_PORT if a launcher set the ranks.
 
-    MASTER_PORT is used for the first process group only: for the next one, a rank that is early would find the store
-    that rank 0 is about to close.
+    Rank 0 then serves the store at a free port, and broadcasts the address. So it also does if this process has joined
+    its world before, even if both variables are set: for a second default group, a rank that is early would find at
+    MASTER_PORT the store of the first one, which rank 0 is about to close.
     """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     from_variables = handlers["env"]
@@ -79,7 +83,10 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
 
 
 def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """Makes the ranks meet as under torchrun, at an address that rank 0 writes into the store."""
+    """Makes the ranks meet as under torchrun, at an address that rank 0 writes into the store.
+
+    Returns: the communicator of all ranks
+    """
     if rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))

@@ -1,7 +1,7 @@
 """The memory of CPU tensors as NumPy arrays.
 
-They are made from ctypes views of the memory. That takes 2 us, while `np.from_dlpack` and the checks around it take
-40 us. And the storage can still be resized afterwards, as FSDP does; after `tensor.numpy()` it never can.
+The arrays are made from ctypes views of the memory. That takes 2 us, while `np.from_dlpack` and the checks around it
+take 40 us. It also leaves the storage resizable, which FSDP needs: after `tensor.numpy()` a storage cannot be resized.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def as_data(tensor: torch.Tensor) -> Array:
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
-    """The tensor's elements, (n,); a copy if the tensor is not contiguous."""
+    """The tensor's elements, (n,): a view of its memory if the tensor is contiguous, otherwise perhaps a copy."""
     return as_data(tensor).reshape(-1)
 
 

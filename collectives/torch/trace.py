@@ -27,16 +27,17 @@ from collectives.world import TRACE
 
 
 class StepRecorder:
-    """Records the steps of this rank from now on.
+    """Records the steps of this rank from its creation on.
 
-    world: a communicator of all ranks, which create their recorders together; folder: for the ranks' parts of the trace
+    world: a communicator of all ranks, which create their recorders together
+    folder: the folder into which each rank writes its part of the trace
     """
 
     def __init__(self, world: Communicator, folder: str) -> None:
         self._steps: deque[dict[str, Any]] = deque(maxlen=1000)
         self._numbers = itertools.count()
         self._calls: list[tuple[Work[Any], int]] = []  # of the backward that runs, each with its bytes
-        self._entered = self._left = 0  # first and last moment of forward since the last backward
+        self._entered = self._left = 0  # first and last moment of a forward since the last backward
         self._begun = self._computed = 0  # of the backward that runs: its start (0: none runs), the end of computing
         self._ended = 0
         self._backward = torch.autograd.backward
@@ -68,7 +69,7 @@ class StepRecorder:
             self._entered = self._entered or self._left
 
     def _run(self, *args: Any, **more: Any) -> None:
-        if self._begun:  # inside another backward, as that of a checkpoint
+        if self._begun:  # inside another backward: `torch.utils.checkpoint` calls one
             return self._backward(*args, **more)
         self._begun = self._now()
         self._calls = []

@@ -1,7 +1,7 @@
 """Collectives under way as `torch.distributed.Work`, and their futures.
 
 PyTorch's C++ code treats an exception from `Future.set_exception` as a result, looks for tensors in it, and crashes. It
-treats an exception that a callback raises as an error. So every future here is `started.then(callback)`, and the
+treats an exception that a callback raises as an error. So `get_future` returns `started.then(callback)`, and the
 callback raises the errors.
 """
 
@@ -77,11 +77,15 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self.limit: timedelta | None = None
         if event is not None and calls:
             calls[-1].add_done_callback(event.end)
-        elif event is not None:  # synchronous calls that PyTorch sees as one call
+        elif event is not None:  # a coalesced collective of no tensors
             event.end()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until all calls are complete. Raises: CollectiveTimeout after `timeout`; the error of a failed call."""
+        """Waits until all calls are complete.
+
+        timeout: of each call; None or 0: `limit`
+        Raises: CollectiveTimeout if a call is not complete in time; the error of a failed call.
+        """
         limit = timeout or self.limit
         seconds = None if limit is None else limit.total_seconds() or None
         results = [call.wait(seconds) for call in self.calls]
@@ -134,9 +138,11 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def get_future(self) -> Future[Any]:
         """A future of the tensors that hold the result.
 
-        C++ code that asks during backward, as DDP does, gets a future that is not complete, and continues computing.
-        Python code may add callbacks that start further calls (PowerSGD does). The place of these calls in the
-        order must not depend on when this call ends, so Python code gets a complete future: its callbacks run at once.
+        C++ code that calls this during backward, as DDP does, gets a future that is not complete, and continues
+        computing. Python code may add callbacks that start further calls (PowerSGD does). The place of these calls in
+        the order of calls must not depend on when this call ends. So for a collective, Python code gets a complete
+        future, whose callbacks run at once. Sends and receives have no place in the order: their future may complete
+        later.
         """
         if self._future is None:
             started: Future[None] = Future()
