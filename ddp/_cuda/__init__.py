@@ -1,7 +1,7 @@
 """Code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
 
-`register` attaches the device forms, so that no other module of `ddp` asks whether an array is on a GPU. `import ddp`
-imports this file alone; the modules that attach something are imported when CuPy is first used.
+The device form of an op is its implementation for CuPy arrays. `register` attaches the device forms, so that ops do not
+ask whether an array is on a GPU. `import ddp` imports this file alone. `load` imports the rest when CuPy is first used.
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
     raw_kernel, array_table, *_kernels                                                             our own kernels
@@ -23,8 +23,11 @@ _lock = threading.Lock()
 
 
 def load() -> Any:
-    """Imports the modules, which attach the device forms of all ops. Returns: this package. Compiles no kernel."""
-    with _lock:  # `functools.cache` would let two threads run the function at the same time
+    """Imports this package's modules, and so attaches the device forms of ops. Compiles no kernel.
+
+    Returns: this package, with its modules as attributes
+    """
+    with _lock:  # `functools.cache` alone would let two threads run the function at the same time
         return _load_modules()
 
 

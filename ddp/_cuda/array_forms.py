@@ -45,14 +45,15 @@ def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
 
 
 def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
-    # For more arrays CuPy copies their addresses from the host to the device, which cannot be captured.
+    # For more arrays CuPy may copy their addresses from the host to the device, which cannot be captured.
     while capturing.now is not None and len(arrays) > _MAX_COPIES:
         arrays = [xp.concatenate(arrays[i : i + _MAX_COPIES], axis) for i in range(0, len(arrays), _MAX_COPIES)]
     return xp.concatenate(arrays, axis)
 
 
 def accumulate(xp: Any, name: str, x: Array) -> Array:
-    # CuPy's ufuncs have no `accumulate`. So combine each element with the element 1, 2, 4, ... places before it.
+    # In CuPy only `add` and `multiply` have `accumulate`. So combine each element with the one 1, 2, 4, ... places
+    # before it.
     out = x.copy()
     step = 1
     while step < len(x):

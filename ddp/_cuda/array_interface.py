@@ -62,8 +62,9 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
 
 
 def import_array_interface(xp: Any, source: Any) -> Array:
-    """A CuPy array over the memory of an object with `__cuda_array_interface__`, ready for our current stream.
+    """A CuPy array over the memory of an object with `__cuda_array_interface__`.
 
+    Makes later work on the current stream wait for the stream that the object names. Warns if the memory is read-only.
     Raises: DtypeError for an object with a mask.
     """
     if isinstance(source, xp.ndarray):

@@ -1,8 +1,8 @@
 """Tables of arrays in device memory, so that one launch of a kernel works on any number of arrays.
 
-A row holds the addresses and the length of one array, or of a parameter, its gradient and its states. Arrays are
-divided into chunks, and a block works on one chunk at a time. A second array holds the row of each chunk. Tables are
-cached, and made again only when an array is replaced: a usual training step copies no table to the device.
+A row holds the addresses of a parameter, its gradient and its states, or of a gradient alone, and their length. Arrays
+are divided into chunks, and a block works on one chunk at a time. A second array holds the row of each chunk. Tables
+are cached, and made again only when an array is replaced: a usual training step copies no table to the device.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ template <class Compute> static __device__ void replace(const Index* row, Part p
 
 
 class ArrayTable:
-    """A table of arrays. `fill` writes `rows`, (length, 9), and `chunks`, (count,), which are int64 on the device.
+    """A table of arrays: `rows`, (length, 9), and `chunks`, (count,), which are int64 on the device.
+
+    They are uninitialized until `fill` is called.
 
     dtype: the dtype of all arrays, which is T in the kernels
     arrays: the arrays of each row, without gaps in memory; None in place of a missing parameter or state

@@ -1,9 +1,9 @@
 """Copies between host and device, and between devices: who waits, and how long the source is kept alive.
 
 From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and from there to the
-device on the current stream: the source may be written to at once. From pinned memory nothing is staged: every copy,
-also by CuPy's `set` and `asarray`, returns before the bytes are read. A copy to pageable memory waits for the current
-stream alone.
+device on the current stream: the source may be written to at once. Contiguous arrays in pinned memory are not staged:
+CuPy's `set` and `asarray` return before the bytes are read. A copy to pageable memory waits for the current stream
+alone.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bo
 
 
 def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
-    """Copies an array to a GPU, on that GPU's current stream. The result has the source's order of axes in memory.
+    """Copies an array to a GPU, on that GPU's current stream. The order of axes in memory stays, if there are no gaps.
 
-    The source may be written to when this returns. Exception: with `non_blocking` and a pinned source, this returns
-    before the copy is done. The source is kept alive until then, and must not be written to.
+    The source may be written to when this returns. Exception: with `non_blocking` and a pinned source without gaps,
+    this returns before the copy is done. Until then the source is kept alive, and must not be written to.
 
     Raises: CaptureError within a capture.
     """
@@ -93,7 +93,8 @@ def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: 
 def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     """Copies an array to the CPU. non_blocking: the result is valid once the current stream has done the copy
 
-    Raises: CudaError for an error of the copy or of earlier work.
+    Raises: CudaError for an error of the copy or of earlier work; without `non_blocking`, an error that a kernel has
+    reported (see `device_checks`).
     """
     xp = device_of(array).xp
     with xp.cuda.Device(array.device.id):
@@ -114,7 +115,10 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
 
 
 def p2p(array: Array, device: int) -> Array:
-    """Copies an array to another GPU: after earlier and before later work on the current streams of both GPUs."""
+    """Copies an array to another GPU, on that GPU's current stream.
+
+    The copy runs after earlier work and before later work on the current streams of both GPUs.
+    """
     xp = device_of(array).xp
     source_stream = stream_order.current(xp, array.device.id)
     with xp.cuda.Device(source_stream.device):
@@ -133,8 +137,8 @@ def p2p(array: Array, device: int) -> Array:
 def copy_into(target: Array, source: Array, non_blocking: bool) -> bool:
     """Copies between host and device memory without a staging buffer. Returns: False if that is not possible.
 
-    Both arrays must be contiguous and have one shape and dtype, and the host memory must be pinned. Waits unless
-    `non_blocking`.
+    Possible if both arrays are contiguous, not empty, and of the same shape and dtype, and the host memory is pinned.
+    Waits unless `non_blocking`.
     """
     to_device = isinstance(source, np.ndarray)
     on_host, on_device = (source, target) if to_device else (target, source)

@@ -1,6 +1,7 @@
 """Cross entropy with class indices: one kernel reads the logits for the loss, another reads them for the gradient.
 
-Between the two, no array of the size of the logits is kept: with a large vocabulary, it would be most of the memory.
+Between the two, no further array of the size of the logits is kept: with a large vocabulary, such an array would take
+most of the memory.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ extern "C" __global__ void entropy_backward(
 
 
 def _as_rows(xp: Any, x: Array) -> Array:
-    """The logits (N, C, ...) as (rows, C); a copy if there are axes after C, or x is not in C order."""
+    """The logits (N, C, ...) as (rows, C). A copy unless x has this order in memory."""
     return xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, x.shape[1])
 
 
@@ -140,7 +141,7 @@ def cross_entropy(
     reduction: str,
     float32_loss: bool = False,
 ) -> tuple[Array, Any]:
-    """See `losses.cross_entropy`. The targets are saved for backward without a copy, because the check copied them."""
+    """See `losses.cross_entropy`. Backward reads `target` without a copy, because `check_targets` has copied it."""
     compute = opmath_dtype(x.dtype)
     logits = _as_rows(xp, x)
     rows, n = logits.shape

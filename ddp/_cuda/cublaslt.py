@@ -1,7 +1,7 @@
 """A binding of cuBLASLt by ctypes, for matrix products on a GPU: CuPy has none.
 
-CuPy's own products cannot be captured in a CUDA graph, convert stacks of float16 to float32, do not support stacks of
-bfloat16, and copy transposed matrices. cuBLASLt has none of these limits, and fuses a bias and an activation.
+CuPy's own products cannot be captured in a CUDA graph. For stacks of matrices, they convert float16 to float32, do not
+support bfloat16, and copy transposed matrices. cuBLASLt has none of these limits, and fuses a bias and an activation.
 
 The library is loaded from where CuPy finds its libcublas, so that a process has one version. Pointers are passed as
 integers, so that a fake in Python can replace the library.
@@ -168,7 +168,7 @@ class LtLibrary:
         self.check(name, target, number, ctypes.addressof(data), ctypes.sizeof(data))
 
     def handle(self, device: int) -> int:
-        """The library's handle of the current device, which is `device`. Created at the first call, never destroyed."""
+        """The library's handle of a device. Created at the first call, never destroyed. device: the current device"""
         with self._lock:
             if device not in self._handles:
                 self._handles[device] = self.create("cublasLtCreate")
@@ -176,7 +176,7 @@ class LtLibrary:
 
 
 def wheels() -> list[Path]:
-    """The paths of libcublasLt in the packages nvidia-cublas-cu12, nvidia-cublas-cu13 and nvidia-cublas."""
+    """The paths of libcublasLt in the packages nvidia-cublas-cu12 (CUDA 12) and nvidia-cublas (CUDA 13)."""
     try:
         spec = importlib.util.find_spec("nvidia")
     except (ModuleNotFoundError, ValueError):

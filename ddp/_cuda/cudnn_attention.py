@@ -1,6 +1,6 @@
 """Attention by cuDNN: softmax(scale * q @ k^T) @ v in one kernel, and its gradients in another.
 
-cuDNN is used for 16-bit arrays (B, H, T, D) without a mask; other cases are computed by the formulas of the CPU. The
+cuDNN is used for 16-bit arrays (B, H, T, D) without a mask. Other cases are computed by the formulas of the CPU. The
 first three axes may have any order in memory: q, k and v may be views of one projection, and the result has the order
 of q. Keys and values may have fewer heads than queries: each of their heads serves a group of adjacent query heads.
 `stats` is the logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
@@ -166,9 +166,10 @@ def _cudnn_forward(
 
 
 def reference_residual(xp: Any, residual: Any) -> Any:
-    """The residual of the op's reference. Raises: GraphError if cuDNN dropped elements.
+    """The residual of the op's reference, if that computed the forward. Raises: GraphError if cuDNN dropped elements.
 
-    cuDNN's kernels choose the dropped elements and do not return them, so the reference cannot drop the same ones.
+    cuDNN's kernels choose the dropped elements and do not return them, so the reference cannot drop the same ones. If
+    cuDNN dropped nothing, the result is not used: create_graph runs the forward of the reference again.
     """
     op, inner = residual
     if op is None and inner[1] is not None:

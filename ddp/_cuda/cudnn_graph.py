@@ -1,8 +1,11 @@
-"""Graphs of cuDNN operations: an execution plan is built once for each shape, and runs on CuPy's current stream.
+"""Graphs of cuDNN operations. An execution plan is built once for each graph, and runs on CuPy's current stream.
 
-`nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to cuDNN, which returns execution plans; a plan runs on
+A graph is given by its operation, the shapes, strides and dtypes of its tensors, and its options. Each thread builds
+its own plans.
+
+`nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to cuDNN, which returns execution plans. A plan runs on
 addresses. If cuDNN supports no plan for a graph, that is cached, too: the reason is logged once, and the op uses its
-array formulas. Without cuDNN there is a warning. `cudnn` is imported when the first op on a GPU needs it.
+array formulas. Without cuDNN there is a warning. `cudnn` is imported when an op on a GPU first needs it.
 
 Building a plan takes milliseconds to seconds, and is not captured in a CUDA graph. Running a plan allocates from CuPy's
 pool alone, and can be captured.
@@ -261,7 +264,7 @@ class _NoTorch:
         self._thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-        """Finds nothing. Raises: ModuleNotFoundError for torch."""
+        """Finds nothing. Raises: ModuleNotFoundError for torch, in this thread."""
         if name == "torch" and threading.get_ident() == self._thread:
             raise ModuleNotFoundError("torch is not imported for cuDNN's sake", name=name)
 
@@ -297,7 +300,8 @@ def module() -> Any:
 def library(xp: Any) -> CudnnLibrary | None:
     """This thread's cuDNN on the current device, also while `settings.enabled` is off; None if there is no cuDNN.
 
-    Ops check `settings.enabled` in forward alone: if cuDNN computed the forward, only cuDNN can compute the backward.
+    Attention checks `settings.enabled` in forward alone: if cuDNN computed the forward, only cuDNN can compute the
+    backward. Convolution checks it in every pass.
     """
     cudnn = module()
     if cudnn is None:

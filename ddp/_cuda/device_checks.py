@@ -55,7 +55,7 @@ def error_code(error: type[Exception], message: str) -> int:
 
 
 def raise_pending() -> None:
-    """Raises the error that a kernel has reported, if any. Called after the host has waited for the device."""
+    """Raises the error that a kernel has reported, if any, and clears it. Call it after a wait for the device."""
     for flag in _error_flags.values():
         code = int(flag.words[0])
         if code:
@@ -104,8 +104,8 @@ _INT64 = np.dtype("int64")
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
     """Copies indices to int64. Adds `high` to negative ones. Reports an index outside of [low, high).
 
-    An index out of range becomes 0, which is safe to use. message: see `error_code`. If no index can be valid
-    (high <= 0), raises `error` at once.
+    An index out of range becomes 0, which is safe to use. message: see `error_code`. If there are indices, and none
+    can be valid (high <= 0), raises `error` at once.
     """
     if index.size and high <= 0:
         raise error(message.format(value="", limit=high, last=high - 1))

@@ -106,7 +106,7 @@ ROOM = 2048
 # The most blocks of a launch. The limit is low because each block reads all indices.
 _BLOCKS = 1024
 
-# The most threads that sum one row.
+# The most threads of a block that sum one row.
 _THREADS_PER_ROW = 64
 
 # The most columns that each of these threads sums. Wider tables are divided into tiles.
@@ -116,9 +116,10 @@ _COLUMNS_PER_THREAD = 8
 def add_rows_in_order(
     xp: Any, indices: Array, g: Array, out: Array, accumulate: bool, skipped: int | None = None
 ) -> None:
-    """Writes to each row of `out` (V, D), in C order, the sum of the rows of `g` (N, D) whose index names it.
+    """Writes to each row i of `out` the sum of the rows of `g` whose index is i.
 
-    accumulate: adds to the values of `out`; skipped: an index to ignore
+    indices: (N,); g: (N, D); out: (V, D), contiguous
+    accumulate: adds the sums to the values of `out`; skipped: an index to ignore
     """
     n, width = g.shape
     length = len(out)

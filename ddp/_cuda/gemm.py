@@ -51,14 +51,15 @@ def gemm(
     aux: Array | None = None,
     aux_ld: int = 0,
 ) -> Array | None:
-    """a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, added to the values of `out`.
+    """Computes a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, adds it to `out`.
 
     epilogue: a name in `cublaslt.EPILOGUES`; all except "DEFAULT" need two matrices, and `out`
     vector: a bias, or memory for the gradient of one: out.shape[1] elements, for "BGRADB" out.shape[0]
     aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
 
-    Returns: the product. None, without any effect, if a length is 0 or above MAX_EXTENT, or if cuBLASLt is missing or
-    does not support these dtypes and layouts with this epilogue.
+    Returns: the product. None, with nothing computed, if a length is 0 or above MAX_EXTENT, if cuBLASLt does not
+    support these dtypes and layouts with this epilogue, or if a test has switched cuBLASLt off.
+    Raises: DeviceError if there is no cuBLASLt.
     """
     key = (
         a.shape,
@@ -186,7 +187,7 @@ def _copy_and_multiply(
 ) -> Callable[..., Array | None]:
     """Returns a function that copies each operand whose layout cuBLASLt cannot read, then multiplies.
 
-    operands: layout and batch stride of a and of b; None if cuBLASLt cannot read them
+    operands: for a and for b, the layout and the batch stride, each None if cuBLASLt cannot read it
     """
 
     def run(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
@@ -221,7 +222,11 @@ class MatrixLayout(NamedTuple):
 
 
 def matrix_layout(x: Array) -> MatrixLayout | None:
-    """The layout of the matrices of x, (..., rows, columns); None if neither rows nor columns are contiguous."""
+    """The layout of the matrices of x, (..., rows, columns).
+
+    None if cuBLASLt cannot read them: neither rows nor columns are contiguous, they overlap, or a stride is not a whole
+    number of elements.
+    """
     rows, columns = x.shape[-2:]
     size = x.dtype.itemsize
     if any(stride % size for stride in x.strides):
@@ -237,7 +242,7 @@ def matrix_layout(x: Array) -> MatrixLayout | None:
 def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
     """Elements from one matrix of x to the next: 0 if one matrix serves the whole batch.
 
-    None if this distance varies, is negative, or is no whole number of elements.
+    None if this distance varies, is negative, or is not a whole number of elements.
 
     batch_shape: of the product; x may lack some of these axes, or be broadcast along them
     """
@@ -463,7 +468,7 @@ _graph_workspaces = weakref.WeakKeyDictionary()
 
 
 def workspace_size(xp: Any, device: int) -> int:
-    """Bytes of a workspace, as in PyTorch: 32 MiB from Hopper on, 8 MiB before."""
+    """Bytes of a workspace, about as for cuBLAS in PyTorch: 32 MiB from Hopper on, 8 MiB before."""
     return (32 if int(xp.cuda.Device(device).compute_capability) >= 90 else 8) << 20
 
 

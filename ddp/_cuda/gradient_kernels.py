@@ -137,7 +137,7 @@ def update_scale(
 ) -> None:
     """Updates the scale after a step, and sets `found_infs` to 0.
 
-    growth_tracker: int32, the steps in a row that were not skipped, since the scale grew last
+    growth_tracker: int32, the number of steps since the scale last grew or a step was last skipped
     """
     numbers = (float(growth), float(backoff), interval)
     GRADIENTS.launch_rows(xp, "update_scale", _SINGLE, 1, scale, growth_tracker, found_infs, found_infs.size, *numbers)

@@ -200,7 +200,7 @@ class _Mapping:
 
 
 class _Lease:
-    """Keeps a mapping and its pipe open. When it is dropped, the memory is unmapped before the pipe is closed."""
+    """Keeps a mapping and its pipe open. When it is dropped, the mapping is released before the pipe is closed."""
 
     def __init__(self, mapping: _Mapping, reference: IpcReference) -> None:
         self.mapping = mapping
@@ -274,7 +274,10 @@ def _address_bounds(array: Array) -> tuple[int, int]:
 
 
 def allocation_start(address: int) -> int:
-    """The first address of the allocation that contains an address. An allocation may hold several arrays."""
+    """The first address of the allocation that contains an address. An allocation may hold several arrays.
+
+    Raises: SharingError if CUDA knows no such allocation.
+    """
     base = ctypes.c_uint64()
     size = ctypes.c_size_t()
     driver = ctypes.CDLL("libcuda.so.1")

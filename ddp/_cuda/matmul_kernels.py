@@ -1,4 +1,4 @@
-"""Matrix products on a GPU, by cuBLASLt (`gemm`) or by a kernel of ours for what cuBLASLt lacks; and linear layers.
+"""Matrix products and linear layers on a GPU, by cuBLASLt (`gemm`), or by our own kernel if it does not support a case.
 
 cuBLASLt multiplies matrices of most layouts without a copy, also in 16 bits. Its epilogues compute, in the same launch,
 the bias, ReLU and GELU (only the tanh formula), and in backward their derivatives and the bias gradient. If it has no
@@ -82,7 +82,7 @@ def product_by_kernel(xp: Any, a: Array, b: Array, out: Array | None = None) -> 
 
 
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g (rows, n) over its rows. out: memory for the result, used if it has 16 bits"""
+    """The sum of g (rows, n) over its rows. out: memory for the result, which is used if g has 16 bits"""
     if g.dtype.itemsize > 2:
         return total(g, 0)
     # As a product with ones, which cuBLASLt sums in float32.
@@ -94,7 +94,10 @@ def _rows(x: Array) -> Array:
 
 
 def _gradient_rows(xp: Any, g: Array) -> Array:
-    """A gradient as (rows, n). If every product would copy it, copies it once: the broadcast gradient of a sum, say."""
+    """A gradient as (rows, n). Copied if cuBLASLt cannot read it, for example the broadcast gradient of a sum.
+
+    Otherwise every product that reads the gradient would copy it.
+    """
     g = _rows(g)
     row_stride, column_stride = g.strides
     readable = (column_stride == g.itemsize and row_stride > 0) or (row_stride == g.itemsize and column_stride > 0)
@@ -119,7 +122,7 @@ def _affine(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
 def _parameter_gradients(
     xp: Any, g: Array, x: Array, needs: Sequence[bool], grad_outs: Sequence[Array | None]
 ) -> tuple[Array | None, Array | None]:
-    """dw = g^T @ x and db = sum of g over rows, by one launch if both are needed."""
+    """dw = g^T @ x and db = sum of g over rows. One launch, if both are needed and cuBLASLt has the epilogue."""
     grad_out = grad_outs[0]
     db = _unless_accumulating(grad_outs[1])
     if all(needs):
@@ -151,7 +154,9 @@ def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
     return out
 
 
-# The device forms of ops in ddp.ops.products.
+# The device forms of `linear`, `linear_act` and `feed_forward` in ddp.ops.products.
+
+
 def linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
     out = _affine(xp, _rows(x), w, b)
     return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0]), x.shape
@@ -173,8 +178,8 @@ def linear_backward(
 class LayerResult(NamedTuple):
     """The result of act(x @ w^T + b), and what its backward needs.
 
-    aux: an array with rows of `aux_ld` elements that the epilogue wrote for backward, or the values before the
-    activation; None if backward needs `out` alone
+    aux: an array that the epilogue wrote for backward, with rows of `aux_ld` elements (bits for ReLU); without the
+        epilogue, the values before GELU; None if backward needs `out` alone
     for_epilogue: whether an epilogue of cuBLASLt can read `aux`
     """
 

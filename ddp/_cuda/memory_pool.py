@@ -39,13 +39,14 @@ def human(nbytes: int) -> str:
 class DeviceCounts:
     """Calls and bytes of one device.
 
-    mallocs, frees: calls of cudaMalloc and cudaFree; retries: repeated calls of cudaMalloc, after blocks were freed
+    mallocs, frees: calls of cudaMalloc and cudaFree; for an allocator other than "pool", mallocs counts allocations
+    retries: repeated calls of cudaMalloc, after blocks were freed
     ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed; reserved_peak: the most so far
     peak: the most bytes that arrays held; limit: the most that `reserved` may be, or None
     sizes: bytes of each block from cudaMalloc, by address
     """
 
-    # Used without a lock: every count changes by a single `+=`. A peak may miss what two threads do at the same time.
+    # Used without a lock: a count changes by one `+=` or `-=`. A peak may miss what two threads do at the same time.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0

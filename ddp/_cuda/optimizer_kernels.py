@@ -2,8 +2,8 @@
 
 The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
 give the same bits. Before the update, a small launch counts the steps and computes the scalars of the formula on the
-device. So a step that is skipped because a gradient is not finite is not counted, and the host need not know. Settings
-are arguments of the launch, or in device memory, where a CUDA graph reads them.
+device. So a step that is skipped because a gradient is not finite is not counted, and the host need not wait to find
+out. Settings are arguments of the launch, or in device memory, where a CUDA graph reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CUDA kernels written as C++ text, and their compilation and launch.
 
-They are `RawKernel`s, because tests compile the same text without CuPy: by NVRTC, and by a C++ compiler, with an
-emulation of a GPU. A kernel gives the right result with any number of blocks and threads. Python numbers are always
-passed as `long long` and `double`.
+The kernels are CuPy `RawKernel`s, because tests compile the same text without CuPy: by NVRTC, and by a C++ compiler
+with an emulation of a GPU. A kernel gives the right result with any number of blocks and threads. Python numbers are
+always passed as `long long` and `double`.
 
 A kernel is compiled before its first launch, which takes NVRTC some tenths of a second. CuPy stores the binary in
 `~/.cupy/kernel_cache`, from which later processes load it in milliseconds.
@@ -21,7 +21,7 @@ from ddp.ops.arrays import BFLOAT16, Array
 # Threads of a block, unless a launch says otherwise.
 THREADS = 256
 
-# The most blocks of a launch. If there are more elements or rows, a block computes several, in a loop.
+# The most blocks of a launch. For more elements or rows, each thread or block computes several, in a loop.
 BLOCKS = 1 << 16
 
 # C++ at the beginning of every source. T is the type of arrays in memory, A the type to compute in.

@@ -1,4 +1,4 @@
-"""Attaches the device forms of ops and of array functions. No other module does.
+"""Attaches the device forms of ops and of array functions. No other module attaches one.
 
 An op without an entry here computes by its formulas, with CuPy's functions. An op that does not support bfloat16
 computes in float32, and rounds the result (`ddp.ops.op.Upcast`).
@@ -37,8 +37,8 @@ from ddp.ops import (
     special,
 )
 
-# Ops by our own kernels or by NVIDIA's libraries. residual: converts the residual of the device form to that of the
-# reference, for create_graph.
+# Ops that our own kernels or NVIDIA's libraries compute. residual: a function that converts the residual of the device
+# form to that of the op's array formulas (its reference), for create_graph.
 
 
 def _same(xp: Any, residual: Any) -> Any:

@@ -2,8 +2,8 @@
 
 CuPy's memory pool has separate free blocks for each stream. A block that is freed is reused at once by later work of
 the stream on which it was allocated. That is safe as long as no other stream uses the block. Code that lets another
-stream use an array, or that copies from memory of the host, calls `keep_alive`, which records an event after that
-work, and keeps the objects alive until the event has completed.
+stream use an array, or that copies from memory of the host, calls `keep_alive`. That function records an event after
+the work, and keeps the objects alive until the event has completed.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ _collecting = threading.Lock()
 def keep_alive(stream: DeviceStream, *objects: Any, event: Any = None) -> None:
     """Keeps the objects alive until all work that was launched on `stream` is done. Never waits.
 
+    While this thread captures a graph, the graph keeps the objects.
     event: an event that was recorded on `stream` after that work; None: records a new one
     """
     capture = _device.capturing.now
