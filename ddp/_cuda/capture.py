@@ -16,7 +16,7 @@ capture, or None outside of one.
 Generators have their state in device memory, so that every replay draws new numbers. A kernel that computes random
 numbers from a counter reads its key from device memory, too: a number from the host would be a constant of the graph.
 
-Example: an optimizer allocates its learning rate as persistent memory, uploads it in `before`, and guards the list of
+Example: an optimizer holds its settings in persistent memory, uploads changed ones in `before`, and guards the list of
 its parameters.
 """
 
@@ -60,7 +60,7 @@ class Capture:
 
     @contextlib.contextmanager
     def persistent(self, xp: Any) -> Iterator[None]:
-        """A context that allocates memory which nothing else in the graph uses."""
+        """A context in which arrays are allocated in memory that nothing else in the graph uses."""
         with xp.cuda.using_allocator(self._persistent_pool().malloc):
             yield
 

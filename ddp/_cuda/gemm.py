@@ -312,7 +312,7 @@ _FACTORS: dict[str, Any] = {"float32": (c_float * 2)(0.0, 1.0), "float64": (c_do
 class MatmulPlan:
     """The descriptors and the algorithm of a product, ready to be launched.
 
-    Raises: UnsupportedMatmul, DeviceError.
+    Raises: UnsupportedMatmul if cuBLASLt has no algorithm; DeviceError if another call of the library fails.
     """
 
     def __init__(self, library: LtLibrary, handle: int, spec: MatmulSpec, shape: tuple[int, ...], dtype: Any) -> None:

@@ -1,4 +1,7 @@
-"""`ddp.cuda`: CUDA devices, streams, memory and graphs, by CuPy. Queries can be called without a GPU."""
+"""`ddp.cuda`: CUDA devices, streams, memory and graphs, by CuPy.
+
+Without a GPU, the module can be imported and `is_available` called. Functions that need a GPU raise DeviceError.
+"""
 
 from types import FunctionType
 from typing import TYPE_CHECKING

@@ -1,4 +1,8 @@
-"""The CUDA devices of this process. Queries can be called without CuPy or a GPU."""
+"""The CUDA devices of this process, and this thread's random generators on them.
+
+Among others, `is_available`, `device_count`, `is_bf16_supported` and the functions that seed generators can be called
+without CuPy or a GPU. Functions that need a GPU raise DeviceError.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """The number of CUDA devices; 0 without CuPy."""
+    """The number of CUDA devices; 0 without CuPy or a GPU."""
     xp = found_cupy()
     return 0 if xp is None else xp.cuda.runtime.getDeviceCount()
 
@@ -38,7 +42,8 @@ def init() -> None:
 def _index(device: DeviceLike) -> int:
     """The number of a device. None, or a negative number: the current device.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist; DtypeError.
+    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; DtypeError for an
+    argument of another type.
     """
     xp = _cupy()
     if isinstance(device, bool) or not isinstance(device, int | str | _device.device | None):

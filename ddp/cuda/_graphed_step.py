@@ -2,7 +2,7 @@
 
 The host needs some microseconds to launch a kernel. In the step of a small model, that limits the speed. A CUDA graph
 launches all kernels at once, but every launch does the same work: only the values of the inputs can differ. So
-everything else that the step depends on is compared before each launch; if something has changed, the step is captured
+everything else that the step depends on is compared before each launch. If something has changed, the step is captured
 again.
 """
 
@@ -33,7 +33,7 @@ _DEVICE_TO_DEVICE = 3
 _DDP = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
-# Functions of `ddp` that wrap a call of an op. An error shows the name of the op instead.
+# The names of functions in `ddp` that wrap other functions. An error shows the name of the wrapped function instead.
 _WRAPPERS = ("inner", "hooked", "guarded_run")
 
 
@@ -68,8 +68,8 @@ def graphed_step(
 
     The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
     or requires_grad; if a gradient exists before the call that did not exist before the captured call, or the reverse;
-    with another autocast mode, grad mode or TF32 setting; and if an optimizer's settings have changed, unless the
-    optimizer keeps them in device memory.
+    with another autocast mode, grad mode, TF32 setting or, if it uses cuDNN, setting of `ddp.backends.cudnn`; and if an
+    optimizer's settings have changed, unless the optimizer keeps them in device memory.
 
     Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 
@@ -86,7 +86,8 @@ def graphed_step(
 class GraphedStep:
     """The result of `graphed_step`, called like the step itself.
 
-    captures: number of captures; replays: of launches of a graph; eager: of calls without a graph
+    captures: the number of captures; replays: the number of launches of a graph; eager: the number of calls without a
+    graph, which warm up
     """
 
     def __init__(self, fn: Callable[..., Any], warmup: int, keep: int, modules: Sequence[Any]) -> None:
@@ -251,8 +252,8 @@ class GradSnapshot:
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
-        # An empty buffer may have other memory, because a replay replaces it by the graph's. Not if it is bound to a
-        # bucket.
+        # An empty buffer may have other memory, because a replay replaces that by the graph's. But a buffer that is
+        # bound to a bucket of a reducer must keep its memory.
         is_empty = self.state is EMPTY
         if buffer.full is is_empty:
             return False
@@ -262,7 +263,7 @@ class GradSnapshot:
 class CapturedStep:
     """A captured step: copies inputs into the graph's memory, launches the graph, and updates the host's state.
 
-    key: that of the call that was captured; start, end: the gradient buffers before and after that call
+    key: the key of the captured call (arguments, modes and state); start, end: the gradient buffers before and after it
     """
 
     def __init__(

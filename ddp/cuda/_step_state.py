@@ -1,7 +1,7 @@
 """The state that a captured step depends on: its inputs, the modes of the thread, its modules and optimizers.
 
-It is compared before every launch. To make that fast, it consists of a few tuples, and the module tree is walked again
-only after a module, parameter or buffer was registered anywhere.
+The state is compared before every launch. To make that fast, it consists of a few tuples, and the module tree is walked
+again only after a module, parameter or buffer was registered in any module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddp._engine.modes import state
 from ddp._tensor.base import TensorBase
 from ddp.errors import ArgumentError
 
-# The longest chain of references that is followed from a step function to find its modules and optimizers.
+# The most references in a chain that is followed from a step function to a module or an optimizer.
 _DEPTH = 4
 
 
@@ -110,7 +110,7 @@ class StepState:
             tuple(map(_training, self._modules)),
             tuple(map(id, map(_array, self._tensors))),
             tuple(map(_edge, self._tensors)),
-            # Without optimizers that have a formula: they upload changed settings before each launch.
+            # Without the optimizers that have a formula, because they upload changed settings before each launch.
             self.settings([optimizer for optimizer in self._optimizers if not hasattr(optimizer, "formula")]),
         )
 

@@ -1,6 +1,6 @@
 """CUDA graphs: work that is captured once and launched as a whole, so that the host does not launch each kernel.
 
-As in PyTorch: `with ddp.cuda.graph(g): y = f(x)` captures, `g.replay()` runs it again on the same memory.
+As in PyTorch, `with ddp.cuda.graph(g): y = f(x)` captures `f`, and `g.replay()` runs its kernels on the same memory.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class CUDAGraph:
         """Drops the graph, so that another one can be captured. Results that are still used keep their memory.
 
         Other memory of the graph is freed now if possible, otherwise at the next capture, by `empty_cache`, or before
-        an allocation fails.
+        an allocation fails. Raises: CaptureError during the capture.
         """
         if self._contexts is not None:
             raise CaptureError("reset: the capture is under way")
@@ -156,10 +156,11 @@ class graph:
     """A context whose work is captured into `cuda_graph`: `with ddp.cuda.graph(g): y = model(x)`.
 
     pool, capture_error_mode: see `CUDAGraph.capture_begin`
-    stream: to capture on, a `ddp.cuda.Stream` or a CuPy stream; None: a new one
+    stream: the stream to capture on, a `ddp.cuda.Stream` or a CuPy stream; None: a new one
 
     The work does not run before the first replay. If the body raises, the capture is discarded.
-    Raises: CaptureError for an operation that cannot be captured, with CUDA's error as its cause; DtypeError.
+    Raises: CaptureError for an operation that cannot be captured, with CUDA's error as its cause; DtypeError for a
+    graph or a stream of another type; what `capture_begin` raises.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class graph:
     def __enter__(self) -> None:
         _check_not_capturing()
         xp = self._graph._xp
-        gc.collect()  # now, so that no garbage collection frees memory during the capture
+        gc.collect()  # now, so that a garbage collection during the capture finds hardly any memory to free
         xp.cuda.Device().synchronize()
         # Frees cached blocks of this stream, from a warm-up for example: the graph allocates from another pool.
         memory_pool.allocator(xp).release(self._guard.stream.cupy_stream)

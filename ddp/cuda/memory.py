@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _used(device: DeviceLike) -> tuple[Any, int] | None:
-    """The allocator and the number of a device; None if this process has not used the device.
+    """The allocator and the number of a device; None without a GPU, or if this process has not used the device.
 
     To read the pool's numbers would create a CUDA context on an unused device, which a query must not do.
     """
@@ -83,13 +83,19 @@ def ipc_collect() -> None:
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Bytes of all arrays on the device, each rounded up to a multiple of 512; 0 without a GPU."""
+    """Bytes of all arrays on the device, each rounded up to a multiple of 512; 0 without a GPU.
+
+    If the user gave a function as the allocator, only arrays in the memory of CUDA graphs are counted.
+    """
     used = _used(device)
     return 0 if used is None else int(used[0].allocated_and_reserved(used[1])[0])
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
-    """Bytes that CUDA gave this process for arrays: allocated and cached ones; 0 without a GPU."""
+    """Bytes that CUDA gave this process for arrays: allocated and cached ones; 0 without a GPU.
+
+    If the user gave a function as the allocator, only the memory of CUDA graphs is counted.
+    """
     used = _used(device)
     return 0 if used is None else int(used[0].allocated_and_reserved(used[1])[1])
 
@@ -98,14 +104,18 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
     """The peak of `memory_allocated` since `reset_peak_memory_stats`; 0 without a GPU.
 
     Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows, and may be too
-    low: to count every array costs time. The same holds for allocations during a capture at any time.
+    low: to count every array costs time. The same holds for allocations during a capture at any time. With another
+    allocator than "pool", arrays that were allocated and freed in between are not counted.
     """
     used = _used(device)
     return 0 if used is None else int(used[0].peak(used[1]))
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
-    """The peak of `memory_reserved` since `reset_peak_memory_stats`; 0 without a GPU."""
+    """The peak of `memory_reserved` since `reset_peak_memory_stats`; 0 without a GPU.
+
+    With another allocator than "pool", only the memory of CUDA graphs raises the peak.
+    """
     used = _used(device)
     return 0 if used is None else int(used[0].of(used[1]).reserved_peak)
 
@@ -146,7 +156,8 @@ def set_per_process_memory_limit(nbytes: int | None, device: DeviceLike = None) 
 
     An allocation beyond the limit raises OutOfMemoryError, even if the device has free memory.
 
-    Raises: ArgumentError unless positive; DeviceError without a GPU, or with another allocator than "pool".
+    Raises: ArgumentError if nbytes is not a positive integer or None; DeviceError without a GPU, or with another
+    allocator than "pool".
     """
     if nbytes is not None and (type(nbytes) is not int or nbytes <= 0):
         raise ArgumentError(f"set_per_process_memory_limit({nbytes!r}): expected a positive number of bytes, or None")
@@ -157,7 +168,8 @@ def set_per_process_memory_limit(nbytes: int | None, device: DeviceLike = None) 
 def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
     """Limits this process to a fraction of the device's memory; 1: no limit. See `set_per_process_memory_limit`.
 
-    Raises: ArgumentError unless in [0, 1]; DeviceError without a GPU, or with another allocator than "pool".
+    Raises: ArgumentError if the fraction is not in [0, 1]; DeviceError without a GPU, or with another allocator than
+    "pool".
     """
     if not 0 <= fraction <= 1:
         raise ArgumentError(f"set_per_process_memory_fraction({fraction}): expected a number in [0, 1]")

@@ -10,7 +10,7 @@ from ddp._device import found_cupy
 
 __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
-# How many ranges are open.
+# The number of ranges that `range_push` has opened in this process.
 _depth = [0]
 
 

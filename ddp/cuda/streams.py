@@ -45,7 +45,7 @@ class Stream:
 
     There is no implicit order with the default stream: use `wait_stream` or events.
 
-    Raises: DeviceError without a GPU.
+    Raises: DeviceError without a GPU; ArgumentError for another option.
     """
 
     def __init__(self, device: DeviceLike = None, priority: int = 0, **options: Any) -> None:
@@ -91,7 +91,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Makes later work on this stream wait for `event`. The host does not wait."""
+        """Makes later work on this stream wait for `event`. The host does not wait. Raises: DtypeError."""
         if not isinstance(event, Event):
             raise DtypeError(f"wait_event: expected a ddp.cuda.Event, got {type(event).__name__}")
         event.wait(self)
@@ -111,7 +111,7 @@ class Stream:
 
 
 class ExternalStream(Stream):
-    """A stream that another library made. stream_ptr: its handle; the stream must exist while this object is used
+    """A stream that another library created. stream_ptr: its handle; the stream must exist while this object is used
 
     Raises: DeviceError without a GPU.
     """
@@ -345,6 +345,8 @@ def fetch(tensor: Tensor) -> Fetched:
 
     The copy goes to pinned memory, on the current stream. Later writes to the tensor do not change the copy. A tensor
     on the CPU is copied at once, so that the same loop works on the CPU. Gradients do not flow through the copy.
+
+    Raises: DtypeError for anything but a tensor.
     """
     if not isinstance(tensor, TensorBase):
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
