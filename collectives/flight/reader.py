@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
-# Calls that are numbered apart from the collectives of their communicator.
+# Calls with numbers of their own, apart from those of the communicator's collectives.
 _PAIRS = ("send", "recv")
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 

@@ -44,9 +44,9 @@ def set_variables() -> None:
 def add_rendezvous() -> None:
     """Makes `init_method="env://"`, the default, work without MASTER_ADDR and MASTER_PORT if a launcher set the ranks.
 
-    Rank 0 then serves the store at a free port, and broadcasts the address. So it also does if this process has joined
-    its world before, even if both variables are set: for a second default group, a rank that is early would find at
-    MASTER_PORT the store of the first one, which rank 0 is about to close.
+    Rank 0 then serves the store at a free port, and broadcasts the address. It does the same if both variables are set
+    but this process has joined its world before: for a second default group, a rank that is early would find the store
+    of the first group at MASTER_PORT, which rank 0 is about to close.
     """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     from_variables = handlers["env"]

@@ -1,4 +1,4 @@
-"""Copies between host and device, and between devices: who waits, and how long the source is kept alive.
+"""Copies between host and device, and between devices. A source is kept alive until its copy is done.
 
 From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and from there to the
 device on the current stream: the source may be written to at once. Contiguous arrays in pinned memory are not staged:

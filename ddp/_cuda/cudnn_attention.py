@@ -36,7 +36,7 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionGraph:
-    """The graph of the forward. If `specs` contains DO, it is the graph of the gradients of q, k and v.
+    """The graph of attention's forward. If `specs` contains DO, it is the graph of the gradients of q, k and v.
 
     specs: descriptions of the graph's tensors, by uid
     """

@@ -11,8 +11,8 @@ from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The error function, its complement and its inverse, by CUDA's functions. The functions of CuPy 14 compute float16 in
-# float64, and importing them takes a second.
+# The error function, its complement and its inverse, by CUDA's functions. CuPy's erf and erfc compute float16 in
+# float64, and importing `cupyx.scipy.special` takes a second.
 
 _KERNEL = """
 extern "C" __global__ void NAME_of(const T* x, T* out, Index n) {
