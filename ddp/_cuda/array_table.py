@@ -26,7 +26,7 @@ RowArrays = tuple[Array | None, Array, Sequence[Array | None]]
 # Elements of a chunk; a multiple of 4.
 CHUNK = 8192
 
-# A thread loads this many elements by one instruction, if all addresses in the row are multiples of their total size.
+# A thread loads this many elements at once, if all addresses in the row are multiples of their total size.
 _VECTOR = 4
 
 # The most tables that `TableCache` keeps.

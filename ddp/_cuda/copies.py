@@ -57,8 +57,9 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bo
 
 
 def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
-    """Copies an array to a GPU, on that GPU's current stream. The order of axes in memory stays, if there are no gaps.
+    """Copies an array to a GPU, on that GPU's current stream.
 
+    If the source has no gaps in memory, the result has the source's order of axes in memory.
     The source may be written to when this returns. Exception: with `non_blocking` and a pinned source without gaps,
     this returns before the copy is done. Until then the source is kept alive, and must not be written to.
 

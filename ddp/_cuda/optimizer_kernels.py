@@ -1,9 +1,10 @@
-"""Kernels of optimizers: one launch updates all parameters of a dtype, and reads and writes each element once.
+"""Kernels of optimizers: one launch updates all parameters of a group that have one dtype, in one pass over memory.
 
 The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
 give the same bits. Before the update, a small launch counts the steps and computes the scalars of the formula on the
 device. So a step that is skipped because a gradient is not finite is not counted, and the host need not wait to find
-out. Settings are arguments of the launch, or in device memory, where a CUDA graph reads them.
+out. Settings are arguments of the launch. For a CUDA graph, or if the learning rate is a tensor on the GPU, they are in
+device memory.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def update(
     """Counts a step of every parameter in a table, and updates it.
 
     steps: (n, 2) float32: for each parameter its count of steps, and the product of `factor` over these steps
-    scalars: (rows, number of scalars), memory for the scalars of each row, in the dtype to compute in
+    scalars: (rows * number of scalars,), memory for the scalars of each row, in the dtype to compute in
     found_inf: one float32: if it is not zero, the step is skipped; None: no step is skipped
     device_settings: (8,) float64 on the device, used instead of `settings`; or None
     settings: in the order of the formula's names

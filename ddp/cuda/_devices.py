@@ -77,7 +77,7 @@ def current_device() -> int:
 def set_device(device: DeviceLike) -> None:
     """Makes a device this thread's current one, which "cuda" names. A negative number changes nothing.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist.
+    Raises: DeviceError without a GPU, or for a device that does not exist; DtypeError for another argument.
     """
     if isinstance(device, int) and not isinstance(device, bool) and device < 0:
         return
@@ -87,7 +87,7 @@ def set_device(device: DeviceLike) -> None:
 class device:
     """A context in which the given device is the current one: a number, name or `ddp.device`; None changes nothing.
 
-    Not to be confused with `ddp.device`, the device of a tensor. Raises: DeviceError.
+    Not to be confused with `ddp.device`, the device of a tensor. Raises: DeviceError; DtypeError for another argument.
     """
 
     def __init__(self, device: DeviceLike) -> None:

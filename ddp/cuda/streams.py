@@ -247,7 +247,10 @@ class Event:
         self._device_stream = target
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Makes later work on `stream` wait for this event; None: on the current stream."""
+        """Makes later work on `stream` wait for this event; None: on the current stream.
+
+        Does nothing before the first record.
+        """
         if self._event is not None:
             target = current(_cupy()) if stream is None else device_stream_of(stream, "Event.wait")
             target.wait(self._event)
