@@ -41,7 +41,8 @@ class Recorder:
     """The flight record of this process, as its writer.
 
     rank, size: of the world, -1 while unknown
-    fd: of the memfd; None if the system refuses one: then only this process can read the record, by `peek`
+    fd: the file descriptor of the memfd; None if the system refuses one, or in a forked child. Then only this process
+        can read the record, by `peek`
     oldest: texts up to this number may soon be overwritten, and must be interned again before they are used
     """
 

@@ -49,9 +49,9 @@ class ProfilerEvent:
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
-    """One or more calls of collectives that PyTorch sees as one call.
+    """Calls of collectives that PyTorch sees as one call.
 
-    calls: in the order in which they were started; result: the tensors that will hold the result
+    calls: in the order in which they were started; none if all is done; result: the tensors that will hold the result
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns

@@ -1,4 +1,4 @@
-"""Device forms made of CuPy's functions, with few launches, no wait of the host, and no call of cuBLAS.
+"""Device forms made of CuPy's functions, with few launches, no call of cuBLAS, and hardly any wait of the host.
 
 CuPy refuses its cuBLAS calls while a CUDA graph is captured. So sums of products are computed by multiplication and
 `sum`, or by `matmul_kernels.product`.
@@ -35,7 +35,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 
 def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
-    # x[mask] = number: by copyto. To turn the mask into indices, the host would have to wait for their number.
+    # x[mask] = number: by copyto. In CuPy's assignment the host waits for the number of elements that a mask selects.
     mask = step[0] if isinstance(step, tuple) and step else step
     if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
         x[step] = v

@@ -1,4 +1,4 @@
-"""Attention by cuDNN: softmax(scale * q @ k^T) @ v in one kernel, and its gradients in another.
+"""Attention by cuDNN: softmax(scale * q @ k^T) @ v as one cuDNN graph, and its gradients as another.
 
 cuDNN is used for 16-bit arrays (B, H, T, D) without a mask. Other cases are computed by the formulas of the CPU. The
 first three axes may have any order in memory: q, k and v may be views of one projection, and the result has the order
