@@ -286,7 +286,7 @@ def seconds(since: int, now: int) -> float:
 def _is_record(pid: int, fd: int) -> bool:
     """Whether a file descriptor is that of a record; False if it has been closed.
 
-    A forked child closes one at once: the copy of the parent's descriptor that belongs to the parent's mapping.
+    A forked child inherits two descriptors of its parent's record, and at once closes the one that `mmap` duplicated.
     """
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")

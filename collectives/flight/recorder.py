@@ -1,4 +1,4 @@
-"""The writing side of the flight recorder. To record a call takes well under a microsecond, so it is always on.
+"""The writing side of the flight recorder. To record a call takes less than a microsecond, so it is always on.
 
 The memory is a memfd of this process: it leaves no file behind, and other processes find it as /proc/PID/fd/N.
 Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.

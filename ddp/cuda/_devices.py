@@ -126,7 +126,7 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 def get_device_properties(device: DeviceLike = None) -> SimpleNamespace:
     """The properties of a device: name, major, minor, total_memory (bytes), multi_processor_count and warp_size.
 
-    If CUDA knows them, also shared_memory_per_block and L2_cache_size (bytes). Raises: DeviceError without a GPU.
+    If CuPy reports them, also shared_memory_per_block and L2_cache_size (bytes). Raises: DeviceError without a GPU.
     """
     return _properties(_cupy(), _index(device))
 

@@ -68,8 +68,8 @@ def graphed_step(
 
     The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
     or requires_grad; if a gradient exists before the call that did not exist before the captured call, or the reverse;
-    with another autocast mode, grad mode, TF32 setting or, if it uses cuDNN, setting of `ddp.backends.cudnn`; and if an
-    optimizer's settings have changed, unless the optimizer keeps them in device memory.
+    with another autocast mode, grad mode or TF32 setting; with other settings of `ddp.backends.cudnn`, if the step uses
+    cuDNN; and if an optimizer's settings have changed, unless the optimizer keeps them in device memory.
 
     Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 
