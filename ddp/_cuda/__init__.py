@@ -1,7 +1,8 @@
 """Code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
 
 The device form of an op is its implementation for CuPy arrays. `register` attaches the device forms, so that ops do not
-ask whether an array is on a GPU. `import ddp` imports this file alone. `load` imports the rest when CuPy is first used.
+ask whether an array is on a GPU. `import ddp` imports this file alone. `load` imports the other modules, at the latest
+when CuPy is first used.
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
     raw_kernel, array_table, *_kernels                                                             our own kernels

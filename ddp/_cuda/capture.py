@@ -4,7 +4,8 @@ A replay does not run Python: values that the host computed are constants of the
 stores does not change. Code that depends on such state registers it with this thread's capture. `now()` returns that
 capture, or None outside of one.
 
-    now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else it is captured anew
+    now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else `graphed_step` captures
+                              the step anew
     now().before(run)         calls `run()` before every launch, on the launch's stream: updates memory that the graph
                               reads
     now().after(run)          calls `run()` after every launch: updates state of the host as the step itself would
@@ -65,7 +66,7 @@ class Capture:
             yield
 
     def guard_value(self, read: Callable[[], Any]) -> None:
-        """Makes the graph valid only as long as `read()` returns the same value as now."""
+        """Makes the graph valid only as long as `read()` returns a value equal to the present one."""
         self.guarded.append((read, read()))
 
     def before(self, run: Callable[[], object]) -> None:
@@ -85,7 +86,7 @@ class Capture:
         self.kept.extend(objects)
 
     def is_valid(self) -> bool:
-        """Whether every guarded value is still the same."""
+        """Whether every guarded value is still equal to that at the capture. `CUDAGraph.replay` does not check this."""
         return all(read() == value for read, value in self.guarded)
 
     def drawn(self, generator: Any) -> None:
