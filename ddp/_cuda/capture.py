@@ -4,8 +4,8 @@ A replay does not run Python: values that the host computed are constants of the
 stores does not change. Code that depends on such state registers it with this thread's capture. `now()` returns that
 capture, or None outside of one.
 
-    now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else `graphed_step` captures
-                              the step anew
+    now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else `graphed_step`
+                              captures the step anew
     now().before(run)         calls `run()` before every launch, on the launch's stream: updates memory that the graph
                               reads
     now().after(run)          calls `run()` after every launch: updates state of the host as the step itself would
