@@ -5,9 +5,10 @@
 #ifndef QUERIES
 #define QUERIES 64 /* queries that attention works on at a time */
 
-/* q (length, depth), k (keys, depth), v (keys, width), z (length, width) for each head; g like z, dq, dk and dv like q, k
- * and v; mask (length, keys). Rows of array i are row[i] elements apart, and its head h begins at at[h][i]. The elements of
- * a row are adjacent; those of the mask are `column` apart. masked: 0 for no mask, 1 for bool, 2 for numbers to add */
+/* Shapes for each head: q (length, depth), k (keys, depth), v (keys, width), z and g (length, width), mask (length, keys).
+ * dq, dk and dv have the shapes of q, k and v. Rows of array i are row[i] elements apart, and its head h begins at at[h][i].
+ * The elements of a row are adjacent; those of the mask are `column` apart. masked: 0 for no mask, 1 for a mask of bool, 2
+ * for a mask of numbers that are added to the scores */
 enum { Q, K, V, Z, G, DQ, DK, DV, MASK, ARRAYS };
 
 typedef struct {
@@ -77,7 +78,7 @@ static inline void NAME(hide)(const attention_shape *s, const void *mask, size a
         for (size j = 0; j < n; j++) score[j] += ((const REAL *)mask)[at + j * s->column];
 }
 
-/* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);
+/* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; both are 0 for a query that sees no key. sums: (heads, length);
  * scratch: per thread, (depth + QUERIES)*(keys rounded up to whole vectors) numbers */
 void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, const void *mask, REAL *z,
                      REAL *sums, REAL *scratch, int threads)

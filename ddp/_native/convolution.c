@@ -7,7 +7,7 @@
 #define LINE 8 /* floats of a vector in this file, whatever the width of a register */
 typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias));
 #define LINE_AT(p) (*(line *)(p))
-#define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* all are s; 0 + s would be an addition */
+#define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* not (line){0} + s: compilers would keep the addition */
 #define MOST_ROWS 6 /* rows of two vectors each, whose sums fit into 16 registers */
 #define MOST_STRIDE 4
 #ifdef __clang__
@@ -53,7 +53,7 @@ static inline void put_line(float *out, line z, size n)
  * `high`. A band is a copy of the elements that `lines` lines of positions read, with zeros around them. Each of its
  * rows is stored in `step` parts, so that the elements that neighbouring positions read are adjacent. */
 typedef struct {
-    size n, groups, sources, results; /* channels of a group that are read and written */
+    size n, groups, sources, results; /* sources, results: channels of a group that are read, and that are written */
     size source[2], result[2], step[2], spread[2], low[2], high[2];
     size lines, bands, rows, part, width, plane, taps;
 } walk;
@@ -268,7 +268,7 @@ INLINE void correlate_taps(const int filters, const int taps, const block *s, co
         }
 }
 
-/* dw of one or four filters, for one channel */
+/* Adds to dw of one filter or of four, for one channel. */
 static void correlate_filters(size filters, size taps, const block *s, const float *g, const float *x,
                               const int32_t *offsets, float *dw, size dw_row)
 {
@@ -340,7 +340,8 @@ int convolve_filters_f32(const window *s, size n, size groups, size channels, si
 /* Lavin and Gray 2015, arXiv:1509.09308: with a 3x3 window, 2x2 results need 16 products per channel instead of 36. One factor
  * is made of the 4x4 elements that the results read, the other of the filter; products are summed over channels. With a 2x2
  * window, 9 products replace 16. A 4x4 window at stride 2 is a 2x2 window over the four phases of an image (every other
- * element along H and W), which count as channels. Vectors hold channels. An infinity or nan reaches all results of a tile. */
+ * element along H and W), which count as channels. Vectors hold channels. A result that reads an infinity may be nan where
+ * direct convolution gives an infinity. */
 
 #define TILE_COLUMNS 32 /* tiles of a row that are transformed at a time */
 #define MOST_PHASES 2 /* along an axis */
@@ -631,7 +632,7 @@ int winograd_f32(const window *s, size n, size channels, size filters, int back,
     return u != NULL;
 }
 
-/* The gradient of the filters of such a convolution: G^T (sum over tiles of transformed g * transformed x) G */
+/* dw = the gradient of w for the convolutions that winograd_f32 takes: G^T (sum over tiles of A g A^T * B^T x B) G */
 int winograd_filters_f32(const window *s, size n, size channels, size filters, const float *x, const float *g, float *dw)
 {
     const tiling t = plan_tiles(s, n, channels, filters, 0);

@@ -1,7 +1,7 @@
 """Convolution of float32 on the CPU, by kernels (`convolution.c`, `depthwise.c`) or as products of whole images.
 
-Convolutions that these cannot take, or would not speed up, use the formulas. `benchmarks/zoo.py` measures models that
-use all of these ways.
+Other convolutions use the formulas of `ddp.ops.convolution`: cases that the kernels do not take, and cases in which the
+formulas are as fast. `way` chooses; `benchmarks/zoo.py` measures models that use each of its ways.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
 MIN_CHANNELS = 16  # with fewer, Winograd's transforms take longer than the products that they save
 WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
 WIDE = 16  # as in convolution.c
-MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the gradient of filters faster
+MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the filters' gradient faster
 MIN_POSITIONS = 64  # of an image: with fewer, one product for several images is faster than a product per image
 MAX_POSITIONS = 64  # of a depthwise result: with more, or images of more than 4 times as many, `convolve` is faster
 MIN_WIDTH = 8  # of a result: below this, a product of columns is faster than `convolve`
@@ -82,7 +82,10 @@ def _plain(*arrays: Array | None) -> list[Array | None]:
 
 
 def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> Array | None:
-    """The convolution of x or, with `back`, the gradient of the images for the gradient x. None: use the formula."""
+    """The convolution of x. With `back`, x is the gradient of the result, and the gradient of the images is returned.
+
+    Returns None if the formula is to be used.
+    """
     n, groups, channels, filters, window = shape
     chosen = way(shape)
     if chosen == "columns" or not _takes(x, w, b):
@@ -110,7 +113,7 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
 
 
 def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
-    """The gradient of the filters. None: use the formula."""
+    """The gradient of the filters; None if the formula is to be used."""
     n, groups, channels, filters, window = shape
     chosen = way(shape)
     many = chosen == "direct" and channels * filters > MAX_FILTERS

@@ -1,13 +1,14 @@
 /* Convolution of each channel with a filter of its own, and its gradients, for small images.
  *
- * A part of kernels.c. Vectors hold channels: vectors of positions along a short row would be mostly empty. Each sum has a
- * list of its terms, which are products: x*w for out, and with g, the gradient of out, g*w for that of x, x*g for that of w.
+ * A part of kernels.c. Vectors hold channels: vectors of positions along a short row would be mostly empty. Each element of
+ * the result is a sum with a list of its terms. A term is a product: x*w for out, g*w for the gradient of x, and x*g for the
+ * gradient of w, where g is the gradient of out.
  */
 enum { IMAGE, FILTER, RESULT };
 #define SPAN 64 /* channels that a thread takes at a time */
 
 typedef struct {
-    int32_t left, right; /* the offsets of its factors; the right one is of w, or of out for the gradient of w */
+    int32_t left, right; /* the offsets of the two factors; `right` is in w, or in out for the gradient of w */
 } term;
 
 /* Lists the terms of all sums. Those of sum i begin at terms[starts[i]] and end before terms[starts[i + 1]]. */
@@ -31,7 +32,7 @@ static void list_terms(const window *s, int written, const size *lengths, int32_
     starts[lengths[written]] = count;
 }
 
-/* written: which of x, w and out is computed. For x or w, that is its gradient, and out holds that of the result.
+/* written: the array that is computed. RESULT: out; IMAGE, FILTER: the gradient of x or of w, for which out holds g.
  * x: (n, channels, H, W), w: (channels, KH, KW), b: (channels,) or NULL, out: (n, channels, OH, OW) */
 int depthwise_f32(const window *s, size n, size channels, int written, float *x, float *w, const float *b, float *out)
 {

@@ -1,9 +1,9 @@
 /* Fused kernels for the CPU: what NumPy would do in many passes over memory, in one.
  *
  * The half of this file below the dividing line is compiled twice, for float and for double; NAME(f) is f_f32 or f_f64.
- * Sums run in LANES partial sums, whatever the vector width; compilers fuse products with sums, except in `adam`. Threads
- * take chunks of a loop, whose bounds do not depend on the number of threads. So all builds for an architecture give the
- * same bits, on any number of threads. No -ffast-math: results may be infinite or nan.
+ * Sums run in LANES partial sums, whatever the vector width; compilers fuse products with sums, except in `adam`. Loops are
+ * divided among threads, but the order in which a sum is added up does not depend on the number of threads. So all builds
+ * for an architecture give the same bits, on any number of threads. No -ffast-math: results may be infinite or nan.
  */
 #ifndef REAL
 #include <math.h>
@@ -26,7 +26,7 @@
 #define ON_THREADS(count, ...) PRAGMA(omp parallel for num_threads(count) __VA_ARGS__)
 #endif
 #define PARALLEL(work, ...) ON_THREADS(count_threads(work), __VA_ARGS__)
-#define CHUNK 4096 /* elements that a thread takes at a time */
+#define CHUNK 4096 /* elements of one iteration: threads share the iterations of a loop */
 #define PIECE 4096 /* elements whose moments are taken at a time: they stay in L1 */
 /* Runs a statement for i = 0 to n - 1, on several threads and in vectors. */
 #define PARALLEL_SIMD(n, ...)                                                                                          \
@@ -99,7 +99,7 @@ static inline double exp_f64(double x)
     return p * a.value * b.value;
 }
 
-/* The probability that a normal variable exceeds y >= 0, over e^(-y^2/2): to 3.2e-8 of its value. */
+/* The probability that a normal variable exceeds y >= 0, divided by e^(-y^2/2). The relative error is below 4e-7. */
 static inline float tail_f32(float y)
 {
     float t = 1 / (1 + 0.35f * y);

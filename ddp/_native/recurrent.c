@@ -1,6 +1,6 @@
 /* The steps of an LSTM of floats: a part of kernels.c.
  *
- * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states; the caller sets
+ * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states, of which the caller sets
  * the first. Steps of gates are `stride` floats apart. n is a multiple of WIDE. Weights (rows, columns) are stored in blocks:
  * (columns/WIDE, rows, WIDE).
  */
@@ -15,7 +15,7 @@ static inline float tanh_f32(float x)
     return y < 0.390625f ? x + x * (y * (p * y - 3.33332819e-1f)) : far;
 }
 
-/* gates: w_ih@x + b of each step, which is replaced by the activations; w: (n, 4*n) */
+/* gates: at first w_ih@x + b of each step, at the end the activations; w: (n, 4*n) */
 void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *cs, float *hs)
 {
     for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)

@@ -1,4 +1,4 @@
-"""The native forms of ops: the only place that attaches them.
+"""Attaches the C kernels to ops, as their native forms. No other module attaches native forms.
 
 A native form passes cases that it cannot take to the array formula.
 """
@@ -86,7 +86,7 @@ def _in_tiles(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def _attach_tiles(op: Op) -> None:
-    """Makes a smooth activation run its formulas in tiles: its intermediate results are not as large as x."""
+    """Makes an activation run its formulas in tiles, so that its intermediate results are smaller than x."""
 
     def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
         if x.size <= TILE:
@@ -102,7 +102,7 @@ def _attach_tiles(op: Op) -> None:
 
 
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
-    """Attaches kernels to a smooth activation. Arrays that are not plain are computed in tiles.
+    """Attaches kernels to an activation. Arrays that are not contiguous or not aligned are computed in tiles.
 
     kernel_of: takes the parameters of the activation, and returns its kernels by dtype. Other dtypes use the formula
     """
@@ -230,7 +230,8 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
 
 
-_ROW_BLOCKS = 16  # each block is summed by itself, so that the sum has the same bits on any number of threads
+# Blocks of rows, each summed by itself. Their number is constant, so sums have the same bits on any number of threads.
+_ROW_BLOCKS = 16
 
 
 def _takes(x: Array, *others: Array | None) -> bool:
@@ -358,7 +359,11 @@ class _CrossEntropyResidual(NamedTuple):
 
 
 def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
-    """The sum of the classes' weights. C without smoothing: kernels multiply it by 0, and 0*inf is nan. x: (N, C)"""
+    """The sum of the classes' weights, which are 1 by default. x: (N, C)
+
+    Without smoothing, the kernels multiply the result by 0. It is C then, because the sum may be infinite, and 0*inf is
+    nan.
+    """
     return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 
 
@@ -571,7 +576,7 @@ def _scratch(q: Array, k: Array, rows: int) -> Array:
 
 
 def _has_rows(x: Array, char: str) -> bool:
-    """Whether each row of x is contiguous, and the distance between rows is a whole number of elements."""
+    """Whether x is an aligned NumPy array of dtype `char` with contiguous rows, a whole number of elements apart."""
     return (
         type(x) is np.ndarray and x.dtype.char == char and x.flags.aligned and x.strides[-1] == x.itemsize
     ) and not any(step % x.itemsize for step in x.strides)

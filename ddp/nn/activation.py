@@ -86,7 +86,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": with tanh, not erf.
 
-    In float32, erf is accurate to 1e-7. Raises: ArgumentError for another `approximate`.
+    In float32, erf is accurate to 4e-7. Raises: ArgumentError for another `approximate`.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
     if approximate not in ("none", "tanh"):
@@ -226,9 +226,9 @@ def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """softmax((logits + Gumbel noise) / tau) along `dim`: nearly one-hot samples of the classes of `logits`.
+    """softmax((logits + Gumbel noise) / tau) along `dim`: samples of the classes, nearly one-hot if tau is small.
 
-    hard: one-hot values, with the gradient of the soft ones. eps: accepted, and ignored.
+    hard: returns one-hot samples, with the gradient of the soft ones. eps: accepted, and ignored.
     Raises: DtypeError, RangeError. Source: Jang et al. 2017, arXiv:1611.01144; Maddison et al. 2017, arXiv:1611.00712.
     """
     noise = -empty_like(required_float(logits, "gumbel_softmax")).exponential_().log()

@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(scale * query @ key^T + mask) @ value; backward computes the probabilities again, a few heads at a time.
+    """softmax(scale * query @ key^T + mask) @ value. Backward computes the probabilities again instead of saving them.
 
     query: (..., L, E), key: (..., S, E), value: (..., S, Ev); leading axes broadcast; returns (..., L, Ev).
     attn_mask: broadcasts to (..., L, S); True where a query may see a key, or numbers to add to the scores.

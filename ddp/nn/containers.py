@@ -71,7 +71,10 @@ class _Sequence(_Container):
         return self
 
     def extend(self: L, values: Iterable[Any]) -> L:
-        """Adds entries at the end, and returns this container. Raises: DtypeError if `values` is no sequence."""
+        """Adds entries at the end, and returns this container.
+
+        Raises: DtypeError if `values` is not iterable, or is a string, bytes or a tensor.
+        """
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Tensor):
             raise DtypeError(f"{type(self).__name__}: expected a sequence, got {type(values).__name__}")
         for value in list(values):

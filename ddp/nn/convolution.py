@@ -304,7 +304,8 @@ class Conv1d(_Conv, dims=1):
     weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
+    supported; ShapeError, DtypeError when called.
     """
 
 
@@ -314,7 +315,8 @@ class Conv2d(_Conv, dims=2):
     weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
+    supported; ShapeError, DtypeError when called.
     """
 
 
@@ -325,7 +327,8 @@ class Conv3d(_Conv, dims=3):
     weight: (out_channels, in_channels/groups, KD, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
+    supported; ShapeError, DtypeError when called.
     """
 
 
@@ -352,7 +355,7 @@ class _Transposed(_Conv, transposed=True):
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """input: as in Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding.
 
-        Raises: ShapeError if no output_padding gives that size.
+        Raises: ShapeError if no output_padding below the stride gives that size.
         """
         extra = self.output_padding
         if output_size is not None:
@@ -375,7 +378,8 @@ class ConvTranspose1d(_Transposed, dims=1):
 
     weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
+    supported; ShapeError, DtypeError when called.
     """
 
 
@@ -384,5 +388,6 @@ class ConvTranspose2d(_Transposed, dims=2):
 
     weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
+    supported; ShapeError, DtypeError when called.
     """

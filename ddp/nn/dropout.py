@@ -23,16 +23,21 @@ def _dropout(name: str, input: Tensor, p: float, training: bool, inplace: bool, 
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zeros each element with probability `p` and scales the rest by 1/(1 - p). Unless training, returns the input.
+    """Zeros each element with probability `p` and scales the rest by 1/(1 - p).
 
-    Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating.
+    Returns the input itself if `training` is False or p is 0.
+
+    Raises: ArgumentError unless 0 <= p <= 1; DtypeError for an input to change that is not floating.
     Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
     """
     return _dropout("dropout", input, p, training, inplace, input.shape)
 
 
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but zeros whole channels. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+    """As dropout, but zeros whole channels. input: (N, C, L) or (C, L).
+
+    Raises: ArgumentError, DtypeError, ShapeError.
+    """
     if input.ndim not in (2, 3):
         raise ShapeError(f"dropout1d: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
     return _dropout("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
@@ -41,7 +46,7 @@ def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """As dropout, but zeros whole channels. input: (N, C, H, W); any (N, C, ...) works, as in PyTorch.
 
-    Raises: ArgumentError, ShapeError.
+    Raises: ArgumentError, DtypeError, ShapeError.
     """
     if input.ndim < 2:
         raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W)")
@@ -75,7 +80,7 @@ class Dropout1d(_Dropping):
 
 
 class Dropout2d(_Dropping):
-    """As Dropout, but zeros whole channels. input: (N, C, H, W), (N, C, L) or (N, C).
+    """As Dropout, but zeros whole channels. input: (N, C, H, W), or any other (N, C, ...).
 
     Raises: ArgumentError, ShapeError.
     """

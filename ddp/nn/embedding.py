@@ -181,7 +181,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
 
 class _Table(Layer, shown="num_embeddings embedding_dim"):
-    """The base of Embedding and EmbeddingBag: the table, max_norm and scale_grad_by_freq."""
+    """The base of Embedding and EmbeddingBag: the table, and the arguments that both have."""
 
     padding_idx: int | None
 

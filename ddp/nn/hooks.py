@@ -1,7 +1,7 @@
 """Hooks of a module: functions that are called around its forward, its backward and its state dicts.
 
-A module without hooks pays one attribute look-up a call. Backward hooks need two identity nodes in the graph: one
-behind the inputs of a call, and one behind its outputs, which backward reaches first.
+A module without hooks pays one attribute look-up a call. Backward hooks need two identity nodes in the graph: the
+inputs of a call pass through one, its outputs through the other. Backward reaches the node of the outputs first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Hooks = dict[str, list[tuple[Any, ...]]]
 
 
 class HasHooks:
-    """The hooks of a module. Registering one returns a handle: its `remove()`, or the end of its `with`, removes it."""
+    """The hooks of a module. A hook that returns None changes nothing.
+
+    Registering a hook returns a handle: its `remove()`, or the end of its `with`, removes the hook.
+    """
 
     _hooks_: Hooks | None = None  # a class attribute, so that a module without hooks needs no memory for them
 
@@ -46,7 +49,7 @@ class HasHooks:
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
-        """Calls hook(module, args) before forward; what it returns, a tuple or one value, replaces the arguments.
+        """Calls hook(module, args) before forward. Its result, a tuple or one value, replaces the positional arguments.
 
         with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs). prepend: before the others.
         """
@@ -55,7 +58,7 @@ class HasHooks:
     def register_forward_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
     ) -> RemovableHandle:
-        """Calls hook(module, args, output) after forward; what it returns replaces the output.
+        """Calls hook(module, args, output) after forward. Its result replaces the output.
 
         with_kwargs: calls hook(module, args, kwargs, output). prepend: before the others. always_call: also if forward
         or another hook raises, with the output so far, or None.
@@ -63,14 +66,14 @@ class HasHooks:
         return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
 
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
-        """Calls hook(module, grad_output) before backward enters the module; what it returns replaces grad_output.
+        """Calls hook(module, grad_output) before backward enters the module. Its result replaces grad_output.
 
         grad_output: a tuple, one gradient for each result.
         """
         return self._add_hook("backward_pre", (hook,), prepend)
 
     def register_full_backward_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
-        """Calls hook(module, grad_input, grad_output) once backward has passed the module; what it returns replaces
+        """Calls hook(module, grad_input, grad_output) once backward has passed the module. Its result replaces
         grad_input.
 
         grad_input, grad_output: tuples with a gradient for each positional input, and for each result: zeros for a
@@ -84,8 +87,8 @@ class HasHooks:
         return self._add_hook("state_dict_pre", (hook,))
 
     def register_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls hook(module, state_dict, prefix, local_metadata) after this module's part was taken. The hook may
-        change state_dict in place. local_metadata: an empty dict.
+        """Calls hook(module, state_dict, prefix, local_metadata) after the parts of this module and its children were
+        taken. The hook may change state_dict in place. local_metadata: an empty dict.
         """
         return self._add_hook("state_dict_post", (hook,))
 
@@ -236,7 +239,7 @@ def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[in
 
 
 def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
-    """`others` with `grads` at their positions."""
+    """Returns `others` with `grads` at `positions`."""
     merged = list(others)
     for i, g in zip(positions, grads, strict=True):
         merged[i] = g
@@ -244,7 +247,7 @@ def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
 
 
 def _replace(name: str, result: Any, grads: Grads) -> Grads:
-    """The gradients that a hook returned; if it returned None, `grads`."""
+    """The gradients that a hook returned; if it returned None, `grads`. Raises: ArgumentError for another number."""
     if result is None:
         return grads
     if not isinstance(result, tuple):

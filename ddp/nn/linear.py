@@ -68,8 +68,10 @@ def feed_forward(
     """linear(activation(linear(input, weight1, bias1)), weight2, bias2). input: (..., n), weight1: (m, n), weight2:
     (k, m); returns (..., k).
 
-    On a GPU, the launches of the products also compute the activation, its derivative and the gradients of the biases.
-    activation, approximate: as in `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    On a GPU, the launches of the products also compute the activation, its derivative and the gradients of the biases,
+    unless the activation is the exact gelu. activation, approximate: as in `linear_act`.
+
+    Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
     act = _parse_activation("feed_forward", activation, approximate)
     if not _is_fusable(act, weight1) or weight2.ndim != 2:

@@ -1,7 +1,7 @@
 """Losses, and distances.
 
-All losses take reduction="mean", "sum" or "none". In place of it, they accept PyTorch's deprecated size_average and
-reduce.
+All losses take reduction="mean", "sum" or "none". Where PyTorch has the deprecated size_average and reduce, these are
+accepted, too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _positional(names: str, also: str = "") -> Callable[[F], F]:
     """Lets a loss take the arguments `names` by position, after the ones that it declares positional.
 
-    PyTorch has the deprecated size_average and reduce among them; here these become a `reduction`. Checks that the
-    `reduction` is "mean", "sum", "none" or `also`. Raises: ArgumentError.
+    `names` may have the deprecated size_average and reduce, which the decorator turns into a `reduction`. A call raises
+    ArgumentError unless its `reduction` is "mean", "sum", "none" or `also`, and TypeError for too many arguments.
     """
     order = names.split()
 
@@ -71,7 +71,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
 
 
 def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **named: Any) -> dict[str, Any]:
-    """Returns the other arguments. If one of PyTorch's deprecated flags is set, adds the `reduction` for it."""
+    """Returns `named`. If size_average or reduce is set, warns, and sets the `reduction` that they stand for."""
     if size_average is None and reduce is None:
         return named
     mean = size_average is None or size_average
@@ -235,7 +235,7 @@ def binary_cross_entropy(
 
     input: probabilities; target: of the input's shape. weight: multiplies the losses, broadcast to their shape.
 
-    Raises: ShapeError for shapes that differ; ArgumentError for an input outside [0, 1].
+    Raises: ShapeError for shapes that differ; ArgumentError for an input outside [0, 1], or another reduction.
     """
     _check_one_shape("binary_cross_entropy", input, target)
     array = input.array
@@ -265,7 +265,8 @@ def binary_cross_entropy_with_logits(
     weight: multiplies the losses, broadcast to their shape. pos_weight: multiplies the term
     target * log(sigmoid(input)) of the losses, broadcast to their shape.
 
-    Raises: ShapeError for shapes that differ.
+    Raises: ShapeError for shapes that differ, or a pos_weight that does not broadcast; ArgumentError for another
+    reduction.
     """
     name = "binary_cross_entropy_with_logits"
     _check_one_shape(name, input, target)
@@ -377,8 +378,10 @@ def poisson_nll_loss(
     eps: float = 1e-8,
     reduction: str = "mean",
 ) -> Tensor:
-    """-log of Poisson's probability of `target`: exp(input) - target * input, or, without `log_input`,
-    input - target * log(input + eps). full: adds Stirling's approximation of log(target!) where target > 1.
+    """-log of Poisson's probability of `target`, without its constant log(target!): exp(input) - target * input, or
+    without `log_input` input - target * log(input + eps).
+
+    full: adds Stirling's approximation of log(target!) where target > 1.
 
     Raises: ShapeError, ArgumentError.
     """
@@ -403,10 +406,10 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """(log(var) + (input - target)^2 / var) / 2: -log of the normal density of `target` around `input`.
 
-    var: a number, or of the input's shape, or with its last dimension missing or of size 1. It is clamped to at least
-    eps, and its gradient is computed as if it were not clamped. full: adds log(2 * pi) / 2.
+    var: a number, or of the input's shape, but the last dimension may be missing, or one dimension may have size 1. It
+    is clamped to at least eps; backward passes its gradient through the clamp unchanged. full: adds log(2 * pi) / 2.
 
-    Raises: ArgumentError for a negative variance; ShapeError.
+    Raises: ArgumentError for a negative variance, or another reduction; ShapeError.
     """
     spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     message = "gaussian_nll_loss: var has a negative entry"
@@ -445,7 +448,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def _at_least(length: Any, eps: float) -> Any:
-    """max(length, eps), but with the gradient of `length`, as in PyTorch."""
+    """max(length, eps), whose gradient goes to `length` unchanged, also where eps is larger, as in PyTorch."""
     value = length.detach()
     return length + (value.clamp(min=eps) - value)
 
@@ -553,7 +556,7 @@ def triplet_margin_with_distance_loss(
 
 
 class _Loss(FunctionModule):
-    """A loss that is reduced over its elements: calls `_function` with the inputs and the settings."""
+    """The base of losses. weight and pos_weight are buffers; the other settings are attributes."""
 
     _inputs = 2
     extra_repr = Module.extra_repr
@@ -614,13 +617,13 @@ class HuberLoss(_Loss, function=huber_loss, omitted=("weight",)):
 
 
 class PoissonNLLLoss(_Loss, function=poisson_nll_loss):
-    """-log of Poisson's probability of the target. The input is the rate, or with log_input its logarithm."""
+    """-log of Poisson's probability of the target. input: the logarithm of the rate, or without log_input the rate."""
 
 
 class GaussianNLLLoss(_Loss, function=gaussian_nll_loss, inputs=3):
     """(log(var) + (input - target)^2 / var) / 2; full: adds log(2 * pi) / 2. var is clamped to at least eps.
 
-    input, target: of one shape; var: a number, or of the input's shape, or with its last dimension missing or 1.
+    input, target: of one shape; var: as in functional.gaussian_nll_loss.
     """
 
 

@@ -33,7 +33,7 @@ def note_registration() -> None:
 def registration_count() -> int:
     """The number of times that parameters, buffers or children were registered in modules, or replaced there.
 
-    Not counted: a plain tensor that is assigned to a buffer's name, and load_state_dict(assign=True).
+    Not counted: removals, load_state_dict(assign=True), and None or a plain tensor assigned to an existing name.
     """
     return _registrations
 
@@ -300,6 +300,7 @@ class Module(HasStateDict, HasHooks):
     ) -> M:
         """Converts parameters and buffers in place, in dtype, device, or both: to("cuda"), to(ddp.float64), to(tensor).
 
+        Only floating tensors change their dtype, and only to another floating dtype. Gradients move along.
         non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
         memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
         Speed depends on the format of images: a convolution of an image with channels last copies its small filters to

@@ -119,13 +119,13 @@ RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
 class _DeferredStatistics(threading.local):
-    """Records updates of running statistics by this thread, instead of making them. records: None: makes them."""
+    """Whether this thread makes updates of running statistics at once (`records` is None), or appends them to `records`."""
 
     records: RecordedStatistics | None = None
 
     @contextlib.contextmanager
     def into(self, records: RecordedStatistics) -> Iterator[None]:
-        """Inside this context, updates are appended to `records`, and the caller makes them."""
+        """Inside this context, updates are appended to `records`. The caller makes them later."""
         before = self.records
         self.records = records
         try:
@@ -140,7 +140,8 @@ deferred = _DeferredStatistics()
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """Makes a function of (means, biased variances, number of values of each) that moves the running statistics.
 
-    Means and variances: (C,), or (N*C,), which are averaged over the N samples. Returns None if neither is given.
+    Means and variances: (C,), or (N*C,), which are averaged over the N samples. Inside `deferred.into`, the function
+    only records the update. Returns None if neither running_mean nor running_var is given.
     """
     if running_mean is None and running_var is None:
         return None
@@ -192,8 +193,8 @@ def instance_norm(
     running_var move towards their averages over samples by `momentum`, in place. Otherwise, mean and var are
     running_mean and running_var.
 
-    Raises: ShapeError, also for a single position; DtypeError; ArgumentError if use_input_stats is False and
-    running_mean or running_var is missing.
+    Raises: ShapeError, also for a single position if use_input_stats; DtypeError; ArgumentError if use_input_stats is
+    False and running_mean or running_var is missing.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
     if not use_input_stats:

@@ -74,7 +74,7 @@ class _Pad(Layer):
 class ConstantPad1d(_Pad, dims=1):
     """Sequences padded with `value`. padding: a number, or (left, right). input: (..., L).
 
-    Raises: ArgumentError; see functional.pad.
+    Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
     _shown = "padding= value="
@@ -91,21 +91,21 @@ class ConstantPad1d(_Pad, dims=1):
 class ConstantPad2d(ConstantPad1d, dims=2):
     """Images padded with `value`. padding: a number, or (left, right, top, bottom). input: (..., H, W).
 
-    Raises: ArgumentError; see functional.pad.
+    Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
 
 class ZeroPad1d(_Pad, dims=1):
     """Sequences padded with zeros. padding: a number, or (left, right).
 
-    input: (..., L). Raises: ArgumentError; see functional.pad.
+    input: (..., L). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
 
 class ZeroPad2d(_Pad, dims=2):
     """Images padded with zeros. padding: a number, or (left, right, top, bottom).
 
-    input: (..., H, W). Raises: ArgumentError; see functional.pad.
+    input: (..., H, W). Raises: ArgumentError, ShapeError; see functional.pad.
     """
 
 

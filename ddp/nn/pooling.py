@@ -44,8 +44,8 @@ def max_pool2d(
     """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     ceil_mode: the last window may reach beyond the padding, if it starts in the input or the padding before it.
-    Returns (N, C, OH, OW) with conv2d's sizes; the gradient goes to the first of equal maxima. With return_indices,
-    also the position of each maximum, as h * W + w (int64).
+    Returns (N, C, OH, OW), without ceil_mode with conv2d's sizes. The gradient goes to the first of equal maxima. With
+    return_indices, also returns the position of each maximum, as h * W + w (int64).
 
     Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
     """

@@ -1,4 +1,4 @@
-"""State dicts: a module's parameters and buffers by path. Loading checks everything before it changes anything."""
+"""State dicts: a module's parameters and buffers by path. Loading checks all entries before it copies one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class HasStateDict:
         it, whether this module, or a part of it, is wrapped or not.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
 
-        Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.
+        Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ; DtypeError
+        if state_dict is no mapping.
         """
         module = cast("Module", self)
         name = type(self).__name__
@@ -133,11 +134,14 @@ class HasStateDict:
                 write()
 
     def get_extra_state(self) -> Any:
-        """Returns what the state dict should hold in addition to tensors. Define set_extra_state, too."""
+        """Returns what the state dict should hold in addition to tensors. A subclass defines it and set_extra_state.
+
+        Raises: NotImplementedError if it does not.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")
 
     def set_extra_state(self, state: Any) -> None:
-        """Restores what get_extra_state returned."""
+        """Restores what get_extra_state returned. Raises: NotImplementedError if the subclass does not define it."""
         raise NotImplementedError(f"{type(self).__name__} defines no set_extra_state()")
 
 

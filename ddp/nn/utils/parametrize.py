@@ -64,7 +64,7 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
     returns several tensors, they are new parameters, original0, original1, ...: make a new optimizer for them. A second
     parametrization is given what the first one computes. unsafe: accepted, and ignored: the result may have any shape.
 
-    Raises: ArgumentError if there is no such tensor.
+    Raises: ArgumentError if there is no such parameter.
     """
     parametrization.train(module.training)
     if is_parametrized(module, tensor_name):

@@ -39,7 +39,10 @@ def pad_sequence(
 def unpad_sequence(
     padded_sequences: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False
 ) -> list[Tensor]:
-    """Splits a batch that pad_sequence has padded on the right into sequences, (L_i, *) each. lengths: (N,)."""
+    """Splits a batch that pad_sequence has padded on the right into sequences, (L_i, *) each. lengths: (N,).
+
+    Raises: ShapeError unless there is a length for each sequence.
+    """
     along = 0 if batch_first else 1
     sizes = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
     if padded_sequences.ndim < 2 or padded_sequences.shape[along] != len(sizes):
