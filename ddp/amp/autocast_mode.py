@@ -99,7 +99,7 @@ def is_autocast_enabled(device_type: str = "cuda") -> bool:
 
 
 class _CastRules:
-    """Casts the inputs of each op that `apply` runs. rules: the 16-bit dtype for each device type"""
+    """Casts the inputs of ops that `apply` runs, as the lists above say. rules: the 16-bit dtype by device type"""
 
     def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
         self.rules = rules

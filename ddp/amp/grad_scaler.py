@@ -1,4 +1,4 @@
-"""`GradScaler`: multiplies the loss so that float16 gradients do not vanish, and divides them before the step."""
+"""`GradScaler`: multiplies the loss so that float16 gradients do not vanish; before the step, divides the gradients."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class GradScaler:
 
     Under DataParallel every rank has the same gradients, so all ranks skip the same steps.
 
-    On a GPU the scale is in device memory from the first loss on, and the host never waits: the optimizers of
-    `ddp.optim`, and ZeroOptimizer over them, skip a step on the GPU itself. The host waits in `get_scale` and
-    `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
+    On a GPU the scale is in device memory from the first loss on, and a training step does not wait for the GPU: the
+    optimizers of `ddp.optim`, and ZeroOptimizer over them, skip a step on the GPU itself. The host waits in `get_scale`
+    and `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
 
     Raises: ArgumentError unless growth_factor > 1 and 0 < backoff_factor < 1, or for a device that is not CUDA or CPU.
     Source: Micikevicius et al. 2018, arXiv:1710.03740.
@@ -88,7 +88,7 @@ class GradScaler:
     def unscale_(self, optimizer: ScalableOptimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale.
 
-        Raises: GraphError if called a second time before `update`.
+        Raises: GraphError if called a second time before `update`; ArgumentError for more than 16 optimizers.
         """
         if not self._enabled:
             return
@@ -112,7 +112,7 @@ class GradScaler:
         self._found_infs[id(optimizer)] = found_inf
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
-        """Calls `optimizer.step()`, unless a gradient is infinite or nan. Calls `unscale_` first if you have not.
+        """Makes a step of the optimizer, unless a gradient is infinite or nan. Calls `unscale_` first if you have not.
 
         Raises: ArgumentError for a closure, whose loss would not be scaled; GraphError if called a second time before
         `update`.

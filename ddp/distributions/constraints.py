@@ -53,5 +53,5 @@ lower_cholesky = Constraint(
     lambda x: (x == x.tril()).all((-2, -1)) & (x.diagonal(0, -2, -1) > 0).all(-1),
     2,
 )
-# Only symmetry is checked here: a matrix that is not positive definite has no Cholesky factor, which raises.
+# Only symmetry is checked here. A matrix that is not positive definite is noticed when its Cholesky factor is computed.
 positive_definite = Constraint("symmetric", lambda x: x.isclose(x.mT, atol=1e-6).all((-2, -1)), 2)

@@ -28,8 +28,9 @@ class Distribution:
     """A batch of distributions: draws are of shape batch_shape + event_shape.
 
     Parameters are tensors or numbers, and broadcast. arg_constraints: the constraint of each parameter; support: the
-    constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: they are,
-    unless Python runs with -O. `mean`, `mode`, `variance` and `stddev` are of shape batch_shape + event_shape.
+    constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: as
+    `set_default_validate_args` says, else they are unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
+    are of shape batch_shape + event_shape.
 
     Raises: ArgumentError, which is a ValueError, for a value outside its constraint; ShapeError for shapes that do not
     broadcast; NotImplementedError for what a distribution lacks.

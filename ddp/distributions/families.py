@@ -205,7 +205,7 @@ def _of_first(name: str) -> Any:
 
 
 class Beta(Distribution):
-    """The beta distribution. Draws are nearer to 1 if concentration1 is larger than concentration0."""
+    """The beta distribution. Its mean is concentration1 / (concentration1 + concentration0)."""
 
     arg_constraints = {"concentration1": positive, "concentration0": positive}
     support = unit_interval

@@ -20,11 +20,11 @@ class JsonLines:
     path: the file, or a device, pipe or terminal; lines are added to an existing file
     rank, comm: this process's rank, or its communicator; pass one of the two
 
-    A job that resumes repeats the steps since its checkpoint. So the first `log` of a process removes the lines of its
-    step and of later steps from the file: in the end, the file has each step once. Each line is written at once and
-    whole. If a machine went down and left an incomplete line, it is removed, too.
+    A job that resumes repeats the steps since its checkpoint. So the first `log` of a process, or after `close`,
+    removes the lines of its step and of later steps from the file: in the end, the file has each step once. Each line
+    is written at once and whole. If a machine went down and left an incomplete line, the first `log` removes it, too.
 
-    Raises: ArgumentError for a file with lines that are not in this format; OSError if it cannot be written.
+    Raises: ArgumentError unless one of rank and comm is given.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
@@ -38,6 +38,9 @@ class JsonLines:
         step: a whole number
         values: numbers, tensors and arrays of one element, strings, booleans, None, lists and dicts of these.
         Infinity and nan become null, since JSON does not have them.
+
+        Raises: ArgumentError for another step or value, or an existing file that JsonLines has not written; OSError if
+        the file cannot be written.
         """
         if not self._writes:
             return
@@ -103,7 +106,7 @@ def _open_for_append(path: str, step: int) -> int:
 def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            return  # an incomplete line, from a process that was killed
+            return  # an incomplete line: the machine went down, or the disk was full
         try:
             line_step = json.loads(line)[RESERVED]
             if line_step < step:

@@ -24,7 +24,7 @@ class TensorBoard:
     rank, comm: this process's rank, or its communicator; pass one of the two
 
     The first `log` of a process makes TensorBoard drop what an earlier process wrote for its step and later steps.
-    Raises: ArgumentError if the library is not installed.
+    Raises: ArgumentError if the library is not installed, or unless one of rank and comm is given.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from ddp.errors import how_to_install
 from ddp.metrics.json_lines import as_plain, check_step, is_writer
 
-_CLOSE_LIMIT = 30.0  # seconds; other ranks wait longer than this for rank 0 at exit
+_CLOSE_LIMIT = 30.0  # seconds; at exit, other ranks wait for rank 0 for the timeout of `init`, 600 s by default
 
 
 class Tracker:

@@ -1,6 +1,6 @@
 """Tensors in memory that processes share: queues pass handles, never contents.
 
-Has everything of the standard library's `multiprocessing`, under the same names; see docs/data.md for how long shared
+Has the public names of the standard library's `multiprocessing`, except `reducer`; docs/data.md says how long shared
 memory lives. Processes are spawned unless `set_start_method` says otherwise.
 """
 

@@ -50,7 +50,11 @@ class SharingConnection(Connection):
         self.send_packed(pack(obj))
 
     def recv(self) -> Any:
-        """Receives the next object; waits for one. Raises: EOFError if none is left, and no other end is open."""
+        """Receives the next object; waits for one.
+
+        Raises: EOFError if none is left, and no other end is open; SharingError if this process has too many files open
+        to take the descriptors.
+        """
         return self.take().open()
 
     def send_packed(self, packed: PackedObject) -> None:
@@ -82,7 +86,10 @@ class SharingConnection(Connection):
             self._socket.sendall(b"".join(parts)[sent:])
 
     def take(self) -> PackedObject:
-        """Receives a packed message: the caller opens it after releasing its locks. Raises: EOFError, OSError."""
+        """Receives a packed message: the caller opens it after releasing its locks.
+
+        Raises: EOFError, OSError, SharingError.
+        """
         self._check_closed()  # type: ignore[attr-defined]
         self._check_readable()  # type: ignore[attr-defined]
         fds: list[int] = []

@@ -115,7 +115,7 @@ def pack(obj: Any) -> PackedObject:
 
 
 def share_small_tensors(obj: Any) -> None:
-    """Moves the small tensors in nested lists and dicts to one shared block, so that they need one descriptor.
+    """Moves the small tensors in nested lists, tuples and dicts to one shared block, which needs one descriptor.
 
     Each Module in them gets a block of its own. Larger tensors are left out: a block lives as long as any tensor in it.
     """

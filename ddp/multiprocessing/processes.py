@@ -1,6 +1,6 @@
 """The three start methods, with our pipes and queues, and `spawn`, which runs one function in several processes.
 
-`fork` copies locks that other threads hold and the state of MPI and CUDA, so that children hang or crash. So the
+`fork` copies locks that other threads hold and the state of MPI and CUDA, so that children may hang or crash. So the
 default is `spawn`; the standard library and PyTorch take the system's default.
 """
 
@@ -54,7 +54,9 @@ class _SharingContext(context.BaseContext):
     def get_context(self, method: str | None = None) -> Any:
         """The context of a start method: "spawn", "forkserver" or "fork"; this one for None.
 
-        It offers everything that this module does. Raises: ValueError for another method.
+        A context has the classes and functions of the standard library's contexts, such as Process, Queue and Pipe.
+
+        Raises: ValueError for another method.
         """
         if method is not None and method not in _BY_METHOD:
             raise ValueError(f"cannot find context for {method!r}: expected one of {', '.join(_BY_METHOD)}")
@@ -121,7 +123,9 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     def get_context(self, method: str | None = None) -> Any:
         """The context of a start method: "spawn", "forkserver" or "fork"; the one in use for None.
 
-        It offers everything that this module does. Raises: ValueError for another method.
+        A context has the classes and functions of the standard library's contexts, such as Process, Queue and Pipe.
+
+        Raises: ValueError for another method.
         """
         return super().get_context(method)
 
@@ -174,7 +178,7 @@ class ProcessExitedException(ProcessException):
 
 
 class ProcessContext:
-    """The processes of a `spawn`. processes: in order of their index."""
+    """The processes that a call of `spawn` has started. processes: in order of their index."""
 
     def __init__(self) -> None:
         self.processes: list[Any] = []
@@ -242,11 +246,13 @@ def spawn(
     daemon: bool = False,
     start_method: str | None = "spawn",
 ) -> ProcessContext | None:
-    """Runs `fn(index, *args)` in `nprocs` processes, for index from 0 on, and waits. They end when this process does.
+    """Runs `fn(index, *args)` in `nprocs` processes, for index from 0 on, and waits for them.
 
-    An exception in one of them ends the others and is raised here. Tensors in `args` go by handle, so that all see the
-    same memory. `fn` and its arguments have to be picklable. join=False: returns a ProcessContext at once. daemon: as
-    for Process. start_method: None takes the one that was set.
+    An exception in one of them ends the others and is raised here. If this process ends first, they are killed. Tensors
+    in `args` go by handle, so that all see the same memory. `fn` and its arguments have to be picklable, unless
+    processes are forked. join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None takes
+    the one that was set.
+
     Raises: ProcessRaisedException, whose message holds the traceback of that process; ProcessExitedException for a
     process that was killed or ended with a status other than 0; ArgumentError for less than one process.
     """

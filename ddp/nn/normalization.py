@@ -119,7 +119,7 @@ RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
 class _DeferredStatistics(threading.local):
-    """Whether this thread makes updates of running statistics at once (`records` is None), or appends them to `records`."""
+    """How this thread makes updates of running statistics. records: None: at once; a list: appends them to it."""
 
     records: RecordedStatistics | None = None
 

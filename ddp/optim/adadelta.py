@@ -12,7 +12,7 @@ class Adadelta(FormulaOptimizer):
 
     d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and capturable change nothing.
 
-    Raises: ArgumentError for negative settings, or rho above 1.
+    Raises: ArgumentError for negative settings, rho above 1, or differentiable=True.
     """
 
     def __init__(

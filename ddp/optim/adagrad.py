@@ -11,7 +11,7 @@ class Adagrad(FormulaOptimizer):
 
     d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and fused change nothing.
 
-    Raises: ArgumentError for negative settings.
+    Raises: ArgumentError for negative settings, or differentiable=True.
     """
 
     eager = True  # as in PyTorch, so that state dicts hold the same entries

@@ -25,7 +25,7 @@ class Adam(FormulaOptimizer):
     decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
     foreach, fused and capturable change nothing: updates are always joined, and on a GPU always fused and capturable.
 
-    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    Raises: ArgumentError for negative settings, betas not in [0, 1), or differentiable=True.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SparseAdam(_TwoMoments):
 class AdamW(Adam):
     """p *= 1 - lr*weight_decay, then Adam's update with d = grad (-grad to maximize); see `Adam`.
 
-    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    Raises: ArgumentError for negative settings, betas not in [0, 1), or differentiable=True.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class NAdam(_TwoMoments):
     the next step;  P = the product of all mu so far, in float32 as PyTorch keeps it. decoupled_weight_decay, maximize,
     foreach and capturable: see `Adam`.
 
-    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    Raises: ArgumentError for negative settings, betas not in [0, 1), or differentiable=True.
     """
 
     factor = "beta1 * (1 - 0.5 * pow(0.96, step * momentum_decay))"
@@ -191,7 +191,7 @@ class RAdam(_TwoMoments):
     d = grad + weight_decay*p;  c1, c2: as in `Adam`;  r = `formula.rectification` of the step and beta2.
     decoupled_weight_decay, maximize, foreach and capturable: see `Adam`.
 
-    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    Raises: ArgumentError for negative settings, betas not in [0, 1), or differentiable=True.
     """
 
     def __init__(

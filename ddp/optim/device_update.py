@@ -1,8 +1,9 @@
 """The update of a parameter group on a GPU: two launches for all parameters of a dtype.
 
 The host never waits, and a step copies nothing to the device if no array was replaced since the last one: tables of
-addresses are cached, steps are counted on the device, and settings are arguments of the launch. In a CUDA graph,
-settings are in device memory, and changed ones are copied there before each launch.
+addresses are cached, steps are counted on the device, and settings are arguments of the launch. In a CUDA graph, or if
+the learning rate is a tensor on the GPU, settings are in device memory, and changed ones are copied there before the
+launch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Copies = list[tuple[Array, Array]]
 class Batch(NamedTuple):
     """The parameters of one dtype that have a gradient. scalars: memory for the scalars of the formula
 
-    before, after: copies around the update, of arrays with gaps in memory or another layout than the parameter's
+    before, after: copies around the update: of parameters with gaps in memory, and of gradients with another layout or
+    dtype than their parameter
     """
 
     dtype: Any

@@ -23,7 +23,7 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
-# For each operator that a formula may have, by its class in `ast`: the name of the function in `ddp.ops.update`.
+# For each operator with two operands that arrays may have, by its class in `ast`: the function's name in a `Pass`.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 # The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
@@ -32,7 +32,7 @@ _ON_ARRAYS = ("sqrt", "sign", "maximum")
 def rectification(step: float, beta2: float) -> float:
     """RAdam's factor r of this step; 0 while the variance of its adaptive rate is not tractable (rho of at most 5).
 
-    Source: Liu et al. 2020, arXiv:1908.03265, Algorithm 2.
+    Source: Liu et al. 2020, arXiv:1908.03265, Algorithm 2. The limit of 5 is PyTorch's; the paper has 4.
     """
     limit = 2 / (1 - beta2) - 1
     rho = limit - 2 * step * beta2**step / (1 - beta2**step)

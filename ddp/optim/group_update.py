@@ -1,7 +1,8 @@
-"""The update of the parameters of a group by the optimizer's formula, in one call.
+"""The update of the parameters of a group by the optimizer's formula.
 
-The optimizer's `state` has a dict for each parameter. If other code replaces a gradient's buffer, a parameter's array
-or a state, the next step uses the new one.
+One call updates all parameters that have the same dtype and the same count of updates. The optimizer's `state` has a
+dict for each parameter. If other code replaces a gradient's buffer, a parameter's array or a state, the next step uses
+the new one.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class CosineAnnealingLR(LRScheduler):
         epoch = self.last_epoch
         if self._is_initial:
             return rates
-        if self._step_count == 1 and epoch > 0:  # the first step after a checkpoint
+        if self._step_count == 1 and epoch > 0:  # the first step after a checkpoint, in a ChainedScheduler
             return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
         # At the bottom the rate may be 0, and a factor would keep it at 0. So the rise is added.
         if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
@@ -256,7 +256,7 @@ class ReduceLROnPlateau(LRScheduler):
     min_lr: the lowest rate: a number, or one for each group
     eps: a change of the rate is made only if it is larger than this
 
-    Raises: ArgumentError for a factor of 1 or more, or unknown modes.
+    Raises: ArgumentError for a factor of 1 or more, unknown modes, or a list min_lr that does not fit the groups.
     """
 
     def __init__(
@@ -358,7 +358,8 @@ class SequentialLR(_Composed):
 
     milestones: the epochs at which the second and later schedules begin, one fewer than schedulers
 
-    Raises: ArgumentError for another number of milestones, or schedules of different optimizers.
+    Raises: ArgumentError for another number of milestones, no schedules, or schedules of different optimizers;
+    DtypeError for a ReduceLROnPlateau, or an object that is no schedule.
     """
 
     def __init__(
@@ -390,9 +391,11 @@ class SequentialLR(_Composed):
 
 
 class ChainedScheduler(_Composed):
-    """Steps all of `schedulers` together: each one changes the rate that the one before it has set.
+    """Steps all of `schedulers`, one after another. Each multiplies the rate that the one before it has set, unless it
+    computes from the base rate, as LambdaLR does, and so replaces this rate.
 
-    Raises: ArgumentError if there are no schedulers, or for schedules of different optimizers.
+    Raises: ArgumentError if there are no schedulers, or for schedules of different optimizers; DtypeError for a
+    ReduceLROnPlateau, or an object that is no schedule.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:

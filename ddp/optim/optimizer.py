@@ -131,7 +131,7 @@ class Optimizer:
 
         state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
-        Raises: StateDictError if the groups are not those of this optimizer.
+        Raises: StateDictError if the groups are not those of this optimizer, or "state" or "param_groups" is missing.
         """
         if not {"state", "param_groups"} <= set(state_dict):
             raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
@@ -255,8 +255,8 @@ def number(value: Any) -> Any:
 def settings_of(optimizer: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: its name
 
-    Raises: ArgumentError for None, nan or a negative number (of all but dampening), betas not in [0, 1), or
-    differentiable.
+    Raises: ArgumentError for None, nan or a negative number (dampening may be any number, foreach and fused None), a
+    tensor of several elements, betas not in [0, 1), or differentiable=True.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
     if settings.get("differentiable"):

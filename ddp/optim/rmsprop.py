@@ -12,7 +12,7 @@ class RMSprop(FormulaOptimizer):
     d = grad + weight_decay*p.  centered: a = alpha*a + (1 - alpha)*d, and v - a² under the root.
     maximize: d = -grad + ...  foreach and capturable change nothing.
 
-    Raises: ArgumentError for negative settings.
+    Raises: ArgumentError for negative settings, or differentiable=True.
     """
 
     def __init__(

@@ -13,7 +13,8 @@ class SGD(FormulaOptimizer):
     With nesterov, p -= lr*(d + momentum*v). A parameter whose grad is None is not touched. maximize: d = -grad + ...
     foreach and fused change nothing: updates are always joined and tiled.
 
-    Raises: ArgumentError for negative settings, or nesterov without momentum or with dampening.
+    Raises: ArgumentError for negative settings other than dampening, differentiable=True, or nesterov without momentum
+    or with dampening.
     """
 
     counted = False
