@@ -25,7 +25,7 @@ WIDE = 16  # as in convolution.c
 MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the filters' gradient faster
 MIN_POSITIONS = 64  # of an image: with fewer, one product for several images is faster than a product per image
 MAX_POSITIONS = 64  # of a depthwise result: with more, or images of more than 4 times as many, `convolve` is faster
-MIN_WIDTH = 8  # of a result: below this, a product of columns is faster than `convolve`
+MIN_WIDTH = 8  # of a result, without groups: below this, a product of columns is faster than `convolve`
 IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c
 assert library is not None
 _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int

@@ -23,7 +23,9 @@ class TensorBoard:
     folder: the folder of one run; made if it does not exist
     rank, comm: this process's rank, or its communicator; pass one of the two
 
-    The first `log` of a process makes TensorBoard drop what an earlier process wrote for its step and later steps.
+    The first `log` of a process, or after `close`, makes TensorBoard drop what was written before for its step and
+    later steps.
+
     Raises: ArgumentError if the library is not installed, or unless one of rank and comm is given.
     """
 

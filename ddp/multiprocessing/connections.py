@@ -31,7 +31,7 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 _HEADER = struct.Struct("!IQ")
 # The most descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
 _MAX_FDS = 253
-# Bytes of ancillary data for this many descriptors.
+# Bytes of ancillary data that hold _MAX_FDS descriptors.
 _ANCILLARY = socket.CMSG_LEN(4 * _MAX_FDS)
 # If the kernel refuses to send descriptors, they are sent again after this time (s).
 _RETRY_INTERVAL = 1e-3
@@ -155,7 +155,7 @@ reduction.register(SharingConnection, _reduce)
 
 
 class _DeferredPickle:
-    """An object for the feeder thread. Pickling it packs the object, and pickles the number of the packed object."""
+    """Wraps an object for the feeder thread. When the thread pickles it, it packs the object, and pickles a number."""
 
     __slots__ = ("_obj", "_queue")
 
@@ -197,14 +197,16 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Puts an object in, waiting for a free slot if the queue is full. It is packed and sent by another thread.
 
-        Raises: queue.Full if there is no slot at once, or within `timeout` seconds; ValueError if the queue is closed.
+        timeout: seconds to wait at most; block=False: does not wait. Raises: queue.Full if there is no slot in time;
+        ValueError if the queue is closed.
         """
         super().put(_DeferredPickle(self, obj), block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Takes an object out, waiting for one if there is none.
 
-        Raises: queue.Empty if there is none at once, or within `timeout` seconds; ValueError if the queue is closed.
+        timeout: seconds to wait at most; block=False: does not wait. Raises: queue.Empty if there is none in time;
+        ValueError if the queue is closed.
         """
         return self._packed.pop(super().get(block, timeout)).open()
 

@@ -118,7 +118,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     It sets the method of this module alone: the standard library's setting stays.
     """
 
-    Process = Process  # which asks this context for its method
+    Process = Process  # the class above, which asks this context for the start method
 
     def get_context(self, method: str | None = None) -> Any:
         """The context of a start method: "spawn", "forkserver" or "fork"; the one in use for None.
@@ -166,7 +166,7 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended in another way. exit_code: its status, -N for signal N; signal_name: of that signal, or None."""
+    """A process ended without a traceback. exit_code: its status, -N for signal N; signal_name: that signal, or None."""
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None

@@ -36,7 +36,7 @@ def embedding(
     scaled down to it, in place. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in
     input. sparse: accepted; warns once that the gradient is dense.
 
-    Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
+    Raises: DtypeError, ShapeError; RangeError naming a number out of range.
     """
     if sparse:
         warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
@@ -99,10 +99,10 @@ def embedding_bag(
 ) -> Tensor:
     """The sum, mean or maximum of the rows weight[input] of each bag; zeros for an empty bag. Returns (B, D).
 
-    input: (B, N), a bag a row, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or with
-    `include_last_offset` (B + 1,), ending in N. mode: "sum", "mean" or "max". per_sample_weights: of the
-    input's shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the
-    bags. The others: see embedding.
+    input: (B, N), where each row is a bag, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or
+    with `include_last_offset` (B + 1,), ending in N. mode: "sum", "mean" or "max". per_sample_weights: of the input's
+    shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the bags. The
+    others: see embedding.
 
     Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not begin with 0, descend
     or exceed N; ArgumentError for another mode, or for per_sample_weights that do not fit the mode or the input.
@@ -280,7 +280,7 @@ class Embedding(_Table):
 class EmbeddingBag(_Table):
     """Looks up the vectors of each bag of numbers, and takes their sum, mean or maximum: (B, embedding_dim).
 
-    input: row numbers, (B, N), a bag a row; or (N,) with offsets (B,), where each bag begins.
+    input: row numbers, (B, N), where each row is a bag; or (N,) with offsets (B,), where each bag begins.
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
 

@@ -43,10 +43,11 @@ def linear_act(
     activation: str = "relu",
     approximate: str = "none",
 ) -> Tensor:
-    """activation(linear(input, weight, bias)), on a GPU in one launch. Shapes: as in `linear`.
+    """activation(linear(input, weight, bias)). Shapes: as in `linear`.
 
-    activation: "relu" or "gelu"; approximate: as in `gelu`. cuBLASLt has only the gelu with tanh, so the exact gelu
-    needs a second launch. Raises: ArgumentError for another activation; ShapeError, DtypeError.
+    activation: "relu" or "gelu"; approximate: as in `gelu`. On a GPU, it takes one launch if cuBLASLt supports the
+    activation (not the exact gelu), the dtype and the layout. Raises: ArgumentError for another activation; ShapeError,
+    DtypeError.
     """
     act = _parse_activation("linear_act", activation, approximate)
     if not _is_fusable(act, weight):
@@ -69,7 +70,7 @@ def feed_forward(
     (k, m); returns (..., k).
 
     On a GPU, the launches of the products also compute the activation, its derivative and the gradients of the biases,
-    unless the activation is the exact gelu. activation, approximate: as in `linear_act`.
+    under the conditions of `linear_act`. activation, approximate: as there.
 
     Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """

@@ -131,7 +131,7 @@ def cross_entropy(
     label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
     "none" (of the shape (), (N,) or (N, ...)).
 
-    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
+    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming a target out of range.
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
@@ -182,7 +182,7 @@ def nll_loss(
 ) -> Tensor:
     """-input[target]. input: logarithms of probabilities; target: class numbers. Otherwise as in cross_entropy.
 
-    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming the first target out of range.
+    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming a target out of range.
     """
     if input.ndim == 1 and target.ndim == 0:
         rows = input.unsqueeze(0), target.unsqueeze(0)

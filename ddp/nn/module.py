@@ -267,7 +267,10 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        """Sets training mode (False: evaluation mode), and calls train() of the children. Raises: DtypeError."""
+        """Sets training mode (False: evaluation mode), and calls train() of the children.
+
+        Raises: DtypeError unless `mode` is True or False.
+        """
         if not isinstance(mode, bool):
             raise DtypeError(f"train: mode is True or False, not {mode!r}")
         self.training = mode

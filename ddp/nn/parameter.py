@@ -51,5 +51,5 @@ class Buffer(Tensor):
 
     @property
     def persistent(self) -> bool:
-        """Whether the state dict of the module holds this buffer."""
-        return getattr(self, "_persistent", True)  # a copy lacks the attribute; its module has the value
+        """Whether a module to which this buffer is assigned puts it into the state dict; True for a copy."""
+        return getattr(self, "_persistent", True)  # a copy lacks the attribute; its module keeps its own record

@@ -1,4 +1,7 @@
-"""State dicts: a module's parameters and buffers by path. Loading checks all entries before it copies one."""
+"""State dicts: a module's parameters and buffers by path.
+
+Loading checks all entries before it copies one; `load_state_dict` names the exceptions.
+"""
 
 from __future__ import annotations
 

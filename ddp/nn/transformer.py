@@ -293,7 +293,7 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
-        """(sz, sz): 0 up to the diagonal, -inf above it."""
+        """Returns a mask (sz, sz): 0 on and below the diagonal, -inf above it."""
         return full((sz, sz), -math.inf, device=device, dtype=dtype).triu(1)
 
 

@@ -9,7 +9,8 @@ A formula is a few lines of arithmetic. SGD with momentum:
 group, or `step`, the count of updates including this one, or `mu_product`, the product of a factor over these updates.
 Parts without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the
 dtype of the arrays (float32 for 16 bits). Every operation on arrays is rounded by itself, in the order of the formula.
-So the result has the same bits on the CPU and on a GPU, in any memory layout.
+So with the same scalars the result has the same bits on the CPU and on a GPU, in any memory layout. Only scalars with
+`pow` may differ in the last bits, because a GPU computes it in another way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The update of the parameters of a group by the optimizer's formula.
 
-One call updates all parameters that have the same dtype and the same count of updates. The optimizer's `state` has a
-dict for each parameter. If other code replaces a gradient's buffer, a parameter's array or a state, the next step uses
-the new one.
+On the CPU, one call of `run_program` updates all parameters of a dtype, if they have one count of updates or if the
+formula does not read `step`. Parameters of 16 bits, or with gaps in memory, take a call each. The optimizer's `state`
+has a dict for each parameter. If other code replaces a gradient's buffer, a parameter's array or a state, the next step
+uses the new one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class Optimizer:
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError if there are no parameters, or one is listed twice or no leaf; DtypeError if one is no tensor.
+    Raises: ArgumentError if there are no parameters, or one is listed twice or is no leaf; DtypeError if one is no
+    tensor.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:

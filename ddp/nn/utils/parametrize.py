@@ -18,13 +18,13 @@ __all__ = ["ParametrizationList", "cached", "is_parametrized", "register_paramet
 
 M = TypeVar("M", bound=Module)
 
-# Inside `cached()`: the computed tensors by parametrization; None outside.
+# Inside `cached()`: the computed tensors by ParametrizationList; None outside.
 _values: ContextVar[Any] = ContextVar("values", default=None)
 
 
 @contextmanager
 def cached() -> Iterator[None]:
-    """Inside this context, each parametrized tensor is computed only once, when it is first read.
+    """Inside this context, each parametrized tensor is computed once, when it is first read.
 
     It saves time if a forward reads such a tensor several times. Later changes of the originals have no effect on the
     tensor inside the context. The context applies to this thread only.
@@ -37,9 +37,10 @@ def cached() -> Iterator[None]:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of a tensor, in their order, and the input of the first: made by `register_parametrization`.
+    """The parametrizations of a tensor, in their order, and the trained parameters from which it is computed.
 
-    original: the input of the first; or original0, original1, ... if right_inverse returned several tensors.
+    Made by `register_parametrization`. original: the parameter that the first parametrization takes; original0,
+    original1, ... if right_inverse returned several tensors.
     """
 
     def forward(self) -> Tensor:
