@@ -166,7 +166,7 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended without a traceback. exit_code: its status, -N for signal N; signal_name: that signal, or None."""
+    """A process ended without a traceback. exit_code: its status, -N for signal N; signal_name: the signal, or None."""
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
