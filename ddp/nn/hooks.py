@@ -28,7 +28,7 @@ Hooks = dict[str, list[tuple[Any, ...]]]
 
 
 class HasHooks:
-    """The hooks of a module. A hook that returns None changes nothing.
+    """The hooks of a module. If a hook returns None, arguments, outputs and gradients stay as they are.
 
     Registering a hook returns a handle: its `remove()`, or the end of its `with`, removes the hook.
     """

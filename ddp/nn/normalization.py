@@ -190,8 +190,8 @@ def instance_norm(
     """(input - mean) / sqrt(var + eps) * weight + bias over the positions of each channel of each sample.
 
     input: (N, C, ...); the others: (C,). use_input_stats: mean and var are those of the input, and running_mean and
-    running_var move towards their averages over samples by `momentum`, in place. Otherwise, mean and var are
-    running_mean and running_var.
+    running_var move by `momentum`, in place, towards the averages over samples of the mean and the unbiased variance.
+    Otherwise, mean and var are running_mean and running_var.
 
     Raises: ShapeError, also for a single position if use_input_stats; DtypeError; ArgumentError if use_input_stats is
     False and running_mean or running_var is missing.

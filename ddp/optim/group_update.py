@@ -81,7 +81,7 @@ class GroupUpdate:
             for index in gradients:
                 batches.setdefault(tuple(steps[index]), []).append(index)
         if self.names:
-            # Indexing by a list takes four times as long for an array this small.
+            # Indexing by a list takes several times as long as by a slice, for an array this small.
             updated = slice(None) if len(gradients) == len(self._steps) else [*gradients]
             self._steps[updated, 0] += 1
         if len(self._plans) > len(batches):  # drops plans of other combinations of parameters
