@@ -334,8 +334,9 @@ class Module(HasStateDict, HasHooks):
     def share_memory(self: M) -> M:
         """Moves parameters and buffers on the CPU into one block of shared memory, unless they are in shared memory.
 
-        Other processes can map the block.
-        Tied parameters stay tied; gradients stay in private memory. Raises: SharingError if the system gives no memory.
+        Other processes can map the block. Tied parameters stay tied; gradients stay in private memory.
+
+        Raises: SharingError if the system gives no memory.
         """
         move_to_shared_memory([*self.parameters(), *self.buffers()])
         return self

@@ -23,7 +23,8 @@ class Adam(FormulaOptimizer):
 
     d = grad + weight_decay*p;  c1 = 1 - beta1^step, c2 = 1 - beta2^step.  amsgrad: the largest v so far replaces v.
     decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
-    foreach, fused and capturable change nothing: updates are always joined, and on a GPU always fused and capturable.
+    foreach, fused and capturable change nothing: one call always updates many parameters, and on a GPU updates are
+    always fused and capturable.
 
     Raises: ArgumentError for negative settings, betas not in [0, 1), or differentiable=True.
     """

@@ -36,7 +36,7 @@ class FormulaOptimizer(Optimizer):
         self._updates: dict[tuple[int, device], GroupUpdate] = {}
 
     def states(self, group: Group) -> tuple[str, ...]:
-        """The names of the states of a parameter in this group, without "step"."""
+        """The names of the states of a parameter in this group, without "step" and "mu_product"."""
         raise NotImplementedError
 
     def initial(self, group: Group) -> float:

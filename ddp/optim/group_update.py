@@ -37,7 +37,7 @@ def settings(formula: Formula, group: Group) -> list[float]:
 class GroupUpdate:
     """The parameters of one group on one device, their state, and their update on the CPU.
 
-    optimizer: a `FormulaOptimizer`; names: the names of each parameter's states, without "step"
+    optimizer: a `FormulaOptimizer`; names: the names of each parameter's states, without "step" and "mu_product"
     """
 
     def __init__(self, optimizer: Any, group: Group, device: device, names: tuple[str, ...]) -> None:

@@ -7,10 +7,10 @@ from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class RMSprop(FormulaOptimizer):
-    """v = alpha*v + (1 - alpha)*d²;  u = d / (sqrt(v) + eps);  p -= lr*u, or b = momentum*b + u and p -= lr*b.
+    """v = alpha*v + (1 - alpha)*d²;  u = d / (sqrt(v) + eps);  p -= lr*u.
 
-    d = grad + weight_decay*p.  centered: a = alpha*a + (1 - alpha)*d, and v - a² under the root.
-    maximize: d = -grad + ...  foreach and capturable change nothing.
+    With momentum, b = momentum*b + u;  p -= lr*b.  d = grad + weight_decay*p.  maximize: d = -grad + ...
+    centered: a = alpha*a + (1 - alpha)*d, and v - a² replaces v under the root.  foreach and capturable change nothing.
 
     Raises: ArgumentError for negative settings, or differentiable=True.
     """
