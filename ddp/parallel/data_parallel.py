@@ -214,9 +214,9 @@ class DataParallel(Module):
         number of micro-batches.
         """
         self.check_open()
-        if self.micro_batches is not None:
-            self.micro_batches.load_state(state.get("micro_batches"))
         try:
+            if self.micro_batches is not None:
+                self.micro_batches.load_state(state.get("micro_batches"))
             self.reducer.load_plan_state(state)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ParallelError("load_plan_state: expected what `model.plan_state()` gave") from None

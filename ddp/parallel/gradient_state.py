@@ -76,7 +76,9 @@ class GradientState:
         self.excluded: set[int] = set()  # the parameters that this backward does not reduce again
         self._leaves = leaves
         self.tensors = tensors
-        # Whether the grad_buffer holds a mean over ranks. Backwards inside no_sync() may have added to it since.
+        # Whether the grad_buffer holds a mean over ranks. Backwards inside no_sync() may have added to it since:
+        # then the parameter is in `_mixed`, too.
+        self._mixed: set[int] = set()
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
@@ -86,25 +88,26 @@ class GradientState:
         """Whether there are gradients that a later backward is to reduce."""
         return self.weights.reached and self.any()
 
-    def snapshot(self) -> tuple[WeightSum, list[bool]]:
+    def snapshot(self) -> tuple[WeightSum, list[bool], set[int]]:
         """Copies the state, for `restore`."""
-        return self.weights, list(self._reduced)
+        return self.weights, list(self._reduced), set(self._mixed)
 
-    def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:
+    def restore(self, snapshot: tuple[WeightSum, list[bool], set[int]]) -> None:
         """Returns to the state of a snapshot."""
         self.weights = snapshot[0]
         self._reduced = list(snapshot[1])
+        self._mixed = set(snapshot[2])
 
     def begin(self, reached: set[int]) -> None:
         """Called when a backward starts that will reach these parameters."""
         for index, leaf in enumerate(self._leaves):
             if leaf.grad_buffer.state is not FULL:
                 self._reduced[index] = False
-        self.excluded = {
-            index
-            for index, reduced in enumerate(self._reduced)
-            if reduced and index not in reached and not self.tensors[index].requires_grad
-        }
+        means = {index for index, reduced in enumerate(self._reduced) if reduced}
+        self._mixed &= means
+        untouched = means - reached - self._mixed
+        self.excluded = {index for index in untouched if not self.tensors[index].requires_grad}
+        self._mixed |= means & reached
 
     def has(self, index: int) -> bool:
         """Whether the parameter holds a gradient that is to be reduced."""
@@ -142,3 +145,4 @@ class GradientState:
         if by_any or index not in self.excluded:
             self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY
             self._reduced[index] = by_any
+            self._mixed.discard(index)

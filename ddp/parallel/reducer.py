@@ -250,6 +250,8 @@ class Reducer:
         self.in_flight = False
         if self.micro_batches is not None:
             self.micro_batches.begin_again()
+            if self._snapshot is not None and not self._snapshot[0].reached:
+                self._clear_gradients()  # This backward has made them all. It is repeated.
         if self._snapshot is not None:
             self.gradients.restore(self._snapshot)
             self._snapshot = None
@@ -447,12 +449,15 @@ class Reducer:
         for bucket in range(len(self.buckets.members)):
             self._fill(bucket)
         self.tree.keep(self.micro_batches.number)
-        for index, leaf in enumerate(self.leaves):
-            if self.gradients.has(index):
-                leaf.grad_buffer.clear()
+        self._clear_gradients()
         self.gradients.weights = WeightSum()
         self._snapshot = None
         self.micro_batches.complete()
+
+    def _clear_gradients(self) -> None:
+        for index, leaf in enumerate(self.leaves):
+            if self.gradients.has(index):
+                leaf.grad_buffer.clear()
 
     def _wait(self) -> None:
         """Waits for the control message and all buckets. Raises: the error of the first that failed, which it names."""

@@ -226,6 +226,25 @@ def test_the_gradient_of_a_frozen_parameter_stays() -> None:
             assert_allclose(got["2.weight"], 2 * expected["2.weight"], atol=1e-14)
 
 
+def test_a_mean_to_which_no_sync_has_added_is_reduced_though_it_is_frozen_then() -> None:
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+        nn.init.ones_(net[0].weight)
+        nn.init.ones_(net[1].weight)
+        model = DataParallel(net, comm)
+        x = ddp.ones(1, 1) * (comm.rank + 1)
+        model(x).sum().backward()  # the means over ranks: 1.5
+        with model.no_sync():
+            model(x).sum().backward()
+        net[0].weight.requires_grad_(False)
+        model(x).sum().backward()
+        return gradients(net)
+
+    first, second = collectives.run_threads(rank, 2)
+    assert_same(first, second)
+    assert_allclose(first["0.weight"], [[3.0]])
+
+
 def test_a_leaf_hook_runs_before_the_ranks_are_averaged() -> None:
     def rank(comm: Communicator) -> float:
         layer = nn.Linear(1, 1, bias=False)

@@ -473,6 +473,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[[Any]
         lambda model: model.load_plan_state({**model.plan_state(), "micro_batches": {"count": 3}}),
         "state is of micro_batches=3, this model has 2",
     ),
+    "half a state": (
+        frozen,
+        {},
+        lambda model: model.load_plan_state({**model.plan_state(), "micro_batches": {}}),
+        "expected what `model.plan_state\\(\\)` gave",
+    ),
 }
 
 
@@ -488,22 +494,28 @@ def test_what_cannot_be_exact_is_refused(case: Any) -> None:
 
 
 def test_a_micro_batch_that_failed_is_made_again() -> None:
-    def gradient(fails: bool) -> Any:
+    def gradient(fails_at: int | None) -> Any:
         ddp.manual_seed(0)
         net = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
         model = DataParallel(net, collectives.init(), micro_batches=3)
         for number in range(3):
-            if fails and number == 1:
-                y = model(ddp.ones(2, 8))
-                y.register_hook(lambda g: 1 / 0)
+            if fails_at is not None and number == 1:
+
+                def fail_behind(layer: Any, inputs: Any, out: ddp.Tensor) -> None:
+                    out.register_hook(lambda g: 1 / 0)
+
+                hook = net[fails_at].register_forward_hook(fail_behind)
                 with pytest.raises(ZeroDivisionError):
-                    model.backward(y.sum(), weight=2)
+                    model.backward(model(ddp.ones(2, 8)).sum(), weight=2)
+                hook.remove()
             x = ddp.arange(16.0).reshape(2, 8) * number
             model.backward(model(x).sum(), weight=number + 1)
         return [net[2].weight.grad.numpy(), net[0].running_mean.numpy(), net[0].num_batches_tracked.numpy()]
 
-    for got, expected in zip(gradient(True), gradient(False), strict=True):
-        assert_array_equal(got, expected)
+    expected = gradient(None)
+    for layer in (2, 0):  # before any parameter has its gradient, and when the last layer has
+        for got, right in zip(gradient(layer), expected, strict=True):
+            assert_array_equal(got, right)
 
 
 def go_on(comm: Communicator, folder: Path, end: int | None, killed: bool = False) -> str:
