@@ -506,7 +506,7 @@ def test_a_micro_batch_that_failed_is_made_again() -> None:
 
                 hook = net[fails_at].register_forward_hook(fail_behind)
                 with pytest.raises(ZeroDivisionError):
-                    model.backward(model(ddp.ones(2, 8)).sum(), weight=2)
+                    model.backward(model(ddp.arange(16.0).reshape(2, 8)).sum(), weight=2)
                 hook.remove()
             x = ddp.arange(16.0).reshape(2, 8) * number
             model.backward(model(x).sum(), weight=number + 1)
