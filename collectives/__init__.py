@@ -4,7 +4,8 @@
     comm = collectives.init()
     total = comm.all_reduce(array)
 
-Importing this file loads nothing else: the launcher and its agents read `collectives.world` and do not need NumPy.
+Importing this package loads none of its modules, and not NumPy: the launcher and its agents need `collectives.world`
+alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Accepted without a copy: NumPy arrays, and objects in memory that the CPU can read, if they have an array interface, a
 buffer (bytearray, memoryview, array.array, mmap) or DLPack. PyTorch's CPU tensors are accepted, also in bfloat16, which
-NumPy itself does not accept. The result is always a NumPy array.
+`np.asarray` and `np.from_dlpack` refuse. The result is always a NumPy array.
 
 Not accepted: Python numbers and lists, whose dtype each rank would have to guess; masked arrays, which would lose
 their masks; tensors that require grad, since autograd would not see the collective.
@@ -23,7 +23,8 @@ from collectives.native import BFLOAT16, Array
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# C has two names for 64-bit integers, and so does NumPy. Their dtypes are equal, but MPI tells them apart.
+# C has two types of 64-bit integers, long and long long, and so does NumPy. Their dtypes are equal, but MPI
+# distinguishes them. For this reason NUMBERS lacks these scalar types.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
 # The exceptions that a library may raise when it cannot share its memory.
@@ -214,7 +215,7 @@ GPU = frozenset({CUDA, 10, 13})
 
 # Lengths along axis 0: how many rows each rank contributes, receives or sends.
 
-#: Rows of each rank; "equal": every rank has as many as this one; None: the ranks exchange their lengths.
+#: Rows of each rank. "equal": every rank has as many as this one. None: the ranks exchange their lengths.
 Lengths = Sequence[int] | Literal["equal"] | None
 
 

@@ -1,8 +1,8 @@
 """The communicator that users hold: all collectives, and the methods that make and close communicators.
 
-Every method checks its arguments in the calling thread, describes its steps as a generator over the transport's
-nonblocking operations, and passes them to the communicator's queue, which runs them now (`async_op=False`) or starts
-them.
+A method for a collective checks its arguments in the calling thread. It describes the steps of the call as a generator
+over the transport's nonblocking operations, and passes the call to the communicator's queue. The queue runs the call
+now (`async_op=False`), or starts it.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds after which a collective raises CollectiveTimeout
 
-    Every collective takes `async_op=True` to return a `Work` at once. Arrays may be anything that NumPy can read
-    without a copy; they may be 0-d, empty or strided, and inputs may be read-only. Results are new C-contiguous arrays
-    unless `out` is given.
+    Methods with a parameter `async_op` return a `Work` at once if it is True. Arrays may be anything that NumPy can
+    read without a copy, or arrays on a GPU. They may be empty or strided, 0-d unless axis 0 is split, and read-only if
+    they are only inputs. Results are new C-contiguous arrays unless `out` is given; `broadcast` returns x.
 
     Before data moves the ranks compare their calls. If the collectives differ, or their op, root, scale, dtype or
-    shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node compare every
-    call, ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
+    shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node, which share memory,
+    compare every call; ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
     Raises: ArgumentError on this rank only, for arguments that are invalid whatever the other ranks pass; MismatchError
-    on every rank; CollectiveTimeout, PeerLeft or CollectivesError if ranks do not take part, and the same error at
-    every later call on this communicator; CommunicatorClosed after `close`.
+    on every rank that compared the call; CollectiveTimeout, PeerLeft or CollectivesError if ranks do not take part, and
+    the same error at every later call on this communicator; CommunicatorClosed after `close`.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
         self._group_numbers = itertools.count()
-        self._device_communicator: DeviceCommunicator | None = None  # Made for the first array on a GPU.
+        # Made for the first array on a GPU, or by `connect_nccl`.
+        self._device_communicator: DeviceCommunicator | None = None
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.backend}>"
@@ -88,7 +89,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def watch_device(self, name: str, keep: Any = None) -> None:
         """Watches the work on the current stream, e.g. a graph with captured collectives of this communicator.
 
-        If it does not end within the communicator's time limit, it is treated like a collective that timed out.
+        Over NCCL, work that does not end within the communicator's time limit is treated like a collective that timed
+        out. Before the first collective on a GPU, this method does nothing.
+
         keep: an object that is kept alive until the work ends
         Raises: an earlier failure on the device.
         """
@@ -130,9 +133,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         like: an array on a GPU: then the result is an ordinary array there, and the call is not collective
 
         Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. The array
-        is zero at first. The memory is freed when every rank has dropped its array and all views of it. If memory
-        cannot be shared (only one rank on the node, or the system forbids it, which is logged), the array is in this
-        rank's own memory.
+        is zero at first. Once every rank has dropped its array and all views of it, the next call of `empty` frees the
+        memory. If memory cannot be shared (only one rank on the node, or the system forbids it, which is logged), the
+        array is in this rank's own memory.
 
         Returns: an array of this shape and dtype, C-contiguous
         Raises: ArgumentError if a length is not an integer of at least 0; DtypeError if the dtype does not hold
@@ -164,6 +167,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """A communicator of the same ranks whose calls never mix with this one's. Collective.
 
         purpose: what this rank uses the new communicator for; errors and reports show this text beside the key
+        Raises: TooManyCommunicators on every rank if MPI has no room for another communicator.
         """
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
@@ -179,11 +183,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
         """A communicator of the ranks that pass the same color. Collective: every rank of this one calls it.
 
-        color: any integer; None: this rank is in none of the new communicators
+        color: an integer of 64 bits; None: this rank is in none of the new communicators
         key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
         timeout: seconds, of each call of the new communicator; None: as here
         Returns: this rank's new communicator, or None
-        Raises: ArgumentError if color or key is not an integer of 64 bits, or timeout is not a number above 0.
+        Raises: ArgumentError if color or key is not an integer of 64 bits, or timeout is not a number above 0;
+        TooManyCommunicators on every rank if MPI has no room for another communicator.
         """
         limit = self.timeout if timeout is None else check_timeout(timeout)
         for name, number in (("color", color), ("key", key)):
@@ -208,7 +213,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         ranks: of this communicator, without repetition, in their order in the new one; the same on all members
         timeout: seconds, of each call of the new communicator; None: as here
         Raises: ArgumentError if this rank is not among them, one of them does not exist or is repeated, or timeout is
-        not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left.
+        not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left;
+        TooManyCommunicators if MPI has no room for another communicator.
         """
         members = tuple(check_int(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
         if len(set(members)) != len(members) or self.rank not in members:
@@ -219,7 +225,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
-        # Only members count the groups that they make, so the key must name the members.
+        # Each rank counts only the groups that it is in, so the key contains a hash of the members.
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self.transport.key}.group {digest}.{number}"
 
@@ -255,10 +261,11 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def _meet(self, members: Sequence[int], key: str, missing: list[int]) -> Steps[int]:
         """Waits until all members of a group have called `create_group`. Returns: the group's number for the transport.
 
-        missing: the other members; those that have called are removed from it
+        missing: the other members; set to those whose messages have not arrived
         """
-        # MPI cannot abort the making of a group before all members are there, not even when the process exits. There
-        # is a second round because a member may give up after it has sent its message of the first round.
+        # MPI's call that makes a group cannot be aborted while a member is missing, not even when the process exits. So
+        # the members first exchange messages. There are two rounds because a member may give up after it has sent its
+        # message of the first round.
         others = list(missing)
         own_number = np.array([next(self._group_numbers)])
         numbers = {self.rank: own_number}
@@ -289,7 +296,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
 
 def group_tag(key: str, round_: int) -> int:
-    """The tag of the messages by which the members of a group meet: unique for each key, above the tags of users."""
+    """The tag of the messages by which the members of a group meet: a hash of the key, above the tags of users."""
     digest = hashlib.blake2b(f"{key} {round_}".encode(), digest_size=7).digest()
     return LARGEST_TAG + 1 + int.from_bytes(digest, "little")
 

@@ -3,7 +3,7 @@
     CollectivesError (RuntimeError)
     ├── WorldError                      the world is not the one that the launcher promised, or cannot be reached
     ├── BackendError                    a backend requested by name cannot be used
-    │   └── TooManyCommunicators        MPI has no room for another communicator; all ranks raise it and can continue
+    │   └── TooManyCommunicators        MPI has no room for another communicator; existing ones still work
     ├── ArgumentError (ValueError)      a collective was called with invalid arguments
     │   └── DtypeError (TypeError)      or with a dtype that it does not support
     ├── MismatchError                   ranks made different calls at the same place in the order
@@ -11,10 +11,11 @@
     ├── CollectiveInterrupted           an earlier call was interrupted before its end; the communicator is broken
     ├── CollectiveTimeout (TimeoutError)  a collective exceeded its time limit
     ├── PeerLeft                        a rank exited or failed while this one waits for it
-    ├── NcclError                       an NCCL call failed; the message has NCCL's own text
+    ├── NcclError                       NCCL or a GPU failed; the message has NCCL's own text, if there is one
     └── RecordError                     a process's flight record cannot be read
 
-A message says what was asked, what was expected and what was got, on which rank, and what to do next.
+As far as it applies, a message says what was asked, what was expected and what was got, on which rank, and what to do
+next.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 
 
 class CollectivesError(RuntimeError):
-    """The root of all errors that `collectives` raises on purpose."""
+    """The base class of this package's errors."""
 
 
 class WorldError(CollectivesError):
@@ -44,7 +45,10 @@ class BackendError(CollectivesError):
 
 
 class TooManyCommunicators(BackendError):
-    """MPI has no room for another communicator. Every rank raises it; existing communicators still work."""
+    """MPI has no room for another communicator; existing ones still work.
+
+    `duplicate` and `split` raise it on every rank, `create_group` on each rank on which MPI reports it.
+    """
 
 
 class ArgumentError(CollectivesError, ValueError):
@@ -68,7 +72,10 @@ class CollectiveInterrupted(CollectivesError):
 
 
 class CollectiveTimeout(CollectivesError, TimeoutError):
-    """A collective exceeded its time limit; the communicator is broken from then on."""
+    """A collective exceeded its time limit, and its communicator is broken from then on.
+
+    Also raised if only the timeout of `Work.wait` has passed; then the communicator is still usable.
+    """
 
 
 class PeerLeft(CollectivesError):
@@ -76,15 +83,18 @@ class PeerLeft(CollectivesError):
 
 
 class NcclError(CollectivesError):
-    """An NCCL call failed; the message names the call, explains the result code and quotes NCCL's last error."""
+    """An NCCL call, or an operation on the GPU, failed.
+
+    For a call, the message names it, explains the result code and quotes NCCL's last error, if there is one.
+    """
 
 
 class RecordError(CollectivesError):
-    """A process's flight record cannot be read: it does not exist, belongs to another user, or is damaged."""
+    """A process's flight record cannot be read, for example because it does not exist or belongs to another user."""
 
 
 def copy_error(error: BaseException) -> BaseException:
-    """A copy of an exception: a single instance raised in several places would collect all their tracebacks."""
+    """A copy of an exception. One instance that is raised in several places would collect the tracebacks of all."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
     return copy

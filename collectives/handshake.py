@@ -1,7 +1,7 @@
 """Handshake between processes that share a secret: each proves that it knows the secret, without sending it.
 
-Each side sends a random challenge, and answers the challenge of the other side. Agents and the PMI server use this
-module, so it imports nothing of the package.
+Each side sends a random challenge, and answers the challenge of the other side. Agents and the PMI server load as
+little as possible, so this module imports no other module of the package.
 """
 
 from __future__ import annotations

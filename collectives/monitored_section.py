@@ -2,8 +2,8 @@
 
 A rank that waited in one collective for an hour would exceed `comm.timeout`, and the launcher would report a hang. So
 while the ranks work, a thread of each rank calls a small collective every second, in which the ranks exchange their
-states. This collective never waits long for ranks that are alive, and detects a rank that died or was stopped, like any
-other collective.
+states. Ranks that are alive join this collective within about a second. Like any other collective, it fails if a rank
+has died or was stopped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WORKS, _DONE, _FAILED, _STUCK = range(4)
 class MonitoredSection:
     """A `with` block that all ranks enter, and leave together when the last of them has finished it.
 
-    comm: a communicator that nothing else uses meanwhile (`comm.duplicate()`). Its time limit holds for every exchange,
-        and so for a rank that enters late or is stopped
+    comm: a communicator that nothing else uses meanwhile (`comm.duplicate()`). Its time limit holds for every exchange.
+        So a rank that enters too late, or is stopped for too long, makes the exchange time out
     patience: seconds without `progress` after which a rank counts as stuck, even if it is alive; None: never
 
     failed: after the block, the ranks that left it by an exception, in order, the same on every rank
@@ -48,7 +48,7 @@ class MonitoredSection:
         self.progress()
 
     def progress(self) -> None:
-        """Says that this rank makes progress. May be called from any thread, as often as desired."""
+        """Starts the time of `patience` anew on this rank. May be called from any thread, as often as desired."""
         self._deadline = None if self._patience is None else Deadline(self._patience)
 
     def __enter__(self) -> MonitoredSection:

@@ -22,7 +22,7 @@ _LOG_INTERVAL = 10.0
 class _Stream:
     """A wrapper of `file` that ignores write errors: a full disk must not end the work whose progress is shown.
 
-    lines: writes each state of a bar as a line of its own
+    lines: write each state of a bar as a line of its own
     """
 
     def __init__(self, file: TextIO | None, lines: bool) -> None:

@@ -50,7 +50,7 @@ class ReduceOp(Enum):
 
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
-        """Returns the member that `op` is or names. Raises: ArgumentError that lists the valid names."""
+        """Returns the member that `op` is or names. Raises: ArgumentError, with the valid names, if there is none."""
         if isinstance(op, ReduceOp):
             return op
         try:
@@ -64,7 +64,7 @@ _ARITHMETIC = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _ALLOWED = {"b": _ORDER, "i": tuple(ReduceOp), "u": tuple(ReduceOp), "f": tuple(ReduceOp), "c": _ARITHMETIC}
 
-#: The ufunc that combines two values in the wire dtype; MEAN is a SUM until `divide_and_scale`.
+#: The ufunc that combines two values in the wire dtype. MEAN has none: it is a SUM, which `divide_and_scale` divides.
 COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PROD: np.multiply,
@@ -104,7 +104,7 @@ def wire_op(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
-@cache  # Every reduction calls it, and there are few dtypes.
+@cache
 def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
     """The dtype in which `op` is computed on arrays of `dtype`.
 
@@ -118,7 +118,7 @@ def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
     if kind == "b":
         return np.dtype(np.uint8)
     if op is ReduceOp.MEAN and kind in "iu" and dtype.itemsize < 8:
-        return np.dtype(np.int64)  # A sum of 8-bit numbers would wrap around before the division.
+        return np.dtype(np.int64)  # In a smaller dtype the sum could wrap around before the division.
     if kind == "f" and dtype.itemsize == 2:
         return np.dtype(np.float32)
     return dtype.newbyteorder("=")
@@ -148,7 +148,7 @@ _ONE = 0x3FF0000000000000
 
 
 def scale_bits(scale: float | None) -> int:
-    """A number for the digest that ranks compare. Different for each scale; 0 for None and 1.0: they change nothing."""
+    """A number for the digest that ranks compare. Different for each scale; 0 for None and 1.0, which scale nothing."""
     if scale is None:
         return 0
     bits: int = _INT64.unpack(_DOUBLE.pack(scale))[0]

@@ -49,7 +49,7 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     """Runs `fn(comm)` on `size` ranks, each a thread of this process.
 
     fn: gets the rank's communicator, which `collectives.init()` also returns in that thread
-    timeout: seconds; the time limit of every collective, and of the whole run
+    timeout: seconds; the time limit of every collective. The whole run may take one second more
     Returns: each rank's result, in rank order
 
     Raises: the exception of the first rank that failed; CollectiveTimeout, which names the ranks that do not end in
@@ -113,23 +113,26 @@ def init(
 
     backend: "auto" takes "mpi" if an engine or torchrun started several ranks, else "single", which loads no MPI
     library. `ddp-launch --backend` sets what "auto" takes. A backend requested by name is never replaced by another.
-    Arrays on GPUs work with every backend: over NCCL if all ranks can use it, which they find out together at the first
-    such array. "nccl" checks that at once, and raises on every rank if one of them cannot use it
+    Arrays on GPUs work with every backend. They go over NCCL if all ranks can use it, which the ranks find out together
+    at the first array on a GPU. "nccl" checks that at once, and raises on every rank if one of them cannot use it
     timeout: seconds; the time limit of every collective, of joining and of exit; math.inf: none
     check: "first": ranks on different nodes compare the first 100 calls of each communicator; "always": all calls, at
-    the cost of one small exchange per call. Ranks of one node compare every call. The same on every rank
+    the cost of one small exchange per call. Ranks that share memory on one node compare every call in both cases. The
+    same on every rank
     nccl: options of NCCL's communicators (thread blocks, network, ...); the same on every rank
 
-    Inside `run_threads`, returns the calling rank's communicator. In a process that a rank has forked or started (a
-    worker of a DataLoader, a subprocess, a pool), returns a communicator that has the rank's numbers, and whose calls
-    raise WorldError.
+    Inside `run_threads`, returns the calling rank's communicator. In a process that one of several ranks has forked or
+    started (a worker of a DataLoader, a subprocess, a pool), returns a communicator that has the rank's numbers, and
+    whose calls raise WorldError.
 
     With several ranks it also divides the node among its ranks, unless a launcher has done so. BLAS gets as many
-    threads as the rank has cores, unless OMP_NUM_THREADS or a similar variable is set. If this rank's current GPU is
-    the first of several, the GPU with the number of its local rank becomes the current one.
+    threads as this rank's share of the node has cores, unless OMP_NUM_THREADS or a similar variable is set. If this
+    rank's current GPU is the first of several, the GPU with the number of its local rank, modulo the number of GPUs,
+    becomes the current one.
 
-    Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
-    cannot be loaded, or differs from the one in use; ArgumentError if check or timeout is invalid.
+    Raises: WorldError if the world is not the one that the launcher promised, or cannot be reached; BackendError if the
+    backend is unknown, cannot be used, or differs from the one in use; ArgumentError if check or timeout is invalid;
+    ValueError if a variable of the launcher should be a number and is not.
     """
     simulated = simulated_communicator()
     if simulated is not None:
@@ -180,7 +183,7 @@ def _backend(name: str) -> ModuleType | None:
 
 
 def choose_backend(backend: str, expected: World | None) -> str:
-    """The backend for host arrays in the expected world; NCCL moves only arrays on GPUs."""
+    """The backend that moves host arrays in the expected world. For "nccl" as for "auto": NCCL moves no host arrays."""
     if backend in ("auto", "nccl"):
         return "single" if expected is None or expected.size == 1 else "mpi"
     return backend

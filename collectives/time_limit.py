@@ -1,8 +1,8 @@
-"""Time limits that are paused while a rank is debugged, or while the whole job is suspended.
+"""Time limits that are paused while any rank is in a debugger, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with the rank. In it the agent records these suspensions, and whether
-another rank has failed or the job is to be resized. A wait looks for suspensions only when it is about to time out, so
-the check costs nothing before that. Without an agent nothing is ever suspended.
+Below, both are called a suspension. The agent of a rank shares a page of memory with the rank. In it the agent records
+suspensions, and whether another rank has failed or the job is to be resized. A wait looks for suspensions only when it
+is about to time out, so the check costs nothing before that. Without an agent no time limit is paused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL = 0.05
 
 def _page() -> memoryview:
     fd = os.environ.get(world.PAUSE_FD)
-    # A child of a rank has inherited the variable, but not the descriptor.
+    # A child of a rank has inherited the variable, but usually not the descriptor.
     if fd is None or not world.supervised():
         return memoryview(bytes(world.RESIZE_AT + 8)).cast("q")
     return memoryview(mmap.mmap(int(fd), mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)).cast("q")
@@ -47,17 +47,17 @@ def suspended_seconds() -> float:
 
 
 def peer_failed() -> bool:
-    """True once the launcher ends this rank because another one has failed: to wait for that one is useless."""
+    """True once the launcher ends this rank because another rank has failed, which it is then useless to wait for."""
     return bool(_words[_PEER_FAILED] & 0xFF)
 
 
 def resize_requested() -> bool:
-    """True once the job is to be resized: then all ranks leave their loop after the same step."""
+    """True once the job is to be resized; the ranks then leave their loop together, after the same step."""
     return bool(_words[_RESIZE] & 0xFF)
 
 
 class Deadline:
-    """A time limit that ends `seconds` from now. It is paused while the job is suspended."""
+    """A time limit that ends `seconds` from now, not counting suspensions."""
 
     __slots__ = ("_before", "_deadline")
 
@@ -80,15 +80,18 @@ class Deadline:
         return self.remaining() <= 0.0
 
 
-# C code cannot be interrupted: a call that may block forever runs in a daemon thread, which can be abandoned.
+# Python cannot interrupt C code. So a call that may block forever runs in a daemon thread, which can be abandoned.
 
 
 class StillRunning(Exception):
-    """The call has not returned in time, or the process is exiting. Its thread continues, and its result is lost."""
+    """The call has not returned in time: its thread continues, and its result is lost.
+
+    Also raised if the process is exiting, so that no thread could be started for the call.
+    """
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """Runs `call` in a daemon thread called `name`. Returns: a future with its result or exception."""
+    """Runs `call` in a daemon thread called `name`. Returns: a future with the result or exception of `call`."""
     outcome: Future[T] = Future()
     try:
         threading.Thread(target=carry_out, args=(call, outcome), name=name, daemon=True).start()
@@ -103,7 +106,7 @@ def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
 def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
     """Runs `call` in a daemon thread called `name`. If it ends in time, returns its result or raises its exception.
 
-    Raises: StillRunning after `seconds`.
+    Raises: StillRunning after `seconds`, or at once if the process is exiting.
     """
     outcome = run_in_thread(call, name)
     deadline = Deadline(seconds)

@@ -1,12 +1,13 @@
 """What a backend must implement: moving and combining contiguous host arrays without ever blocking.
 
-A transport knows nothing about the meaning of dtypes, lengths, scales, queues or time limits: `Communicator` handles
-those once for all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive
-and unchanged until that test returns True. All ranks call the same methods in the same order, except `send` and `recv`.
+The meaning of dtypes, lengths and scales, the queue of calls and time limits are not the transport's concern:
+`Communicator` handles them once for all backends. A method that moves arrays starts one operation and returns its
+`Test`. The caller keeps the arrays alive and unchanged until that test returns True. All ranks call the methods of
+collectives in the same order; `send`, `recv` and `arrived` may come in any order.
 
 A rank that leaves sends every other rank its exit status and its number of calls on each communicator (`ExitNotice`).
 With that count the others can tell whether to keep waiting, say in call #5. If the rank made call #5 before it left,
-they keep waiting, since they may only be waiting for a slow rank. If it left before call #5, they give up.
+they keep waiting, since another, slow rank may be the reason for the wait. If it left before call #5, they give up.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ LOST = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ExitNotice:
-    """What a rank sends when it leaves. status: its exit status; calls: its number of calls by communicator."""
+    """What a rank sends when it leaves.
+
+    status: its exit status
+    calls: its number of calls by communicator, and of sends and receives by pair of ranks
+    """
 
     status: int
     calls: Mapping[str, int]
@@ -65,7 +70,7 @@ _NUMBER = re.compile(r"(.*\.)(0|[1-9]\d*)(.*)")
 
 
 def _numbered(key: str) -> tuple[str, str, int]:
-    """Splits a key around its last number, -1 if it has none.
+    """Splits a key around the last number that follows a dot: (text before it, text after it, number); -1 for none.
 
     `_numbered("world.3:1") == ("world.", ":1", 3)`, `_numbered("world") == ("world", "", -1)`
     """
@@ -131,9 +136,9 @@ Epilogue = Callable[[Array], None]
 
 #: Bytes of the longest eager message, which is sent at once. Longer messages may wait until they are received.
 EAGER_LIMIT = 4096
-#: The tag of eager messages, which `arrived` returns; the user's tag is part of the message.
+#: The tag of eager messages, the only messages that `arrived` returns. The user's tag is part of the message.
 EAGER_TAG = 0
-#: The first of the tags of arrays that follow an eager message; all are below twice this number.
+#: The smallest tag of an array that follows an eager message. All of these tags are below twice this number.
 RENDEZVOUS_TAG = 2**14
 
 #: Number of int64 words of a signature, as ranks exchange it.
@@ -151,9 +156,11 @@ Signatures = Sequence[Sequence[int]]
 
 
 class Signature(NamedTuple):
-    """What ranks compare before a call.
+    """What a rank shows the others before a call.
 
-    digest: of what must be equal; rows: length along axis 0; nbytes: of this rank's array
+    digest: a hash of what must be equal, which ranks compare
+    rows: `Plan.checksum`: the length along axis 0, or a checksum
+    nbytes: not used; transports with shared memory write the size of the array into this word themselves
     """
 
     digest: int
@@ -227,7 +234,8 @@ class Transport(ABC):
         """Shows the others this rank's signature of its next call; complete when all ranks have shown theirs.
 
         payload, out: the arrays that the next operation of this transport reads and writes, if any
-        prefix: (n,) uint8 that `root_prefix` and `all_prefixes` give to others; n is equal on all ranks that pass one
+        prefix: (n,) uint8, which other ranks get by `root_prefix` and `all_prefixes`; n is equal on all ranks that pass
+        one
         """
         self._signatures = np.zeros((self.size, WORDS), np.int64)
         words = np.zeros(WORDS, np.int64)
@@ -243,11 +251,11 @@ class Transport(ABC):
         return [(self, range(self.size))]
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
-        """buffer: (n,) uint8; holds the root's prefix on the root, and receives it elsewhere."""
+        """Gives every rank the root's prefix. buffer: (n,) uint8; holds it on the root, and receives it elsewhere."""
         return self.broadcast(buffer, root)
 
     def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
-        """prefix: this rank's; buffer: (size, n) uint8, receives all ranks' prefixes."""
+        """Gives every rank all prefixes. prefix: this rank's, (n,) uint8; buffer: (size, n) uint8, receives them."""
         return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
@@ -331,7 +339,7 @@ class Transport(ABC):
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
         """A transport of some or all of these ranks, in the order of `members`, whose calls never mix with this one's.
 
-        Only the members call it, at about the same time.
+        Only the members call it, and each waits until all have called it.
         number: the same on all members, and different for any two groups that they may be making at once
         Raises: TooManyCommunicators, on this rank only, if the backend has no room for it.
         """
@@ -347,7 +355,7 @@ class Transport(ABC):
 
 
 class LayeredTransport(Transport):
-    """A transport on top of an inner one of the same ranks. The inner one does what is rare or not time-critical."""
+    """A transport on top of an inner one of the same ranks. By default this class passes calls on to the inner one."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -445,7 +453,7 @@ def then(test: Test, epilogue: Epilogue | None, total: Array | None) -> Test:
 
 
 def all_of(tests: list[Test]) -> Test:
-    """The test of several operations in progress at once; each test is called until it has returned True."""
+    """The test of several operations in progress at once. It stops calling a test that has returned True."""
 
     def test() -> bool:
         tests[:] = [pending for pending in tests if not pending()]

@@ -1,8 +1,8 @@
-"""The environment contract: what the process that started this rank says about the world.
+"""The environment variables by which the process that started this rank describes the world.
 
-Every engine tells its ranks who they are through environment variables. Reading them costs nothing. So a world of one
-never imports MPI, and a world that turns out smaller than promised is an error, not a world of one without a warning.
-The launcher imports this module too.
+Every engine gives its ranks their numbers in environment variables, which can be read without MPI. So `init` finds a
+world of one without importing MPI. And if MPI then sees fewer ranks than the variables say, that is an error. The
+launcher imports this module too.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ AGENT = "DDP_AGENT"
 REPORT = "DDP_REPORT_FD"
 #: Set by `ddp-launch --trace`, or by the user: the folder in which every rank writes its part of a trace.
 TRACE = "DDP_TRACE"
-#: Set by `ddp-launch`: the number of this start of the job, 0 for the first. Later ones resume from a checkpoint.
+#: Set by `ddp-launch`: the number of this start of the job, 0 for the first. A later start resumes from a checkpoint or
+#: from STATE_MEMORY, if the script uses `ddp.checkpoint`.
 ATTEMPT = "DDP_ATTEMPT"
 #: Set by `ddp-launch --backend`: the backend that `collectives.init(backend="auto")` uses.
 BACKEND = "DDP_BACKEND"
 #: Set by the agent: the file descriptor of a page that says when this rank's time limits are paused.
 #: Byte 0 is nonzero during a pause. The native 64-bit integer at byte PAUSED_AT is the total length of all pauses that
-#: have ended (ns): a rank that was stopped itself could not read byte 0 during the pause.
+#: have ended (ns). A rank needs it because it cannot read byte 0 while it is stopped itself.
 PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
 #: Byte PEER_FAILED_AT of that page is nonzero once the launcher ends this rank because another one has failed.
 PEER_FAILED_AT = 16
 #: Byte RESIZE_AT of that page is nonzero once the job is to go on with another number of ranks after a step.
 RESIZE_AT = 24
-#: Set by `ddp-launch` if it may start the job again: a token of the job, then the slots that keep the ranks' state for
-#: the next start, each as a file descriptor below /proc ("4711/fd/5"); "" if there are no slots. First come two slots
-#: for each rank. The launcher holds them, or the rank's agent if that is on another host. Then come the slots that
-#: agents of an earlier start hold on that host. Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
+#: Set by `ddp-launch`: a token of the job, then the slots that keep the ranks' state for the next start, each as a file
+#: descriptor below /proc ("4711/fd/5"). "" if there are no slots, for example if the job is never started again. First
+#: come two slots for each rank. The launcher holds them, or the rank's agent if the agent is on another host. Then come
+#: the slots that agents of an earlier start still hold on other hosts. Each slot is a memfd, whose name is
+#: STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
-#: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to that memory; "-1": none.
+#: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to STATE_MEMORY, or "-1".
 STATE_HELD = "DDP_STATE_HELD"
 #: Set by `ddp-launch`: the rank that gets the launcher's standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
@@ -74,7 +76,7 @@ _OMPI = "OMPI_COMM_WORLD"
 _ENGINE_VARIABLES = (
     ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # SLURM_NTASKS is set in a batch script even if no step runs there; only the step's own size is a promise.
+    # Not SLURM_NTASKS: it is set in a batch script, too, where srun has started no ranks.
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
 # torchrun sets this in its ranks, however torchrun itself was started.
@@ -103,7 +105,7 @@ def world_from_env(environ: Mapping[str, str] = os.environ) -> World | None:
 
 
 def torchrun_job(environ: Mapping[str, str]) -> str:
-    """Identifies the torchrun job that set these variables; "" without torchrun."""
+    """A text that identifies the torchrun job that set these variables; "" without torchrun."""
     return f"{environ[_TORCHRUN]} {environ.get('MASTER_PORT', '')}" if _TORCHRUN in environ else ""
 
 
@@ -114,9 +116,9 @@ def started_by_torchrun(environ: Mapping[str, str]) -> bool:
 
 
 def supervised(environ: Mapping[str, str] = os.environ) -> bool:
-    """True in a rank that an agent watches: after a failure it just exits, and the launcher ends the other ranks.
+    """True in a rank that an agent watches. After a failure such a rank exits, and the launcher ends the other ranks.
 
-    Children of a rank inherit the variable but have another parent, so they do not count as ranks.
+    Children of a rank inherit the variable AGENT, but their parent is not the agent, so the result is False in them.
     """
     return environ.get(AGENT) == str(os.getppid())
 

@@ -21,7 +21,7 @@ def join(expected: World | None, timeout: float, checks: int | None) -> tuple[Si
 
 
 class SingleTransport(Transport):
-    """The transport of a rank that is alone."""
+    """The transport of a communicator of one rank."""
 
     name = "single"
     rank = 0
@@ -92,7 +92,8 @@ def _copy(x: Array, out: Array | None) -> Test:
 class DetachedTransport(SingleTransport):
     """The transport of a process that a rank has started: it has the rank's numbers, and its collectives raise.
 
-    A worker that reads data needs its rank's numbers to choose its part: as a world of one, it would read everything.
+    A worker that reads data needs its rank's numbers to choose its part of the data. In a world of one it would read
+    everything.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:

@@ -1,7 +1,8 @@
 """Ranks as threads of one process, for fast tests and for simulation.
 
-Each collective is an entry in a table that all ranks share. A rank adds its arrays to the entry; the last one to arrive
-does the work for all, in the order of `reduction.tree`: the same inputs give the same bits whichever rank is last.
+Each collective is an entry in a table that all ranks share. A rank adds its arrays to the entry, and the last rank to
+arrive does the work for all. Reductions are in the order of `reduction.tree`, so that the same inputs give the same
+bits whichever rank is last.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class ThreadGroup:
         self.lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
-        # source, destination, tag → arrays in the order of sending, each with a list that is filled once it is received
+        # Key: source, destination, tag. Value: the arrays in the order of sending, each with a list to which True is
+        # appended once the array is received.
         self._messages: dict[tuple[int, int, int], deque[tuple[Array, list[bool]]]] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
@@ -110,7 +112,7 @@ class ThreadGroup:
         return test
 
     def part(self, key: str, size: int) -> ThreadGroup:
-        """The shared state of the new communicator `key` with `size` of these ranks. The first caller makes it."""
+        """The shared state of the new communicator `key`, made by the first caller. size: its number of ranks"""
         with self.lock:
             group, ranks = self._groups.pop(key, (ThreadGroup(size), 0))
             if ranks + 1 < size:  # Kept until every rank has got it.
@@ -209,7 +211,7 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
     """Returns a function that reduces all ranks' arrays, and copies to each rank its part of the total."""
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
-        total = combine_in_tree(xs, COMBINE[op])  # A copy: if a rank reduces in place, its result must not feed others.
+        total = combine_in_tree(xs, COMBINE[op])  # Not into an `out`: in place, that may be an input of the reduction.
         for out, part in zip(outs, parts, strict=True):
             if out is not None:
                 np.copyto(out, total[part])
@@ -220,7 +222,7 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
 def _move(sources: Mapping[int, Sequence[slice]]) -> Execute:
     """Returns a function that joins, for each rank, the parts sent to it.
 
-    sources: for each sending rank, the slice of its array for each destination
+    sources: for each sending rank, the slices of its array, one for each destination
     """
 
     def execute(xs: list[Any], outs: list[Any]) -> None:

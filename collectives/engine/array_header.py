@@ -49,7 +49,7 @@ def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
 
 
 def exchange_numbers(transport: Transport, numbers: Sequence[int]) -> Steps[list[list[int]]]:
-    """Every rank's numbers, in rank order; each rank has equally many. Collective."""
+    """Every rank's numbers, in rank order. Each rank passes equally many. Collective."""
     own_row = np.array(numbers, np.int64)
     table = np.empty((transport.size, len(own_row)), np.int64)
     yield transport.all_gather(as_bytes(own_row), as_bytes(table), [own_row.nbytes] * transport.size)
@@ -76,9 +76,9 @@ def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> St
 def exchange_lengths(
     transport: Transport, part: Any, known_lengths: list[int] | None, signatures: Signatures | None
 ) -> Steps[list[int]]:
-    """Every rank's number of rows: from the signatures, as the caller gave them, or by an exchange. Collective.
+    """Every rank's number of rows: from the signatures, else `known_lengths`, else by an exchange. Collective.
 
-    Raises: MismatchError as `exchange_rows`, and if the given lengths are not those of the arrays.
+    Raises: MismatchError as `exchange_rows`, and if `known_lengths` are not the lengths in the signatures.
     """
     if signatures is not None:
         lengths = [signature[ROWS] for signature in signatures]

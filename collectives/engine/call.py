@@ -1,7 +1,7 @@
 """A collective in progress: its name and arguments, its steps, its outcome, and the `Work` that the user holds.
 
-Its steps are a generator that yields each operation's test and returns the result, so that any thread can take the next
-step.
+Its steps are a generator, which yields the test of each operation and returns the result. So any thread can take the
+next step.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# Files that never count as the user's line. `with model.join():` makes calls at its end, through contextlib.
+# Files whose lines are never reported as the user's line. contextlib is one of them, since `with model.join():` makes
+# calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# Bytes. The helper thread starts calls on larger arrays that are not in place: copying them would delay the caller.
+# Bytes. A call on a larger array is started by the helper thread, since copying the array would delay the caller. An
+# exception is a call in place: see `CallQueue.submit`.
 _SMALL = 1 << 16
 
 
 def skip_frames(*packages: str) -> None:
-    """Makes errors and reports name the user's line that led to a call through these packages, not the packages' line.
+    """Makes errors and reports skip the lines of these packages: they name the line that called into a package.
 
     packages: names of packages or modules that call collectives for their users, as `import` takes them
     Raises: ArgumentError if one of them is not installed.
@@ -66,7 +68,9 @@ def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: t
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What all calls of one kind have in common. Made for the first of them; later ones change only `recorded`.
+    """What all calls of one collective with the same dtype, shape and other arguments have in common.
+
+    The first of these calls makes the plan. Later ones change only `recorded`.
 
     name, more: the collective, and as text the arguments besides the array that must be equal on all ranks
     dtype, shape: of the array of this rank; None if it has none
@@ -79,7 +83,7 @@ class Plan:
     layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
     result: the shape of this rank's result, if it is known before the call
     beside: whether the body is a single operation that may run at the same time as the operation of the next call
-    depth: at most the number of stack frames from the public method to the creation of a call
+    depth: the number of stack frames from the public method to the creation of a call, or fewer
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
     recorded: a dict. Key: the call site, as the id of a code object and an instruction in it. Value: the number of the
     call's text in the flight record, and the code object, which is kept so that its id is not reused
@@ -100,7 +104,7 @@ class Plan:
     beside: bool = False
     depth: int = 2
     digest: int = field(init=False)
-    small: bool = field(init=False)  # The calling thread may take the first step itself.
+    small: bool = field(init=False)  # Whether the calling thread may take the first step of a call itself.
     inline: Any = field(default=None, init=False)
     recorded: dict[tuple[int, int], tuple[int, CodeType]] = field(default_factory=dict, init=False)
 
@@ -124,7 +128,7 @@ _FAILED_SCALE = signature_digest("", "a scale that failed", None, None)
 class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: its arguments, its steps, and its outcome.
 
-    arrays: the object that reads and makes its arrays, see `HostArrays`; source: the caller's array
+    arrays: the object that reads and makes its arrays, a `HostArrays` or `DeviceArrays`; source: the caller's array
     target: `out` as an array, if the result should be written there; out: as the caller passed it
     scale: the factor of a reduction's result; or a function that returns it, until it has been called
     preallocated: memory for the result, if it was made before the call
@@ -181,23 +185,24 @@ class CollectiveOp(Generic[T]):
         self.out = out
         self.scale = scale
         self.preallocated = preallocated
-        # Whether a thread waits for it and does nothing else.
+        # Whether a thread waits for this call and does nothing else.
         self.waited_for = False
         self.steps: Steps[T] | None = None
-        # Whether its operation has been started, and the next call may start beside it.
+        # Whether the call's operation has been started, and the next call may start before the operation is complete.
         self.posted = False
         # The operation's test. Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
         # The time limit of `test`, set once it has not been True for a while.
         self.limit: Deadline | None = None
-        # For a send or receive: the ranks that can answer it, and a function that returns the ranks whose exit ends it.
+        # For a send, a receive or create_group: the ranks that can answer the call, and a function that returns the
+        # ranks whose exit ends it. None for collectives.
         self.peers: Sequence[int] | None = None
         self.ended_by: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
-        # What the function given as scale has raised.
+        # The exception that the function given as scale has raised.
         self.failure: Exception | None = None
         # The signatures of all ranks, once they have been compared.
         self.signatures: Signatures | None = None
-        # The queue that it was added to, and its number there.
+        # The queue that the call was added to, and the call's number there.
         self.queue: CallQueue | None = None
         self.number = -1
         # The flight recorder, and the call's index there. The state is QUEUED until the call's turn comes, although its
@@ -350,9 +355,10 @@ class Work(Generic[T]):
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
         """Calls fn(work) once the collective is complete or has failed; immediately if it already is.
 
-        fn: runs in the thread that completes the call: a helper thread, or one that waits for a call of the same
-        communicator. Callbacks run in the order in which they were added. They may start calls with `async_op=True`,
-        but not wait for a call of the same communicator, which they delay themselves: this raises CollectivesError.
+        fn: runs in the thread that completes the call: a helper thread, or one that starts or waits for a call of the
+        same communicator. Callbacks run in the order in which they were added. They may start calls with
+        `async_op=True`. To wait in a callback for a call of the same communicator raises CollectivesError, since that
+        call cannot continue before the callback returns.
         Exceptions of callbacks are logged and otherwise ignored.
         Raises: ArgumentError if fn is not callable.
         """

@@ -1,10 +1,10 @@
 """What all collectives share: the ranks, the comparison of their calls, and the way to the queue.
 
-Before data moves the ranks show each other what they are about to call, so that a wrong call is an error and never a
-hang. A signature is a line of int64 words. One of them is a hash of all that must be the same on every rank: the
-collective, its op, root and scale, dtype and shape; the length along axis 0 only if it may not differ. So comparing
-costs one check per rank. If hashes differ, the ranks send each other a description of their calls, and each raises an
-error with the same table.
+Before data moves the ranks show each other signatures of their calls, so that a wrong call is an error and not a hang.
+A signature consists of int64 words. One of them is a hash of all that must be the same on every rank: the collective,
+its op, root and scale, the dtype and the shape (without the length along axis 0 if that may differ). So comparing costs
+one check per rank. If hashes differ, the ranks send each other a description of their calls, and each raises an error
+with the same table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: Returns the steps of a call.
 MakeSteps = Callable[[CollectiveOp[T]], Steps[T]]
-# With more plans than this the oldest are forgotten: plans for shapes that change all the time are not used again.
+# The most plans that a communicator keeps. More would take memory for nothing if shapes change with every call. The
+# oldest plan is dropped first.
 _MAX_PLANS = 4096
 
 #: The most characters of each text of a call in the table.
@@ -36,9 +37,10 @@ MAX_TEXT = 200
 
 
 def table(calls: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number: int) -> str:
-    """The error message that every rank raises: one line per different call, with the ranks that made it.
+    """The text of a MismatchError: one line per different call, with the ranks that made it.
 
     calls: name, other arguments, array and site of each rank's call; ranks: the numbers of these ranks
+    me: the rank that raises the error; number: of the call on the communicator
     """
     ranks_by_call: dict[tuple[str, ...], list[int]] = {}
     for rank, texts in zip(ranks, calls, strict=True):
@@ -54,7 +56,7 @@ def table(calls: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number:
 
 
 class CommunicatorBase:
-    """One rank's end of a communicator, without collectives; each family of collectives inherits from it."""
+    """One rank's end of a communicator, without collectives. Each class of collectives inherits from it."""
 
     def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
         self.transport = transport
@@ -72,7 +74,7 @@ class CommunicatorBase:
         self.backend = self.registry.requested or transport.name
 
     def _device(self, x: Any) -> Any:
-        """This communicator's part for arrays on x's GPU: see `Communicator`."""
+        """The part of this communicator for arrays on x's GPU. `Communicator` implements it."""
         raise NotImplementedError
 
     def _arrays(self, x: Any) -> Any:
@@ -88,7 +90,7 @@ class CommunicatorBase:
         """The plan of calls with this key; `make(*key)` makes it for the first call. key: begins with `device_text`"""
         try:
             plan = self._plans.get(key)
-        except TypeError:  # An argument is neither a number nor text; `make` raises the right error.
+        except TypeError:  # An argument is not hashable, so it is invalid; `make` raises the right error.
             plan = None
         if plan is not None:
             return plan
@@ -146,7 +148,8 @@ class CommunicatorBase:
 
         Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if they differ. If only the ranks of a node compared theirs, it is raised on
-        these alone, and the communicator is broken. Also raises the exception of a function given as scale.
+        these alone, and the communicator is broken. Also raises the exception of a function given as scale; an
+        ArgumentError becomes a CollectivesError.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
@@ -154,10 +157,11 @@ class CommunicatorBase:
             if group_signatures is not None and differ(group_signatures):
                 error = yield from self._mismatch(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
-                    self.queue.abort(error, lambda: None)  # Other nodes do not know about it, and continue.
+                    self.queue.abort(error, lambda: None)  # The ranks of other nodes do not raise it, and continue.
                 raise error from call.failure
         if isinstance(call.failure, ArgumentError):
-            # Ranks that were not compared have continued, so this must not be an ArgumentError, which is recoverable.
+            # If ranks did not compare this call, the others have continued. So the error must not be an ArgumentError,
+            # after which the queue would go on.
             raise CollectivesError(f"the function given as scale failed: {call.failure}") from call.failure
         if call.failure is not None:
             raise call.failure

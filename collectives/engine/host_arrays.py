@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostArrays:
-    """Reads, makes and delivers the arrays of calls.
+    """Reads, makes and delivers the arrays of calls on the host.
 
     `DeviceArrays` does the same for arrays on a GPU, so that a collective is described once for both.
 
@@ -70,7 +70,7 @@ class HostArrays:
         if out is None or plan.result is None:
             return None
         array = source if in_place else as_array(out, "out")
-        # The common case is checked here: calling `check_out` would take as long as this whole method.
+        # The common case is checked here, because calling `check_out` would take as long as this whole method.
         if array.shape == plan.result and array.dtype == source.dtype and array.flags.writeable:
             return array
         return check_out(array, plan.result, source.dtype)

@@ -40,15 +40,17 @@ from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
-# Errors that a step raises only after its last operation, or on all ranks together: ranks still agree on the next call.
+# Errors that a step raises only after its last operation, or on all ranks together. So ranks still agree on the next
+# call.
 _RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
 # Interval at which a waiting rank checks for exits and time limits (s).
 _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
-# A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
+# A plan keeps the texts of this many call sites. Without a limit, code that is compiled anew for each call would add a
+# site each time.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. To wake it takes as
-# long as a small call.
+# After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because to
+# wake it takes as long as a small call.
 _IDLE_ROUNDS = 10
 # After `expect_wait` the helper thread leaves the calls to the thread that is going to wait, for this long (s). Then it
 # takes over: that thread may have raised an exception, and may never wait.
@@ -72,12 +74,14 @@ class CallQueue:
         self._closed = False
         self._closing = False
         self._released = False
-        # The error of the first call that failed before its end: all later calls raise it, after calling `_notify`.
+        # The error of the first call that failed before its end, or of `abort`. All later calls raise it, after calling
+        # `_notify`.
         self._error: BaseException | None = None
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
         on_one_node = transport.shares_memory and transport.local_size == transport.size
-        # All ranks are on this node, and it has fewer than two cores for each: helper threads delay computing threads.
+        # Whether all ranks are on this node, and it has fewer than two cores for each. Then helper threads delay the
+        # threads that compute.
         self._shares_cores = on_one_node and (os.cpu_count() or 1) < 2 * transport.local_size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
@@ -143,7 +147,7 @@ class CallQueue:
     def submit(self, call: CollectiveOp[Any], ordered: bool = True, awaited: bool = True) -> None:
         """Starts `call`, which is continued by threads that wait for a call, or by the helper thread.
 
-        awaited: False if no other rank waits for it: the helper thread continues it only after `wake_helper`
+        awaited: False if no other rank waits for the call: then a sleeping helper thread is not woken for it
         """
         self._add(call, ordered)
         if not ordered:
@@ -152,7 +156,7 @@ class CallQueue:
             if call.plan.small:
                 self._take(self._start, call)
             elif call.source is call.target and self._transport.in_flight > 1:
-                # Data are sent while this thread computes; and as the call is in place, its start needs no copy.
+                # So data are sent while this thread computes. The call is in place, so its start needs no copy.
                 self._take(self._start_ahead)
         if awaited and not call.done:
             self.wake_helper()
@@ -161,7 +165,7 @@ class CallQueue:
         """Makes the helper thread continue the calls that no thread waits for."""
         if self._helper is None:
             self._start_helper()
-        else:  # If it is not asleep, it tests soon.
+        else:  # If it is not asleep, it takes steps soon anyway.
             self._wake_if_needed()
 
     def _wake_if_needed(self) -> None:
@@ -169,10 +173,11 @@ class CallQueue:
             self._wake.set()
 
     def expect_wait(self) -> Callable[[], None]:
-        """Says that this thread computes, and then waits for all calls. Returns: the function by which it waits
+        """Called by a thread that will compute, and then wait. Returns: the function that waits for all collectives
 
-        Where ranks share cores, the helper thread leaves the calls to this thread: helper threads of two ranks have to
-        meet for each tile, which takes several times as long while all cores compute.
+        Where ranks share cores, the helper thread then takes no steps until this thread waits, or `_LEFT` has passed.
+        The helper threads of two ranks would have to meet for each tile, which takes several times as long while all
+        cores compute.
         """
         if self._shares_cores:
             self._left_until = time.monotonic() + _LEFT
@@ -289,10 +294,10 @@ class CallQueue:
     # Steps -----------------------------------------------------------------------------------------------------------
 
     def _take(self, steps: Callable[..., bool], *arguments: Any) -> bool:
-        """Calls `steps` unless a thread is already taking steps; then returns False.
+        """Calls `steps` and returns its result. Returns False at once if a thread is already taking steps.
 
-        Never waits for the other thread: its done callbacks may need a lock that this thread holds. This thread itself
-        may be interrupted in its steps by a signal handler that makes a call.
+        Does not wait for that thread, because its done callbacks may need a lock that this thread holds. That thread
+        may also be this one, if a signal handler that makes a call has interrupted its steps.
         """
         if self._stepper:
             return False
@@ -338,12 +343,12 @@ class CallQueue:
         return progressed
 
     def _start_ahead(self) -> bool:
-        """Starts as many collectives as the transport can have in flight."""
+        """Starts as many collectives as the transport can have in flight. Returns: whether there was any step"""
         progressed = False
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
-            if call.done:  # It has failed before its turn, and is removed when its turn comes.
+            if call.done:  # The call has failed before its turn, and is removed when its turn comes.
                 break
             # All ranks must start their operations in the same order. A scale function may depend on earlier results.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
@@ -403,7 +408,7 @@ class CallQueue:
                 call.set_outcome(None, error)
             except Exception as error:
                 self._break(call, error)
-        except BaseException as error:  # Ctrl-C, perhaps in the middle of a step: it must not be taken again.
+        except BaseException as error:  # Ctrl-C, perhaps in the middle of a step, which must not be taken again.
             if not call.done:
                 self._break(call, error)
             raise
@@ -484,7 +489,7 @@ class CallQueue:
         return self._error is not None
 
     def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
-        """Makes calls in progress and all later ones raise `error`, for example after a failure on the device.
+        """Makes calls in progress and all later calls raise `error`, for example after a failure on the device.
 
         May be called from any thread. notify: called when a call is about to raise the error
         """

@@ -12,7 +12,8 @@ from collectives.time_limit import Deadline
 class CommunicatorRegistry:
     """The call queues of all open communicators of one world on this rank, and the call counts of closed ones.
 
-    requested: the backend for arrays on GPUs that was requested by name, if any
+    requested: "nccl" if that was requested by name, else None. In a process that works for a rank: any backend that was
+    requested by name
     nccl: the `NcclConfig` of all NCCL communicators of this world
     """
 

@@ -2,10 +2,10 @@
 
 MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
 status and call counts, and waits for theirs. If all have arrived, MPI is finalized, unless a failure makes that
-unsafe. Otherwise the job ends with the status of the first rank that failed. If none failed, but ranks did not come in
-time, the others say which, and end the job with status 1. Ranks that stopped on request (STOPPED) leave like those that
-are done: if an engine saw one rank exit before the others have finalized MPI, it would kill the others, and print a
-page about it.
+unsafe. Otherwise the job ends with the status of the first rank that failed. If none failed, but some ranks did not
+come in time, the others print which ranks are missing, and end the job with status 1. A rank that stopped on request
+(STOPPED) also waits for the others. If it exited before they have finalized MPI, the engine would kill them, and print
+a long error message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAUSE = 0.2e-3
 
 
 class Membership(Protocol):
-    """What `shut_down` needs from a world: see `MPIWorld`."""
+    """The interface of a world that `shut_down` uses. `MPIWorld` implements and documents it."""
 
     @property
     def rank(self) -> int: ...
@@ -50,7 +50,7 @@ class Membership(Protocol):
 
 
 class ExitStatus:
-    """The exit status with which this process is ending, as far as that is known before it has ended.
+    """The exit status with which this process will end, as far as it can be seen before.
 
     Python shows atexit handlers neither the argument of sys.exit nor whether an exception ended the script, so both are
     intercepted. A SystemExit that was caught is ignored if calls were made after it.
@@ -62,7 +62,7 @@ class ExitStatus:
         self._asked: tuple[int, int] | None = None
 
     def watch(self) -> None:
-        """Replaces sys.exit and sys.excepthook by functions that note the status."""
+        """Replaces sys.exit and sys.excepthook by functions that also record the status."""
         original_exit = sys.exit
         original_excepthook = sys.excepthook
 
@@ -88,7 +88,7 @@ class ExitStatus:
 
 
 def exit_code(status: object) -> int:
-    """The exit code of `sys.exit(status)`: 0 for None, a number modulo 256, 1 for anything else, which is printed."""
+    """The exit code of `sys.exit(status)`: 0 for None, a number modulo 256, 1 for anything else."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1
@@ -120,7 +120,7 @@ def shut_down(
     membership.leave(ExitNotice(status=status, calls=registry.calls()))
     if supervised and not is_clean(status):
         _flush()
-        os._exit(status)  # The launcher knows of the failure, and ends the other ranks.
+        os._exit(status)  # The launcher sees the exit status, and ends the other ranks.
     failed = _wait_for_notices(membership, status, deadline)
     broken = registry.broken()
     exit_notices = membership.exit_notices()

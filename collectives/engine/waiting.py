@@ -18,14 +18,15 @@ from collectives.time_limit import Deadline
 from collectives.transport import Test, Transport, describe_exits, left_before
 
 # All times are in seconds.
-# Test without a pause for this long: a peer that is about to arrive is worth a short spin.
+# Test without a pause for this long, since a peer may be about to arrive.
 _SPIN = 20e-6
 # Until this much time has passed, yield the core between tests: another rank may need it. Then sleep.
 _YIELD = 300e-6
 # A sched_yield that takes longer than this means that the core is shared. Waiting ranks then spin less for a while.
 _SHARED = 5e-6
 # A sched_yield that takes longer than this gave the core to a computing process for a whole time slice. A sleeping
-# process gets its core back at once, so waiting ranks then sleep instead (benchmarks/collectives.py --busy 1).
+# process gets its core back at once when it wakes. So waiting ranks then sleep instead of yielding
+# (benchmarks/collectives.py --busy 1).
 _TAKEN = 200e-6
 # How long waiting ranks spin less, or sleep instead, after a sched_yield that took longer than _SHARED or _TAKEN.
 _CROWDED = 5e-3
@@ -34,12 +35,12 @@ _NAP = 1e-6
 # The sleep between tests after _YIELD. A longer one would save little CPU time, and on a busy core it would cost much
 # of the network's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
-# Like PAUSE, for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us,
-# and the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that ranks of a node that
-# test in turn still meet.
+# Like PAUSE, for a call that no thread waits for yet, while the program computes. Each test takes some 10 us of the
+# core's time, and the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that a rank
+# that begins to spin still meets a rank that has just begun to sleep.
 LONG_PAUSE = 250e-6
 
-# A timeout describes the last call of at most this many late ranks.
+# The message of a timeout describes the last calls of at most this many late ranks.
 _SHOWN = 8
 
 _ORDER = "Every rank must make the same calls in the same order"

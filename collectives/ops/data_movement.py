@@ -30,7 +30,10 @@ from collectives.transport import ROWS, Signatures, Steps
 
 
 class DataMovement(CommunicatorBase):
-    """The data movements of a communicator. A plan outlives its calls, so it holds none of their arrays."""
+    """The data movements of a communicator.
+
+    The `_plan_...` methods make plans. A plan outlives its calls, so it must not keep references to their arrays.
+    """
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Copies the root's x into every other rank's x.
@@ -69,7 +72,7 @@ class DataMovement(CommunicatorBase):
         """Joins all ranks' x along axis 0 in rank order, on the root alone.
 
         x: (n_r, ...); the n_r may differ, the rest and the dtype may not; 0-d arrays count as (1,)
-        lengths: all n_r, if every rank knows them; "equal" if all are x's own length; None: they are exchanged first
+        lengths: all n_r, if every rank knows them; "equal" if all are equal; None: the ranks exchange them first
         out: (n_0 + n_1 + ..., ...), used on the root only
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
@@ -153,12 +156,14 @@ class DataMovement(CommunicatorBase):
     ) -> Any:
         """Splits the root's x along axis 0, one part for each rank.
 
-        x: (n, ...) on the root, ignored elsewhere; lengths: of the parts, used on the root only; None: as
-        `np.array_split` splits, as evenly as possible, longer parts first; out: (n_r, ...)
+        x: (n, ...) on the root; ignored elsewhere, except that it may show that the root's x is on a GPU
+        lengths: of the parts, used on the root only; None: as `np.array_split` splits, as evenly as possible, longer
+        parts first
+        out: (n_r, ...). If the root's x is on a GPU, every other rank must pass an x or an out on a GPU
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
-        # Off the root, only out shows whether the root's x is on a GPU.
+        # Off the root, x or out shows whether the root's x is on a GPU.
         arrays = self._arrays(x if is_device_array(x) else out)
         root = self._check_root(root)
         source = None
@@ -235,7 +240,7 @@ class DataMovement(CommunicatorBase):
         out: (rows received, ...)
         Returns: (rows received, ...), the parts from all ranks joined in rank order
         Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
-        dtypes or row shapes differ and lengths are exchanged.
+        dtypes or row shapes differ and lengths are exchanged, also for a call that the ranks do not compare.
         """
         arrays = self._arrays(x)
         source = _splittable(arrays, x, "all_to_all")
@@ -283,7 +288,7 @@ class DataMovement(CommunicatorBase):
             return call.arrays.deliver(buffer, call.target, call.out)
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
-            # The prefix in each rank's inline buffer is the number of rows that it sends to each rank. Then comes x.
+            # Each rank's inline buffer holds the prefix, which is the rank's `sends`, and then the rank's x.
             table = [prefix_of(rank).view(np.int64).tolist() for rank in range(self.size)]
             received = [sends[self.rank] for sends in table]
             if (known_table is not None and table != known_table) or (
@@ -311,12 +316,12 @@ class DataMovement(CommunicatorBase):
 
 
 def checksum(sends: Sequence[int]) -> int:
-    """The CRC-32 of the numbers of rows that a rank sends to the ranks."""
+    """The CRC-32 of `sends`, the numbers of rows that a rank sends to each rank."""
     return zlib.crc32(np.array(sends, np.int64).tobytes())
 
 
 def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
-    """Checks a given table of rows against the checksums of all ranks. Raises: MismatchError if they differ."""
+    """Checks the table that a caller gave as `lengths`. Raises: MismatchError if it is not what the ranks send."""
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
         raise MismatchError(f"lengths say that all send rows as in {table}, which is not so for {name_ranks(wrong)}")

@@ -1,9 +1,10 @@
-"""Collectives for Python objects: they are pickled, so that configurations, metrics and vocabularies need no layout.
+"""Collectives for Python objects, such as configurations, metrics and vocabularies, which travel pickled.
 
 Unpickling runs code that the sender chose. The ranks of one job trust each other; nothing here reads from a disk or
 from outside the job.
 
-If an object cannot be pickled, the reason is sent in its place, so that waiting ranks raise instead of hanging.
+If an object cannot be pickled, the reason is sent in its place. So ranks that wait for the object raise an error and do
+not hang.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Objects(CommunicatorBase):
 
         o: anything that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
         Returns: the object itself on the root, a copy elsewhere
-        Raises: ArgumentError if there is no such root; on every rank if o cannot be pickled.
+        Raises: ArgumentError if there is no such root; on every rank if o cannot be pickled; on a rank that cannot
+        unpickle it.
         """
         root = self._check_root(root)
         data, refused = _pickled(o if self.rank == root else None)
@@ -54,7 +56,8 @@ class Objects(CommunicatorBase):
 
         o: anything that can be pickled; ranks trust each other (pickle runs code)
         Returns: a list of `size` objects on the root, None elsewhere
-        Raises: ArgumentError if there is no such root; on the root and this rank if this rank's o cannot be pickled.
+        Raises: ArgumentError if there is no such root; on the root and this rank if this rank's o cannot be pickled; on
+        the root if it cannot unpickle an object.
         """
         return self._gather_objects("gather_object", o, self._check_root(root), async_op)
 
@@ -63,7 +66,7 @@ class Objects(CommunicatorBase):
 
         o: anything that can be pickled; ranks trust each other (pickle runs code)
         Returns: a list of `size` objects, all of them copies
-        Raises: ArgumentError on every rank if an object cannot be pickled.
+        Raises: ArgumentError on every rank if an object cannot be pickled; on a rank that cannot unpickle one.
         """
         return self._gather_objects("all_gather_object", o, None, async_op)
 
@@ -95,7 +98,7 @@ class Objects(CommunicatorBase):
         objects: `size` objects that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
         Returns: a copy of this rank's object
         Raises: ArgumentError if there is no such root, or its list has another length; on every rank if an object
-        cannot be pickled.
+        cannot be pickled; on a rank that cannot unpickle its object.
         """
         root = self._check_root(root)
         parts = [np.empty(0, np.uint8)] * self.size

@@ -3,9 +3,10 @@
 An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows with a tag that
 the message names, so that it can be received in place whatever else is in flight between the two ranks.
 
-Eager messages of all ranks and tags arrive in one stream, and are matched with receives in the order in which they were
-sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and a tag may be any number. Only steps of
-calls use the queue of messages, and one thread at a time takes steps.
+A rank gets the eager messages of all ranks and tags from one call, `Transport.arrived`. `P2PQueue` matches them with
+receives in the order in which they were sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and
+tags are not limited to those that MPI supports. `P2PQueue` has no lock: only the steps of calls change it, and one
+thread at a time takes steps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from collectives.transport import (
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """A posted receive. src: a rank, None: any rank; message: set once it is matched"""
+    """A posted receive. src: a rank; None: any rank. message: set once the receive is matched"""
 
     src: int | None
     tag: int
@@ -51,10 +52,11 @@ class P2PQueue:
         self._transport = transport
         self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
-        # By the other rank: the number of eager messages sent to it, and of those that have arrived from it.
+        # The index is the other rank: the numbers of eager messages sent to it, and of eager messages arrived from it.
         self.sent = [0] * transport.size
         self._arrived = [0] * transport.size
-        # By the other rank: the number of large arrays received from it, and of those that it has received.
+        # The index is the other rank: the numbers of large arrays from it that receives have matched, and of large
+        # arrays sent to it that it has received.
         self._received = [0] * transport.size
         self.fetched = [0] * transport.size
 
@@ -92,7 +94,7 @@ class P2PQueue:
         self._unexpected.append(message)
 
     def _match(self, receive: Receive, message: EagerMessage) -> bool:
-        """Gives the message to that receive if it matches."""
+        """Gives the message to the receive if source and tag match. Returns: whether they do"""
         if receive.tag != message.tag or receive.src not in (None, message.src):
             return False
         receive.message = message
@@ -102,8 +104,8 @@ class P2PQueue:
     def never_sent(self, src: int | None, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
         """The ranks whose exit ends an unmatched receive from `src`; none while a message may still come.
 
-        A rank counts once it has left and all its messages have arrived. A receive from any source ends when all other
-        ranks count, or one of them has failed.
+        No message can come from a rank that has failed, or that has left and whose messages have all arrived. A receive
+        from any source ends when this holds for all other ranks, or one of them has failed.
         """
         me = self._transport.rank
         exited = [
@@ -116,12 +118,12 @@ class P2PQueue:
         return [rank for rank in exited if exit_notices[rank].failed]
 
     def never_received(self, dst: int, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-        """[dst] if rank dst has left without receiving the large array of a send to it, else []."""
+        """[dst] if rank dst has failed, or has left without receiving the large array of a send to it; else []."""
         notices = {dst: exit_notices[dst]} if dst in exit_notices else {}
         return left_before(notices, self._key(self._transport.rank, dst, "received"), self.fetched[dst])
 
     def counts(self) -> dict[str, int]:
-        """The numbers of eager messages that this rank has sent, and of large arrays received, for its exit notice."""
+        """For the exit notice: the numbers of eager messages sent, and of large arrays that receives have matched."""
         me = self._transport.rank
         sent = {self._key(me, dst, "sent"): n for dst, n in enumerate(self.sent) if n}
         return sent | {self._key(src, me, "received"): n for src, n in enumerate(self._received) if n}
@@ -132,7 +134,7 @@ class P2PQueue:
 
 T = TypeVar("T")
 
-#: As in mpi4py and torch.distributed.
+#: The largest int of C, the type of tags in MPI and torch.distributed.
 LARGEST_TAG = 2**31 - 1
 
 
@@ -149,13 +151,15 @@ class PointToPoint(CommunicatorBase):
     def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
         """Sends x to rank dst, which receives it by `recv`.
 
-        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, messages with different tags do not mix
+        x: (...); dst: a rank; tag: 0 to 2,147,483,647, messages with different tags do not mix
         Arrays that are sent to one rank with one tag arrive in order. An array of up to about 4,000 bytes is in transit
-        when this returns. A larger one is complete only when dst receives it: if two ranks exchange large arrays, both
-        must send with `async_op=True`, or one of them must receive first. An array for this rank itself is copied.
+        when this returns. The send of a larger array is complete only when dst receives it. So if two ranks exchange
+        large arrays, at least one of them must send with `async_op=True`, or receive first. An array for this rank
+        itself is copied.
 
         Returns: None
-        Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
+        Raises: ArgumentError if there is no such rank or tag; DtypeError if x is not an array of numbers; PeerLeft if
+        dst leaves without receiving it.
         """
         dst = check_int(dst, 0, self.size - 1, "dst should be a rank")
         tag = _check_tag(tag)
@@ -183,9 +187,9 @@ class PointToPoint(CommunicatorBase):
         return self._run(call, async_op, ordered=False)
 
     def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
-        """Receives what rank src sends to this one; src None: what any rank sends, with that rank's number.
+        """Receives an array that rank src sends to this rank.
 
-        src, tag: as in `send`; out: (...) of the sender's shape and dtype
+        src: a rank; None: any rank; tag: as in `send`; out: (...) of the sender's shape and dtype
         Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
         Raises: ArgumentError if there is no such rank or tag, or if out does not fit, in which case the message is
         lost; PeerLeft if src leaves without sending; for src None, if every other rank leaves, or one fails.

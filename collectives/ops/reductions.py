@@ -15,7 +15,8 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
 from collectives.transport import Signatures, Steps
 
-# Bytes. Longer reductions run alone: they fill a network by themselves, and MPI allocates as much memory again.
+# Bytes. Reductions of larger arrays run alone: they fill a network by themselves, and MPI allocates as much memory
+# again.
 _BESIDE = 32 << 20
 
 
@@ -44,7 +45,8 @@ class Reductions(CommunicatorBase):
         combine, and an all-gather joins the parts. None: the transport's order
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
-        Raises: DtypeError if op is not defined for the dtype; ArgumentError if out does not fit, or for another order.
+        Raises: DtypeError if op or scale is not defined for the dtype; ArgumentError if there is no such op or order,
+        scale is not a number, or out does not fit.
         """
         return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op, order)
 
@@ -83,7 +85,7 @@ class Reductions(CommunicatorBase):
         x: (n, ...), the same shape and dtype on every rank; op, scale: as in `all_reduce`
         lengths: the rows of each rank, the same list on every rank; None: `np.array_split`'s rule, as even as possible,
         longer parts first
-        order: as in `all_reduce`, without the all-gather
+        order: as in `all_reduce`, but no all-gather is needed
         out: (n_r, ...) of x's dtype
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
@@ -154,8 +156,8 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # Only a body of one operation: `reduce` may take two, a reduction in a tree several, and arrays on a GPU
-            # are copied before the operation.
+            # True only for a body of one operation: `reduce` may take two, a reduction in tree order takes two, and
+            # arrays on a GPU are copied before the operation.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )

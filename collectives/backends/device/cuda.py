@@ -1,6 +1,7 @@
-"""The only module of `collectives` that uses CuPy: streams, events, pinned memory, and the identity of devices.
+"""CuPy as the package uses it: arrays, streams, events, pinned memory, and the identity of devices.
 
-The other modules use it through a `Cuda`, so that a test can replace CuPy by streams that only record their work.
+Other modules use CuPy only through a `Cuda`, so that tests can replace CuPy by a simulation. The one exception is
+`nccl.library`, which takes the NCCL library from CuPy.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _PER_THREAD = 2
 
 
 def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Makes the GPU numbered by the local rank, modulo the number of GPUs, current for this thread.
+    """Makes the GPU whose number is the local rank, modulo the number of GPUs, this thread's current device.
 
-    If only one device is visible, or the current one is not device 0, it stays current.
+    If only one device is visible, or the current device is not device 0, the current device does not change.
     """
     if has_one_visible(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
         return
@@ -41,7 +42,7 @@ def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> 
         return
     try:
         load().take_own_device(local_rank)
-    except CollectivesError as error:  # The first array on a GPU will raise it; without one, no GPU is needed.
+    except CollectivesError as error:  # The first call on a GPU array would raise it again. Others need no GPU.
         _log.info("no GPU is taken: %s", error)
 
 
@@ -57,12 +58,12 @@ def has_one_visible(visible: str | None) -> bool:
 def _has_several_gpus() -> bool:
     try:
         return len(os.listdir(_GPUS)) > 1
-    except OSError:  # No GPU. But if even /proc/driver is missing, nothing is known: let libcuda decide.
+    except OSError:  # There is no GPU. But without /proc/driver this is not known, and `why_absent` looks further.
         return not _GPUS.parents[1].exists()
 
 
 def why_absent() -> str | None:
-    """Why this process cannot use CuPy, found without importing it; None if there is no reason."""
+    """Why this process cannot use CuPy, found without importing it; None if no reason is found."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed"
     try:
@@ -103,7 +104,7 @@ class Cuda:
         return f"{self._runtime.deviceGetPCIBusId(self.index)} {uuid}".rstrip()
 
     def take_own_device(self, local_rank: int) -> None:
-        """If this is device 0, makes the device numbered by the local rank current, and stands for it from now on."""
+        """If `index` is 0, changes it to the local rank modulo the number of GPUs, and makes that device current."""
         count = self._runtime.getDeviceCount()
         if self.index == 0 and local_rank % count:
             self.index = local_rank % count
@@ -112,8 +113,9 @@ class Cuda:
     def use(self) -> None:
         """Makes this the calling thread's current device.
 
-        Each of our threads that uses a device must begin with this. A new thread's current device is device 0: at its
-        end, a `with` block of another device makes device 0 current again, and CUDA then allocates memory there.
+        Each thread of this package that uses a device must first call this. A new thread's current device is device 0:
+        without this call, each `with` block of another device makes device 0 current again at its end, and CUDA then
+        allocates memory on device 0.
         """
         self.xp.cuda.Device(self.index).use()
 
@@ -165,7 +167,7 @@ class Cuda:
     # Streams ---------------------------------------------------------------------------------------------------------
 
     def stream(self) -> Any:
-        """A new stream that the default stream does not wait for."""
+        """A new stream that neither waits for the default stream nor makes it wait."""
         with self.xp.cuda.Device(self.index):
             return self.xp.cuda.Stream(non_blocking=True)
 
@@ -182,7 +184,8 @@ class Cuda:
                 with stream:
                     yield
             finally:
-                # CuPy's context would restore the stream of the enclosing context, not one that `use` made current.
+                # At its end `with stream` restores the stream of the enclosing `with`, not a stream that `Stream.use`
+                # has made current.
                 outer_stream.use()
 
     def record_event(self, stream: Any) -> Any:
@@ -193,11 +196,11 @@ class Cuda:
         return event
 
     def capturing(self, stream: Any) -> bool:
-        """True while the stream is captured into a graph. The default stream cannot be, and must not be queried."""
+        """True while the stream is captured into a graph. The default stream cannot be captured, or queried for it."""
         return stream.ptr != 0 and bool(self._runtime.streamIsCapturing(stream.ptr))
 
     def is_per_thread(self, stream: Any) -> bool:
-        """True for a thread's own default stream, which other threads cannot name."""
+        """True for a thread's own default stream: in another thread, the same handle means another stream."""
         return bool(stream.ptr == _PER_THREAD)
 
     def is_complete(self, event: Any) -> bool:

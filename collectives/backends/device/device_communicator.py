@@ -1,13 +1,13 @@
 r"""The part of a communicator for arrays on a GPU: its collectives have the arguments that `Communicator` documents.
 
 Device calls and host calls go through one queue, in the communicator's order. What ranks must exchange first (lengths,
-the choice of a transport) goes over the host transport. `wait` orders streams; it does not make the host wait for the
-device, unless a result has to come from there.
+the choice of a transport) goes over the host transport. `wait` orders streams. The host waits only until the collective
+is on its stream. If the collective goes through host memory, this includes the copy from the device.
 
-Reductions are computed in the dtype that `collectives.reduction` defines, converted on the communication stream; rows
-move as bytes. send and recv always go through host memory: they are not part of the order of collectives, and two ranks
-may send to each other at once. An NCCL send occupies its communicator until the other side receives, so two such sends
-would deadlock.
+Reductions are computed in the dtype that `collectives.reduction` defines. Arrays are converted to it on the
+communication stream. All other collectives move rows as bytes. send and recv always go through host memory, because
+they are not part of the order of collectives, and two ranks may send to each other at once. An NCCL send occupies its
+communicator until the other side receives, so two such sends would deadlock.
 
 How a collective is ordered after the caller's kernels and before those that use its result:
 
@@ -17,8 +17,9 @@ How a collective is ordered after the caller's kernels and before those that use
 
 The host does not wait for `ready` or `done`. CuPy's memory pool has one arena per stream and reuses freed memory at
 once, in that stream's order, without regard to the communication stream. So a result is allocated in the arena of the
-caller's stream, before `ready` is recorded. Everything that the communication stream uses is kept by the watchdog until
-`done` is complete. What the communication stream allocates for itself is in its own arena, and no other stream uses it.
+caller's stream, and before `ready` is recorded if its shape is known by then. The watchdog keeps all arrays that the
+communication stream uses until `done` is complete. Scratch arrays of the communication stream are in its own arena, and
+no other stream uses them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class DeviceWork(Work[T]):
     """A collective on a GPU in progress.
 
     `wait` orders the later work of the calling thread's current stream after the collective; the host waits only until
-    the collective has been put on its stream. `done` means that it has been put there, not that it is complete.
+    the collective has been put on its stream. `done` returns True once the collective has been put there, even if it is
+    not complete.
     """
 
     __slots__ = ("_arrays",)
@@ -63,9 +65,9 @@ class DeviceWork(Work[T]):
         self._arrays = arrays
 
     def wait(self, timeout: float | None = None) -> T:
-        """The collective's result, which the current stream may use. May be called again, also on other streams.
+        """Returns the result, which the current stream may use. May be called again, also on other streams.
 
-        Raises: what `Work.wait` raises; a failure on the device since the launch.
+        Raises: what `Work.wait` raises; a failure on the device.
         """
         result = super().wait(timeout)
         self._arrays.wait()
@@ -73,9 +75,9 @@ class DeviceWork(Work[T]):
 
 
 class DeviceReceiveWork(Work[Any]):
-    """A receive into an array on a GPU. The first stream that waits for it copies the data to the GPU.
+    """A receive into an array on a GPU. The first `wait` copies the data to the GPU, on the current stream.
 
-    deliver: copies what `recv` returned to the device
+    deliver: copies the result of `recv` to the device, and returns the result of `wait`
     """
 
     __slots__ = ("_deliver", "_result")
@@ -86,7 +88,7 @@ class DeviceReceiveWork(Work[Any]):
         self._result: Any = None
 
     def wait(self, timeout: float | None = None) -> Any:
-        """`out`, which the current stream may use; (out, sender's rank) for a receive from any source."""
+        """Returns `out`, which the current stream may use; for a receive from any source (out, sender's rank)."""
         received = super().wait(timeout)
         if self._result is None:
             self._result = self._deliver(received)
@@ -120,7 +122,7 @@ class DeviceCommunicator:
         return self._device
 
     def transport(self) -> Steps[DeviceTransport]:
-        """The device transport, chosen by all ranks together when it is first needed."""
+        """Returns the device transport, which all ranks choose together when it is first needed."""
         if self._device_transport is None:
             registry = self._comm.registry
             self._device_transport = yield from negotiate(
@@ -135,16 +137,17 @@ class DeviceCommunicator:
         return self._device_transport
 
     def close(self) -> None:
-        """Frees what the device transport holds. No call may be in progress on this rank."""
-        with contextlib.suppress(CollectivesError):  # The communicator is broken; calls report that.
+        """Frees the resources of the device transport. No call may be in progress on this rank."""
+        with contextlib.suppress(CollectivesError):  # The communicator is broken, which its calls report.
             self.watchdog.close()
         if self._device_transport is not None:
             with contextlib.suppress(CollectivesError):
                 self._device_transport.close()
 
     def watch_stream(self, name: str, keep: Any) -> None:
-        """Watches the work on the current stream, within a time limit; keeps `keep` alive until the work is complete.
+        """Watches the work on the current stream; keeps `keep` alive until the work is complete.
 
+        The time limit is that of the device transport. Does nothing before the first collective on a GPU.
         Raises: the failure of an earlier operation.
         """
         if self._device_transport is None:
@@ -152,7 +155,7 @@ class DeviceCommunicator:
         self.watchdog.check()
         call: CollectiveOp[None] = CollectiveOp(Plan(name, "on GPU"), self._comm.timeout)
         self._comm.queue.record_launched(call)
-        # Recorded outside of any capture, so that the watchdog may query it.
+        # The current stream must not be in a capture, so that the watchdog may query the event.
         event = self._cuda.record_event(self._cuda.current_stream())
         self.watchdog.watch(event, keep, call, self._device_transport.timeout)
 
@@ -204,7 +207,7 @@ class DeviceCommunicator:
     def to_device(self, received: Array | tuple[Array, int], out: Any) -> Any:
         """Copies a received array into `out`, for the later work of the current stream. Returns: `out`
 
-        received: what `recv` returned. If that is a pair of array and sender's rank, the result is a pair, too
+        received: the result of `recv`. If that is a pair of array and sender's rank, a pair is returned here, too
         Raises: ArgumentError if `out` has another shape or dtype.
         """
         if isinstance(received, tuple):
@@ -228,7 +231,7 @@ class DeviceCommunicator:
 class DeviceArrays:
     """The arrays of one call on a GPU: reads, makes, keeps and delivers them, and orders the streams.
 
-    `HostArrays` does the same on the host. Created in the caller's thread, for the caller's current stream.
+    `HostArrays` does the same on the host. An object is created in the caller's thread, for the caller's current stream.
     """
 
     device_text = "on GPU"
@@ -264,14 +267,14 @@ class DeviceArrays:
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array for the communication stream only; to be called after `begin`."""
+        """Makes an array that only the communication stream uses. Called after `begin`."""
         with self._cuda.on(self._stream):
             array = self._cuda.empty(shape, dtype)
         self._buffers.append(array)
         return array
 
     def contiguous(self, source: Any, dtype: Any) -> Any:
-        """source itself, or a contiguous copy of it in this dtype, made on the communication stream after `begin`."""
+        """Returns source itself, or a contiguous copy in this dtype. The communication stream copies, after `begin`."""
         if dtype == source.dtype and source.flags.c_contiguous:
             return source
         array = self.scratch(source.shape, dtype)
@@ -296,7 +299,7 @@ class DeviceArrays:
         try:
             self._done = self._cuda.record_event(self._stream)
         except Exception:
-            self._device.watchdog.keep_forever(buffers)  # The device has failed, and may still write to them.
+            self._device.watchdog.keep_forever(buffers)  # The device has failed, and may still write to the buffers.
             raise
         if self._captured:
             self._device.watchdog.keep_forever(buffers)
@@ -309,7 +312,7 @@ class DeviceArrays:
         self._cuda.current_stream().wait_event(self._done)
 
     def read(self, x: Any, name: str = "x") -> Any:
-        """x as a CuPy array that shares its memory, which is kept until the collective is done."""
+        """Returns x as a CuPy array that shares its memory. The array is kept until the collective is complete."""
         array = self._cuda.as_array(x, name)
         self._buffers.append(array)
         return array
@@ -406,14 +409,14 @@ class DeviceArrays:
     def reduce(
         self, call: CollectiveOp[Any], reduction: Reduction, transport: DeviceTransport, sent: Any, _: None
     ) -> Steps[Any]:
-        """The steps of a reduction: they launch it, then divide and scale on the communication stream."""
+        """The steps of a reduction: they launch it, and then divide and scale on the communication stream."""
         result = call.target
         factor = self._factor(call.scale, transport)
         total = None if result is None else self._total(call, sent, result)
         averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
-        averages = averages and not reduction.in_tree  # NCCL's mean multiplies before it adds
+        averages = averages and not reduction.in_tree  # NCCL's mean scales the values before it adds them.
         received = None if total is None else flat(total)
-        in_parts = reduction.in_tree and self._comm.size > 2  # the order of two values makes no difference
+        in_parts = reduction.in_tree and self._comm.size > 2  # The order of two values makes no difference.
         if in_parts or not transport.reduces(sent.dtype, reduction.op):
             add = getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)
 
@@ -438,7 +441,7 @@ class DeviceArrays:
         return result if call.out is None else call.out
 
     def _total(self, call: CollectiveOp[Any], sent: Any, result: Any) -> Any:
-        """Memory for the total: the result itself if that fits."""
+        """Memory for the total: the sent array if it may be overwritten, else the result if it fits, else scratch."""
         if call.name == "all_reduce" and (result is call.source or sent is not call.source):
             return sent  # In place; or `sent` is a private copy, which can also receive the total.
         if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
@@ -446,9 +449,9 @@ class DeviceArrays:
         return self.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale as a number, or as a 0-d array on the device. A function is called now, right before the launch.
+        """The scale as a number, or as a 0-d array on the device. A function is called here, right before the launch.
 
-        The results of all earlier collectives come before this point of the stream, so the function may use them.
+        Earlier collectives come before this point of the communication stream, so the function may use their results.
         """
         if not callable(scale):
             return scale

@@ -1,10 +1,12 @@
 """Device transports: their interface, the transport of a world of one, and the transport through host memory.
 
-A host `Transport` moves host arrays, and returns tests. A device transport moves device arrays, and puts each
-collective on its one `stream`, after what is there already; its steps end when the collective is on the stream. All
-arrays are one-dimensional and contiguous, and stay alive until an event after the collective is complete.
+A host `Transport` moves host arrays, and its methods return tests. A device transport moves device arrays, and its
+methods return steps, which put a collective on the transport's one `stream`, after the work that is there already. The
+steps end when the collective is on the stream. All arrays are one-dimensional and contiguous, and stay alive until an
+event after the collective is complete.
 
-Through the host transport, an array is copied into pinned memory, transferred, and copied back to the device.
+The transport through host memory copies an array into pinned memory, moves it by the host transport, and copies the
+result back to the device.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from collectives.transport import Steps, Test, Transport
 class DeviceTransport(ABC):
     """One rank's end of a communicator for device arrays.
 
-    name: its name in logs; capturable: its collectives can be part of a graph; stream: where they are enqueued
-    averages: the transport computes MEAN of floats and complex numbers itself; otherwise its caller divides a SUM
+    name: in errors; stream: the CUDA stream on which collectives are enqueued
+    capturable: whether collectives can be part of a CUDA graph
+    averages: whether the transport computes MEAN of floats and complex numbers itself; if not, its caller divides a SUM
     timeout: seconds within which the event after a collective must be complete; None if the stream waits for no rank
-    staged: host memory of the collective, which must live as long as its other buffers
+    staged: host memory that the last collective uses, which must live as long as the collective's other buffers
     """
 
     name: str
@@ -39,7 +42,7 @@ class DeviceTransport(ABC):
         self.stream = cuda.stream()
 
     def reduces(self, dtype: Any, op: ReduceOp) -> bool:
-        """Whether the reductions below support this dtype and op; otherwise each rank combines a part by itself."""
+        """Whether the reductions below support this dtype and op; if not, the caller has each rank combine a part."""
         return True
 
     @abstractmethod
@@ -96,7 +99,7 @@ class SingleDeviceTransport(DeviceTransport):
 
 
 class HostStagedTransport(DeviceTransport):
-    """The device transport that goes through host memory, over any transport."""
+    """The device transport that goes through host memory, over any host transport."""
 
     name = "host memory"
     capturable = False  # The host takes part in its collectives.
@@ -135,7 +138,7 @@ class HostStagedTransport(DeviceTransport):
         """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Each array may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
-        self.staged = (self.staged, sent, received)  # Keeps also what earlier transfers of this collective staged.
+        self.staged = (self.staged, sent, received)  # With the arrays of earlier transfers of the same collective.
         if sent is not None:
             self._cuda.copy_d2h(sent, source, self.stream)
             yield functools.partial(self._cuda.is_complete, self._cuda.record_event(self.stream))

@@ -1,15 +1,17 @@
-"""Device arrays over NCCL: each collective is one group of NCCL calls on its own stream, made by the device's issuer.
+"""Device arrays over NCCL: each collective is one group of NCCL calls, which the issuer of the device makes.
 
-Collectives that NCCL lacks are composed of those it has:
+Collectives that NCCL lacks are composed of NCCL calls:
 
     complex            SUM and MEAN on pairs of real numbers
     uneven parts       all_gather: a group of broadcasts; reduce_scatter: a group of reduces
     gather and others  a group of sends and receives
 
-For dtypes and ops that NCCL does not reduce as NumPy does (`reduces`), the caller has each rank combine a part.
+Some dtypes and ops NCCL does not reduce, or not as NumPy does. For these `reduces` returns False, and the caller has
+each rank combine a part.
 
-If two communicators of a device start their operations in different order on two ranks, they can deadlock. So one
-thread per device issues the operations of all its communicators, in an order that is the same on all ranks.
+One thread per device, the issuer, makes the NCCL calls of all communicators of the device, one collective after the
+other, in the order in which they are submitted. If two ranks submit the collectives of two communicators in different
+orders, NCCL can deadlock.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ _lock = threading.Lock()
 
 
 def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
-    """The issuer of a device, created by the first request; it lives as long as the process.
+    """The issuer of a device, created by the first call for this device. It lives as long as the process.
 
-    enter: called once in its thread, to make the device current (`cupy.cuda.Device(i).use`)
+    enter: called once in the issuer's thread, to make the device current (`cupy.cuda.Device(i).use`)
     """
     with _lock:
         if device not in _issuers:
@@ -54,7 +56,7 @@ def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer
 
 
 class Issuer:
-    """A thread that makes calls one after the other."""
+    """A thread that makes the submitted calls one after the other."""
 
     def __init__(self, name: str, enter: Callable[[], object] = lambda: None) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -78,7 +80,7 @@ class Issuer:
                 error = RuntimeError("the issuing thread could not enter its device")
                 error.__cause__ = entered.exception()
                 outcome.set_exception(error)
-            del outcome, call  # An idle thread must not keep their objects alive.
+            del outcome, call  # An idle thread must not keep the arrays of the last call alive.
 
 
 class NcclTransport(DeviceTransport):
@@ -101,7 +103,7 @@ class NcclTransport(DeviceTransport):
     def reduces(self, dtype: Any, op: ReduceOp) -> bool:
         if dtype.kind == "c":
             return op is not ReduceOp.PROD
-        # NCCL's max and min prefer numbers to NaN, but NaN must be the result on every rank.
+        # With a NaN, NCCL's max and min return another rank's number, but the result must be NaN.
         return dtype in DTYPES and not (dtype.kind == "f" and op in (ReduceOp.MAX, ReduceOp.MIN))
 
     def all_reduce(self, x: Any, out: Any, op: ReduceOp) -> Steps[None]:
@@ -189,7 +191,7 @@ class NcclTransport(DeviceTransport):
         try:
             issued.result()
         except CollectivesError as error:
-            # Part of the collective may have started, and other ranks wait for the rest: the abort ends their waits.
+            # Part of the collective may have started, and other ranks wait for the rest. The abort ends their waits.
             self._watchdog.fail(error)
             self._watchdog.received()
             raise

@@ -1,8 +1,8 @@
-"""Chooses NCCL or host memory for device arrays, on all ranks together: a rank without NCCL would block the others.
+"""Chooses NCCL or host memory for device arrays, on all ranks together: one rank without NCCL would block the others.
 
 Each rank describes its GPU, its NCCL version and, if it cannot use NCCL, the reason. The decision is a pure function of
-all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they connect. That may fail although
-every rank has the library; then no rank uses NCCL.
+all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they connect. To connect may fail
+although every rank has the library. Then no rank uses NCCL.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _logged: set[str] = set()
 class Capability:
     """What one rank can do.
 
-    reason: why it cannot use NCCL, "" if it can; gpu: distinguishes its GPU from all others of its node
-    nccl: NCCL's version, (2, 30, 4); allows_shared_gpu: ranks may share a GPU; config: the NCCL options that are set
+    reason: why it cannot use NCCL, "" if it can; node: the number of its node
+    gpu: distinguishes its GPU from all others of its node; nccl: NCCL's version, for example (2, 30, 4)
+    allows_shared_gpu: whether it allows that ranks share a GPU; config: the NCCL options that are set, as text
     """
 
     reason: str = ""
@@ -94,7 +95,8 @@ def negotiate(
 
     cuda: this rank's device; None if it cannot use one; why_not: the reason why it cannot
     requested: "nccl" if NCCL was requested by name; config: options of NCCL's communicator
-    Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it.
+    Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it; BackendError on a rank
+    without a device.
     """
     if cuda is not None and transport.size == 1 and requested != "nccl":
         return SingleDeviceTransport(cuda)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def join(expected: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
     """Joins MPI's world, and gives this rank its part of the node's cores and GPUs, unless a launcher has done so."""
-    # Imported late, so that a world of one never loads MPI.
+    # Imported late, so that importing this package does not load MPI: a world of one may not need it.
     from collectives.backends.device.cuda import take_local_gpu
     from collectives.backends.mpi.mpi_transport import world_transport
     from collectives.backends.mpi.mpi_world import MPIWorld, limit_threads

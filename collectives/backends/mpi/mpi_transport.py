@@ -1,9 +1,9 @@
-"""Collectives over MPI: only nonblocking calls, each tested until complete, so that every wait can end.
+"""Collectives over MPI. Nonblocking calls, each tested until complete, so that a time limit can end every wait.
 
 An MPI before 4.0 counts in C's int. For such an MPI, operations on more items are split: reductions and broadcasts into
 pieces one after the other, everything else into sends and receives between the ranks.
 
-Source of the operations: MPI 4.1, chapters 3, 6.
+Source of the operations: MPI 4.1, chapters 3 and 6.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from collectives.transport import (
 #: The largest count of an MPI before 4.0.
 INT = 2**31 - 1
 
-# From this many bytes on, every rank reduces a part and the root gathers the parts. MPICH's own algorithm makes only a
-# short step per test.
+# From this many bytes on, `reduce` is a reduce_scatter, of which the root gathers the parts. MPICH's own algorithm
+# makes only a short step per test.
 _SCATTER_FROM = 8 << 20
 
-# The tag of the parts that ranks exchange, above those of `send` and `recv`. MPI guarantees only tags below this one,
-# but MPICH and Open MPI allow far larger ones.
+# The tag of the parts that collectives exchange by sends and receives. It is above the tags of the user's messages. MPI
+# guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"
 
-# Eager messages that MPI was still receiving when their communicator was closed.
+# Eager messages that MPI was still receiving when their communicator was closed, with the buffers that MPI writes.
 _unfinished: list[Any] = []
 
 
@@ -63,7 +63,7 @@ def world_transport(membership: MPIWorld) -> MPITransport:
 
 
 class MPITransport(Transport):
-    """The transport over one MPI communicator, which the user's code never uses.
+    """The transport over one MPI communicator, which nothing else uses.
 
     members: for each rank, its rank in the world; limit: the largest count and displacement that this MPI takes
     """
@@ -79,13 +79,13 @@ class MPITransport(Transport):
         self._limit = limit
         self._longest = max(limit, EAGER_LIMIT)  # Eager messages must not be split.
         # Several collectives at once: while one waits for other ranks, the next one's data are under way
-        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small limit that tests set: it splits
-        # collectives, and ranks would start the pieces in different orders.
+        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small limit that tests set. That limit
+        # splits collectives, and ranks would start the pieces of two collectives in different orders.
         self.in_flight = 4 if limit >= INT else 1
         self.rank_info = membership.rank_info(members, members.index(membership.rank))
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
-        # How many more calls are compared; None: all of them, which costs little without a network between the ranks.
+        # How many more calls are compared; None: all. On one node all are compared, which costs little there.
         self._checks = None if self.local_size == self.size else membership.checks
 
     def exchange_signatures(
@@ -104,8 +104,8 @@ class MPITransport(Transport):
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, epilogue: Epilogue | None = None) -> Test:
         mpi_op = self._membership.op(op, out.dtype)
         in_place = self._MPI.IN_PLACE
-        # In place on every rank: Open MPI crashes or hangs if only some ranks use it. Without it, MPI itself would
-        # begin with this copy.
+        # In place on every rank: Open MPI crashes or hangs if only some ranks reduce in place. If x is not out, MPI
+        # itself would begin with this copy.
         if x is not out:
             np.copyto(out, x)
         test = self._pieces(len(out), lambda a, b: self._comm.Iallreduce(in_place, out[a:b], mpi_op))
@@ -161,7 +161,8 @@ class MPITransport(Transport):
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         sends = table[self.rank]
         receives = [row[self.rank] for row in table]
-        # Sends and receives at any length: MPICH's algorithm makes one step per test, and tests have pauses in between.
+        # By sends and receives, whatever the size: MPICH's own algorithm makes one step per test, and there are pauses
+        # between tests.
         return self._exchange(enumerate(parts_of(x, sends)), enumerate(parts_of(out, receives)))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
@@ -195,8 +196,8 @@ class MPITransport(Transport):
         return self._comm.Ibarrier().Test
 
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[MPITransport]:
-        # MPI's call that makes a group blocks. All members are here, so it takes microseconds. But it runs in a thread
-        # of its own, so that the time limit still holds if a member is stopped in the meantime.
+        # MPI_Comm_create_group blocks until all members call it. They are about to, so it takes microseconds. But it
+        # runs in a thread of its own, so that the time limit still holds if a member is stopped in the meantime.
         all_members = self._comm.Get_group()
         chosen = all_members.Incl(list(members))
         tag = number % (self._MPI.COMM_WORLD.Get_attr(self._MPI.TAG_UB) + 1)
@@ -221,7 +222,8 @@ class MPITransport(Transport):
         if self._arriving is not None:
             _unfinished.append(self._arriving)
         if self.key != "world":
-            # Collective by the standard, local in MPICH and Open MPI. An MPI has room for about 2,000 communicators.
+            # By the standard a collective call, but local in MPICH and Open MPI. Needed because MPICH has room for only
+            # about 2,000 communicators.
             self._comm.Free()
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
@@ -248,7 +250,7 @@ class MPITransport(Transport):
 
 
 def _in_turn(tests: Iterator[Test]) -> Test:
-    """Returns a test that starts each operation when the one before it is complete: this limits MPI's resources."""
+    """A test that starts each operation when the one before is complete, which limits the memory that MPI takes."""
     current = next(tests)
 
     def test() -> bool:

@@ -1,13 +1,14 @@
-"""This process in MPI's world: joins it, knows the other ranks and this rank's part of the node, leaves it.
+"""This process's membership in MPI's world: joining, the hosts and cores of the ranks, exit notices, leaving.
 
-This is the only module that imports mpi4py.
+This is the only module of the package that imports mpi4py.
 
-An MPI removes its files in /dev/shm when it is finalized; a killed process would leave them behind. A file's name is
+An MPI removes its files in /dev/shm when it is finalized. A killed process would leave them behind. A file's name is
 needed only until the last rank has mapped the file, so the first rank of each node unlinks it then. Each rank finds
 these files in its memory map.
 
-ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing does, and each rank's BLAS
-would start a thread for every core of the machine, so its threads are limited to the rank's fraction of the cores.
+ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing sets it, and each rank's
+BLAS would start a thread for every core of the machine. So this module limits the threads to the rank's share of the
+cores.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class MPIWorld:
     """This process's membership in MPI's world: joined once, left once.
 
     checks: for how many calls of each communicator ranks of different nodes compare signatures; None: all
-    node: the ranks of this node, including this one; cores: their cores, in that order
+    node: the ranks of this node, including this one; cores: the cores of each of these ranks, in that order
 
-    Raises: WorldError if MPI sees another world than the expected one; BackendError if MPI does not support threads.
+    Raises: WorldError if MPI sees another world than the expected one, or not all ranks can be found; BackendError if
+    MPI cannot be loaded, or was not started with MPI_THREAD_MULTIPLE.
     """
 
     def __init__(self, expected: world.World | None, timeout: float, checks: int | None = 100) -> None:
@@ -80,7 +82,7 @@ class MPIWorld:
             if base.size == 1:  # No other rank needs these files, and an MPI that is not finalized leaves them.
                 unlink_files(mapped_segment_files())
             raise WorldError(_mismatch(expected, base.size, MPI.Get_library_version()))
-        # Duplicates, so that our calls never meet calls that the user makes on MPI.COMM_WORLD.
+        # Duplicates, so that calls of this package never meet calls that the user makes on MPI.COMM_WORLD.
         with _limited(timeout):
             self.comm = base.Dup()
             self._exit_comm = base.Dup()
@@ -90,12 +92,12 @@ class MPIWorld:
                 list(os.sched_getaffinity(0)),
                 list(mapped_segment_files()),
             )
-            # When this returns, every rank has left MPI_Init.
+            # When this all-gather returns, every rank has left MPI_Init.
             self._hosts, self._pids, cores, mapped = zip(*_all_gather_json(MPI, self.comm, record), strict=True)
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
         self.cores = [frozenset(cores[rank]) for rank in self.node]
         if self.node[0] == base.rank:
-            # Every rank of the node has mapped these, so their names are no longer needed.
+            # The files that every rank of the node has mapped: their names are not needed any more.
             unlink_files(set.intersection(*[set(map(tuple, mapped[rank])) for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
@@ -134,15 +136,15 @@ class MPIWorld:
         return self._rendezvous is None
 
     def leave(self, exit_notice: ExitNotice) -> None:
-        """Sends every other rank this one's exit notice. The messages progress whenever MPI calls are tested."""
+        """Starts to send this rank's exit notice to every other rank. Each test of an MPI call makes progress."""
         message = exit_notice.encode()
         for rank in range(self.size):
             if rank != self.rank:
                 self._sent.append((self._exit_comm.Isend([message, self.MPI.BYTE], rank, _EXIT_TAG), message))
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        """The exit notices that have arrived, by rank."""
-        with self._lock:  # Many threads may be waiting; one of them reads.
+        """The exit notices that have arrived, by rank. A rank that has died without one has the status LOST."""
+        with self._lock:  # Several threads may wait in collectives and call this.
             status = self.MPI.Status()
             while (message := self._exit_comm.Improbe(tag=_EXIT_TAG, status=status)) is not None:
                 text = bytearray(status.Get_count(self.MPI.BYTE))
@@ -161,9 +163,10 @@ class MPIWorld:
         return all(request.Test() for request, _ in self._sent)
 
     def finalize(self) -> None:
-        """Ends MPI. Every rank must call this. An MPI that the user started is left to the user."""
+        """Ends MPI, unless the user started it. Every rank must call this."""
         if self._ours:
-            # MPI may hang here: a collective that timed out, and whose error the user caught, may still be in flight.
+            # MPI may hang here if a collective has timed out, and the user has caught the error: it may still be in
+            # flight.
             with _ended_by_a_timer(_FINALIZE):
                 self.MPI.Finalize()
             if self._rendezvous is not None:
@@ -178,7 +181,10 @@ class MPIWorld:
 
 
 def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
-    """The values of all ranks, in rank order. As JSON: unpickling would run code, and MPI authenticates no peers."""
+    """The values of all ranks, in rank order.
+
+    They travel as JSON, not pickled: unpickling runs code, and MPI does not authenticate its peers.
+    """
     text = json.dumps(value).encode()
     longest = np.array(len(text))
     comm.Allreduce(MPI.IN_PLACE, longest, MPI.MAX)
@@ -191,8 +197,8 @@ def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
 def _signal_dispositions_kept() -> Iterator[None]:
     """Restores signal handlers after an MPI was loaded and started, since MPIs replace the user's.
 
-    Includes handlers of C code, which Python does not see. MPICH and UCX take SIGUSR1 and SIGHUP, Open MPI the signals
-    of crashes.
+    Includes handlers of C code, which Python does not see. MPICH and UCX replace the handlers of SIGUSR1 and SIGHUP,
+    Open MPI those of the signals of crashes.
     """
     sigaction = ctypes.CDLL(None).sigaction
     actions = {}
@@ -303,7 +309,7 @@ def rank_info_of(hosts: Sequence[str], rank: int) -> RankInfo:
 
 
 # Segment files of MPICH (one per node) and Open MPI 5 (one per rank, mapped by all when MPI starts). These MPIs do not
-# open the files by name later, and MPI_Finalize accepts that they are missing. Other MPIs may need theirs.
+# open the files by name later, and MPI_Finalize accepts that they are missing. Other MPIs may need their files.
 _NAMES = re.compile(r"/dev/shm/(mpich_shm_|sm_segment\.)[^/]+")
 
 
@@ -325,13 +331,13 @@ def mapped_segment_files(maps: Path = Path("/proc/self/maps")) -> frozenset[Segm
 def unlink_files(files: Collection[SegmentFile]) -> None:
     """Removes the files' names; their memory stays until no process has it mapped."""
     for path, _, _ in files:
-        with contextlib.suppress(OSError):  # The file is gone already, or must not be removed: then MPI will try.
+        with contextlib.suppress(OSError):  # The file is gone already, or may not be removed here: then MPI tries.
             os.unlink(path)
 
 
 _log = logging.getLogger("collectives")
 
-#: If the user has set one of these, BLAS threads are not limited.
+#: If one of these environment variables is set, BLAS threads are not limited.
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -355,7 +361,7 @@ def count_own_cores(node: Sequence[Cores], local_rank: int) -> int:
 
 
 def blas_threads(node: Sequence[Cores], local_rank: int, environ: Mapping[str, str]) -> int | None:
-    """The number of BLAS threads for this rank; None if no limit is needed, or the user has set one."""
+    """The number of BLAS threads for this rank; None if no limit is needed, or a variable sets one."""
     cores = count_own_cores(node, local_rank)
     if cores == len(node[local_rank]) or any(environ.get(name) for name in BLAS_VARIABLES):
         return None

@@ -1,10 +1,11 @@
 """PMI server: lets MPICH's ranks find each other if no mpiexec has started them.
 
 Rank 0 runs this file as a separate process, because a rank inside MPI_Init holds the GIL. Every rank opens two
-connections. On "control" it learns which ranks are missing, when all have joined, and later which have died. The other,
-"pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over inherited sockets.
+connections. On "control" the server sends it which ranks are missing, when all have joined, and later which have died.
+The other connection, "pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over
+inherited sockets.
 
-Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
+Both sides prove that they have the job's secret before anything else is read. The process ends when all ranks have
 left, or rank 0 has ended. This module imports little, because the launcher loads it too.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # With -I no folder of ours is on the path. This one comes last, so it shadows no module of the standard library.
+    # With -I the folder of this package is not on the path. It is added last, to shadow no standard module.
     sys.path.append(__file__.rpartition("/collectives/")[0])
 
 import contextlib
@@ -29,7 +30,7 @@ from collectives.handshake import is_proof, nonce, proof
 BANNER = "ddp-pmi-1"
 CONTROL = "control"
 PMI = "pmi"
-# Time that a peer has to prove that it is a rank (s).
+# The time within which a peer must prove that it is a rank (s).
 _HANDSHAKE = 10.0
 # Largest number of unauthenticated connections. One more makes the server drop the oldest. Ranks answer within
 # milliseconds, so they get in even if strangers hold all connections. A rank that was dropped connects again.
@@ -53,7 +54,7 @@ class KeyValueSpace:
     def __init__(self, size: int, keys: dict[str, str] | None = None) -> None:
         self._size = size
         self._keys = dict(keys or {})
-        # MPICH names its shared-memory file after this: two jobs with the same name on a host would share the file.
+        # MPICH names its shared-memory file after this. Two jobs with the same name on one host would share the file.
         self._name = f"ddp_{os.getpid()}_{os.urandom(16).hex()}"
         self._barrier: list[Callable[[str], None]] = []
         self._dead: int | None = None
@@ -81,7 +82,7 @@ class KeyValueSpace:
             send(f"cmd={command}_result rc=-1 msg=not_supported")
 
     def rank_died(self, rank: int) -> None:
-        """Ends the ranks that wait in MPI_Init for a dead one: MPI ends its process when it gets this answer."""
+        """Ends the ranks that wait for a dead rank in a PMI barrier: MPI ends its process when it gets this answer."""
         self._dead = rank
         if self._barrier:
             print(f"collectives: rank {rank} ended while other ranks wait for it in MPI", file=sys.stderr, flush=True)
@@ -116,7 +117,7 @@ class Server:
         self._secret = secret
         self._size = size
         self._parent = parent
-        self._lock = threading.Lock()  # Held to change the attributes below, and to send.
+        self._lock = threading.Lock()  # Held to change the attributes below, and to send to ranks.
         self._ranks: dict[str, dict[int, socket.socket]] = {CONTROL: {}, PMI: {}}
         self._departed: set[int] = set()
         self._complete = False
@@ -222,10 +223,10 @@ class Server:
 
 
 def read_line(sock: socket.socket, seconds: float) -> str:
-    """The next line, read byte by byte, because what follows it is for MPI.
+    """The next line, without its end. Read byte by byte, because the bytes after the line are for MPI.
 
-    Raises: TimeoutError if it is not complete within so many seconds, even if some bytes arrive; ValueError if it is
-    too long, or the connection ends.
+    Raises: TimeoutError if the line is not complete within `seconds`, even if some bytes arrive; ValueError if it is
+    too long, or the connection ends; OSError if the connection breaks.
     """
     line = b""
     deadline = time.monotonic() + seconds

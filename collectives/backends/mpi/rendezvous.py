@@ -1,9 +1,9 @@
 """Rendezvous: how ranks that were not started by an MPI engine find each other, by RANK, WORLD_SIZE and MASTER_ADDR.
 
 torchrun, Kubernetes' PyTorchJob, Ray and others set these variables and start plain processes. Rank 0 starts a PMI
-server (`pmi_server`) at a port near MASTER_PORT, which itself belongs to the launcher's own store. The others connect
-to it, and all wait here, in Python, until the last has joined. Only then do they call MPI_Init, which can neither be
-interrupted nor say who is missing.
+server (`pmi_server`) at one of the ports after MASTER_PORT; MASTER_PORT itself is in use by the launcher's own store.
+All ranks connect to the server, and wait here, in Python, until the last has joined. Only then do they call MPI_Init,
+which can neither be interrupted nor say which ranks are missing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ SECRET = "DDP_JOB_SECRET"
 TRUST = "DDP_TRUST_NETWORK"
 # Number of ports that are tried in turn, since other programs may use some.
 _PORTS = 16
-# Time limit of one handshake (s). Our server answers at once.
+# Time limit of one handshake (s). The PMI server answers at once; another program at the port may not answer.
 _HANDSHAKE = 2.0
-# How long to retry a server that already has this rank (s): it may be of an earlier start, and about to end.
+# How long to retry if the server says that this rank has joined already (s): the server may belong to an earlier start
+# of the job, and end soon.
 _TAKEN = 3.0
 # After this time a waiting rank 0 logs which ranks are missing (s).
 _WARN_AFTER = 10.0
-# How long rank 0 stays for the other ranks, which need the server until MPI is finalized (s).
+# How long rank 0 waits at its exit for the other ranks, which need the server until they have finalized MPI (s).
 _LEAVE = 10.0
-# Prefixes of the variables by which an outer engine describes the launcher, and not this process.
+# Prefixes of an outer engine's variables. They describe the launcher's process, and not this one.
 _FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
 
 #: Host and port.
@@ -47,7 +48,7 @@ Address = tuple[str, int]
 
 
 def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
-    """The addresses where the server may listen, the likeliest first. Raises: WorldError if variables are invalid.
+    """The addresses where the server may listen, the first choice first. Raises: WorldError if variables are invalid.
 
     >>> world = World("environment", 1, 4, 1, 2)
     >>> addresses(world, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})[:2]
@@ -73,8 +74,8 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
     """The key with which ranks of this start of the job authenticate, derived from variables that all ranks share.
 
     Without the user's own secret, the key is easily guessed: torchrun's run id, for example, is "none" by default.
-    torchrun's restart count makes sure that no rank joins a server of an earlier start. MASTER_ADDR is not included,
-    since hosts may know rank 0's host by different names.
+    torchrun's restart count is included so that no rank joins a server of an earlier start. MASTER_ADDR is not
+    included, since it may be another name of rank 0's host on each host.
 
     Raises: WorldError if ranks on several hosts have no secret, and the network is not trusted.
     """
@@ -103,9 +104,10 @@ def settings(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Rendezvous:
-    """This rank's part in a job whose ranks have all joined.
+    """This rank's connection to the PMI server of a job; made when all ranks have joined.
 
-    Raises: WorldError, which names the missing ranks, if not all have joined after `timeout` seconds.
+    Raises: WorldError if not all ranks have joined after `timeout` seconds, or rank 0 cannot start or find the server,
+    or this rank has joined already, or variables are invalid.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
@@ -131,7 +133,7 @@ class Rendezvous:
         except BaseException:
             self._end()
             raise
-        # A forked child must not keep the connection open: its end tells the other ranks that this rank has died.
+        # A forked child must not keep the connection open: when it closes, the other ranks learn that this rank died.
         os.register_at_fork(after_in_child=self._control.close)
 
     def environment(self) -> contextlib.AbstractContextManager[None]:
@@ -152,12 +154,12 @@ class Rendezvous:
             while self._receive(0.0):
                 pass
             return self._died
-        if self._world.rank:  # The server ends with rank 0, unless all have left.
+        if self._world.rank:  # The server has ended, as it does when rank 0 ends.
             self._died.add(0)
         return self._died
 
     def _receive(self, timeout: float) -> bool:
-        """Reads what the server sends in `timeout` s. Returns: whether anything came. Raises: EOFError if it ended."""
+        """Waits `timeout` s for messages of the server. Returns: whether any came. Raises: EOFError if it has ended."""
         assert self._control is not None
         try:
             self._control.settimeout(timeout)
@@ -236,7 +238,7 @@ class Rendezvous:
         while True:
             reasons: dict[str, None] = {}
             for host, port in self._addresses:
-                try:  # Rank 0 reaches its own server by "localhost": MASTER_ADDR may lead to it by a detour.
+                try:  # Rank 0 reaches its own server by "localhost", also if MASTER_ADDR cannot be reached from here.
                     sock, answer = self._greet(("localhost" if self._world.rank == 0 else host, port), role)
                 except (OSError, ValueError) as error:
                     reasons[str(getattr(error, "strerror", None) or error)] = None
@@ -265,7 +267,10 @@ class Rendezvous:
             pause = min(2 * pause, 0.5)
 
     def _greet(self, address: Address, role: str) -> tuple[socket.socket, str]:
-        """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not at `address`."""
+        """A connection to this job's server, and the server's answer, "welcome" or "taken".
+
+        Raises: OSError, ValueError if this job's server does not answer at `address`.
+        """
         sock = socket.create_connection(address, _HANDSHAKE)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

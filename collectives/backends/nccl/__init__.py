@@ -1,4 +1,4 @@
-"""NCCL through its C interface: takes raw pointers, turns result codes into exceptions, knows no arrays or streams.
+"""NCCL through its C interface: takes arrays and streams as integers, and turns result codes into exceptions.
 
 library            finds libnccl, and declares every function of it that is called
 nccl_communicator  one rank's end of an NCCL communicator; no call blocks without limit

@@ -34,8 +34,8 @@ from collectives.reduction import ReduceOp
 _UNDEFINED = -(2**31)
 _MAGIC = 0xCAFEBEEF
 _MOST = 2**31 - 1
-#: Each option: its field of `Config`, and the smallest and largest value that NCCL accepts; None for an option that is
-#: a text.
+#: For each option: its field of `Config`, and the smallest and largest value that NCCL accepts. For an option that is a
+#: text, None takes the place of the smallest value.
 _OPTIONS: dict[str, tuple[str, int | None, int]] = {
     "min_ctas": ("minCTAs", 1, _MOST),
     "max_ctas": ("maxCTAs", 1, _MOST),
@@ -45,7 +45,7 @@ _OPTIONS: dict[str, tuple[str, int | None, int]] = {
 
 
 class Config(ctypes.Structure):
-    """`ncclConfig_t` of 2.18, which newer libraries accept by its size and version."""
+    """`ncclConfig_t` of NCCL 2.18. Newer libraries accept it, since it contains its size and version."""
 
     # Read by ctypes.
     _fields_ = [
@@ -89,7 +89,7 @@ class NcclConfig:
 
 
 def configuration(options: NcclConfig | None) -> Config:
-    """The C structure for a communicator whose calls never block."""
+    """The C structure with the options of a nonblocking communicator."""
     config = Config(size=ctypes.sizeof(Config), magic=_MAGIC, version=21800, blocking=0, splitShare=_UNDEFINED)
     for name, (field, least, _) in _OPTIONS.items():
         value = getattr(options, name, None)
@@ -172,7 +172,7 @@ DTYPES: dict[np.dtype[Any], int] = {
     BFLOAT16: 9,
 }
 
-#: NCCL's code of each reduction. For a mean of integers, NCCL divides their sum.
+#: NCCL's code of each reduction.
 OPS = {
     ReduceOp.SUM: 0,
     ReduceOp.PROD: 1,
@@ -185,7 +185,7 @@ OPS = {
 class Nccl:
     """A loaded libnccl, whose functions are called by name.
 
-    path: of the file it was loaded from; version: (major, minor, patch)
+    path: the file from which it was loaded; version: (major, minor, patch)
     Raises: BackendError if the library is not NCCL, or older than 2.18.
     """
 

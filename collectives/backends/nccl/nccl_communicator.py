@@ -1,10 +1,10 @@
 """One rank's end of an NCCL communicator: collectives on raw pointers, groups, and its life cycle.
 
-NCCL has no time limits, so communicators are nonblocking: a call that has not finished returns ncclInProgress, and its
-state is polled until its time limit. Calls that may still block run in a thread that can be abandoned.
+NCCL's calls take no time limit, so communicators are nonblocking: a call that has not finished returns ncclInProgress,
+and its state is polled until its time limit. Calls that may still block run in a thread that can be abandoned.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
-thread at any time: the handle is used and taken away under a lock, so it is never used after it was freed.
+thread at any time. The handle is used, and taken away before it is freed, under a lock, so it is not used after that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Dtype = np.dtype[Any]
 
 
 def unique_id(nccl: Nccl) -> bytes:
-    """128 bytes that one rank creates and all ranks of a new communicator need. Raises: NcclError."""
+    """128 bytes that one rank creates and all ranks of a new communicator need. Raises: NcclError if NCCL fails."""
     created = UniqueId()
     nccl.checked("ncclGetUniqueId", byref(created))
     return ctypes.string_at(byref(created), UNIQUE_ID_BYTES)
@@ -70,8 +70,8 @@ class NcclCommunicator:
     stream has completed the operation. A collective returns when its operation is enqueued on the stream; an event
     recorded on the stream after that is complete when the operation is.
 
-    Every call raises: NcclError with NCCL's own text; CollectiveTimeout past the limit, or if NCCL reports one;
-    DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason.
+    Every collective raises: NcclError with NCCL's own text; CollectiveTimeout after the time limit, or if NCCL reports
+    a timeout; DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class NcclCommunicator:
         """Ends everything in progress on this rank, and the communicator. From any thread; may be repeated.
 
         The buffers of operations in progress are invalid afterwards, although their events are complete.
-        reason: raised by calls that this ends, and by later ones
+        reason: the error of calls that this ends, and of later ones; within an NcclError if it is no CollectivesError
         timeout: s; how long to wait for NCCL, which may hang in its abort
         Returns: whether NCCL has finished within the timeout.
         """
@@ -250,9 +250,9 @@ class NcclCommunicator:
 
         Calls that do not complete in time are aborted.
 
-        Every rank should call it, in any order: NCCL waits for all of them.
+        Every rank should call this, in any order: NCCL waits for all ranks.
         timeout: s; for the waiting, and once more for the abort
-        Returns: whether it closed within the limit, without an abort.
+        Returns: whether the communicator was closed within the limit, without an abort, or was already freed.
         """
         if self._handle is None:
             return True
@@ -273,7 +273,7 @@ class NcclCommunicator:
         return self._free("ncclCommDestroy", max(1.0, deadline.remaining()))
 
     def _free(self, name: str, timeout: float) -> bool:
-        """Takes the handle away and frees it with that function. Returns: whether it is freed, now or before."""
+        """Takes the handle away, and frees it by NCCL's function `name`. Returns: False if that has not succeeded."""
         self._stopped = True
         # A thread may be stuck in a call that only the abort ends.
         waited = self._call_lock.acquire(timeout=_GRACE)

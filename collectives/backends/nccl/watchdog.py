@@ -1,13 +1,13 @@
-"""Watches operations on a device's streams: keeps their buffers alive, and ends what failed or timed out.
+"""Watches operations on a device's streams: keeps their buffers alive, and aborts NCCL if one failed or timed out.
 
-CuPy's memory pool reuses freed memory at once, in the order of one stream, and knows nothing about other streams. So
-the buffers of a collective are kept here until the event after it is complete.
+CuPy's memory pool reuses freed memory at once, in the order of one stream, without regard to other streams. So the
+buffers of a collective are kept here until the event after the collective is complete.
 
 NCCL does not report that a rank is missing: the stream never completes the operation, and a host that waits for the
 stream hangs. So the watchdog also checks time limits, and polls NCCL for asynchronous errors. On failure it marks the
-communicator broken and aborts it. The abort completes the events, with invalid data in the buffers; so the program must
-receive the error, from the call that it is in, or from its next call. If the program makes no call in time, the process
-is ended: the program may compute with invalid numbers, or wait where no error can be raised.
+communicator broken and aborts it. The abort completes the events, with invalid data in the buffers. So the program must
+receive the error, from the call that it is in, or from its next call. If the program makes no call in time, the
+watchdog ends the process, since the program may compute with invalid numbers, or wait where no error can be raised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collectives.time_limit import Deadline
 _POLL = 1e-3
 # Interval at which NCCL is polled for asynchronous errors (s).
 _ASYNC_POLL = 0.1
-# After this time a program that has not received a failure is ended (s).
+# If the program has not received a failure after this time, the process is ended (s).
 _SILENCE = 5.0
 _EXIT_STATUS = 1
 
@@ -42,13 +42,13 @@ class _InFlight(NamedTuple):
 
 
 class Watchdog:
-    """Watches what one rank of one communicator has put on its streams.
+    """Watches the operations that one rank of one communicator has put on its streams.
 
-    is_complete: whether an event is complete; raises if the device has failed
-    on_failure: marks the communicator broken, so that its next call raises the error; also gets the unfinished calls
+    is_complete: function(event), whether the event is complete; raises if the device has failed
+    on_failure: function(error, unfinished calls); marks the communicator broken, so that its next call raises the error
     enter: called in the watching thread before it queries events, to set its current device
     silence: s; how long the program may continue after a failure without receiving it
-    leave: ends the process immediately
+    leave: function(status), which ends the process immediately
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Watchdog:
     def watch(self, event: Any, buffers: Any, call: object = None, timeout: float | None = None) -> None:
         """Keeps `buffers` until `event` is complete. The event must not have been recorded in a capture.
 
-        call: what the event stands for; formatted by `str` only if it is late
+        call: the operation before the event; formatted by `str` only if the event is late
         timeout: s; if the event is not complete by then, the communicator is aborted; None: no limit
         """
         deadline = None if timeout is None else Deadline(timeout)
         with self._changed:
             self._in_flight.append(_InFlight(event, buffers, call, time.monotonic(), deadline))
-            if len(self._in_flight) == 1:  # Otherwise the thread is polling already.
+            if len(self._in_flight) == 1:  # Otherwise the thread already polls at short intervals.
                 self._wake()
 
     def keep_forever(self, buffers: Any) -> None:
@@ -99,14 +99,14 @@ class Watchdog:
         self._kept_forever.append(buffers)
 
     def fail(self, error: Exception) -> None:
-        """Ends the communicator because of `error`. Only the first failure counts."""
+        """Ends the communicator because of `error`. Has no effect after an earlier failure or `close`."""
         with self._changed:
             if self._failure is None and not self._closed:
                 self._failure = error
                 self._wake()
 
     def check(self) -> None:
-        """Called before every call and wait, so it is cheap. Raises: the failure, if there was one."""
+        """Raises the failure, if there was one. Called before every call and wait, so it takes little time."""
         if self._failure is not None:
             self.received()
             failure = self._failure
@@ -115,16 +115,16 @@ class Watchdog:
             raise copy_error(failure)
 
     def received(self) -> None:
-        """Says that the program has received the failure, or is about to: the process need not be ended."""
+        """Called when the program has received the failure, or is about to. Then the process is not ended."""
         self._received.set()
 
     def in_flight(self) -> list[object]:
-        """The calls that are not known to be complete, oldest first; after a failure, those that the abort ends."""
+        """The calls that are not known to be complete, oldest first. After a failure, the abort ends these calls."""
         with self._changed:
             return [operation.call for operation in self._in_flight]
 
     def close(self) -> None:
-        """From now on nothing counts as a failure; buffers are still kept until their events are complete.
+        """Stops looking for failures. Buffers are still kept until their events are complete.
 
         Raises: the failure, if the program has not received it.
         """
@@ -181,7 +181,7 @@ class Watchdog:
             self._in_flight = [operation for operation in self._in_flight if id(operation) not in complete]
         for operation in in_flight:
             late = operation.deadline is not None and id(operation) not in complete and operation.deadline.passed()
-            # Queried again, since this process may have been stopped in between.
+            # Queried again, since this process may have been stopped after the first query.
             if late and not self._is_complete(operation.event):
                 return CollectiveTimeout(
                     f"rank {self._rank}: {operation.call} was not complete on the device after "

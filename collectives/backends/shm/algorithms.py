@@ -1,11 +1,11 @@
 """How arrays move between the ranks of a node: read in place if visible, otherwise in tiles through staging buffers.
 
-A rank's array is *visible* to the others if it fits into its inline buffer, or is in memory that they share. Otherwise
-it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two buffers, publishes
-that it has done so, waits until all ranks have, and reads what it needs from the other ranks' buffers while these are
-still in a cache.
+A rank's array is *visible* to the others if it is in the rank's inline buffer, or in memory that they share. Otherwise
+it goes through the staging buffers. In round k every rank copies its k-th tile into one of its two buffers, publishes
+that it has done so, and waits until all ranks have done so. Then it reads what it needs from the other ranks' buffers
+while these are still in a cache.
 
-Reductions combine the ranks' values in the order of `reduction.tree`, on every path and every rank: the same inputs
+Reductions combine the ranks' values in the order of `reduction.tree`, on every path and every rank. So the same inputs
 give the same bits on every rank and in every run.
 """
 
@@ -27,7 +27,7 @@ Waits = Generator[Callable[[], bool], None, None]
 
 # Number of 16-bit floats that are widened to float32 at a time: their 256 KiB fit into the L2 cache.
 _WIDENED = 64 << 10
-# Bytes of a cache line: no two ranks write into the same one.
+# Bytes of a cache line. Parts begin on cache lines, so that no two ranks write into the same line.
 _ALIGN = 64
 
 
@@ -42,7 +42,7 @@ def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue:
 
 
 def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> None:
-    """As `combine_all`, for 16-bit floats: computes in float32, epilogue included, and rounds once."""
+    """Does what `combine_all` does, for 16-bit floats: computes in float32, epilogue included, and rounds once."""
     step = _WIDENED // len(sources)
     buffers = np.empty((len(sources), min(len(out), step)), FLOAT32)
     for start, stop in chunks(len(out), step):
@@ -103,7 +103,8 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epi
         control.advance()
         yield control.advanced
         a, b = part_to_reduce(stop - start, x.itemsize, control.size, control.me)
-        # No other rank reads this part of this rank's staging buffer, so the total can overwrite it.
+        # No other rank reads this part of this rank's staging buffer before the next phase, so the total can overwrite
+        # it.
         total = staged[control.me][a:b]
         combine_all([source[a:b] for source in staged], total, ufunc, epilogue)
         control.advance()
@@ -206,7 +207,7 @@ def _exchange(
             part = source[start:stop]
             own_staging[offset : offset + len(part)] = part
         control.advance()
-        if own_copy is not None:  # This needs no other rank, so it comes before the wait for them.
+        if own_copy is not None:  # This copy needs no other rank, so it comes before the wait for them.
             own_copy[1][start:stop] = own_copy[0][start:stop]
         yield control.advanced
         for rank, offset, target in receives:

@@ -2,11 +2,11 @@
 
 The network is the slowest part, so what the ranks of a node have in common should cross it only once. A reduction goes
 from every rank to the first of its node in shared memory, then between these leaders over MPI, and back in shared
-memory. Operations whose data differ for each pair of ranks (gather, scatter, all_to_all) gain nothing from such steps,
-and go directly over MPI.
+memory. A broadcast and a barrier take such steps, too. gather, scatter and all_to_all gain nothing from them, since
+their data differ for each pair of ranks; these three and all_gather go directly over MPI.
 
-All ranks get the same bits: MPI guarantees that for MPI_Allreduce (MPI 4.1, §6.9.6), and the values of a node are
-combined in the order of `reduction.tree`.
+All ranks get the same bits of an all_reduce: MPI guarantees that for MPI_Allreduce (MPI 4.1, §6.9.6), and the values of
+a node are combined in the order of `reduction.tree`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HierarchicalTransport(LayeredTransport):
         return self._inner.root_prefix(buffer, root)
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
-        # Between nodes, signatures are only exchanged for a communicator's first calls.
+        # Between nodes, signatures may be exchanged only for a communicator's first calls.
         return [(self._inner, range(self.size)), (self.intra_node, self.neighbours)]
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
@@ -94,7 +94,7 @@ class HierarchicalTransport(LayeredTransport):
         yield self.intra_node.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
-        # This loads the nodes' links at most twice as much as a tree to the root. The other ranks discard the total.
+        # Sends at most twice as much over each node's link as a tree to the root. The other ranks discard the total.
         return self.all_reduce(x, np.empty_like(x) if out is None else out, op, epilogue)
 
     @in_steps
@@ -162,7 +162,8 @@ def use_shared_memory(inner: Transport, original: Transport | None = None) -> St
     """A transport of the same ranks that uses shared memory within nodes; `inner` if no node has several ranks.
 
     If the ranks of any node cannot share memory, returns `inner` and logs why.
-    original: if `inner` is a duplicate, what this function returned for the original: both use the same shared arrays
+    original: if `inner` belongs to a duplicate, the transport of the original communicator, which this function has
+    returned; both then use the same shared arrays
     """
     if inner.size == 1 or not (original is None or original.shares_memory):
         return inner
@@ -188,7 +189,7 @@ def use_shared_memory(inner: Transport, original: Transport | None = None) -> St
 
 
 def _node_of(inner: Transport) -> SingleTransport:
-    """The inner transport of one node's ranks, if there are several nodes: they communicate by shared memory only."""
+    """The inner transport for a node's `ShmTransport` if there are several nodes. It only has the ranks' numbers."""
     transport = SingleTransport(f"{inner.key}:node {inner.node}")
     transport.rank_info = RankInfo(inner.local_rank, inner.local_size, inner.local_rank, inner.local_size, 0)
     return transport

@@ -1,12 +1,12 @@
 """Small collectives in shared memory: each rank's array travels with its signature, and is combined from there.
 
 The ranks of a node wait for each other's signatures in any case. If every rank's array is in its inline buffer, the
-ranks exchange nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and calls
-one NumPy function on their buffers. The views of buffers, and the positions of signatures, are computed once for a
-plan.
+ranks exchange nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and makes
+the result from their buffers with NumPy. The views of buffers are computed once for a plan, and again only if the
+lengths of the ranks' arrays change.
 
-Everything unusual (a call that differs, an array that is large or in shared memory, an `out` that does not fit)
-continues as on other transports, from the point where the ranks have shown each other their signatures.
+Every other call (one that differs, whose arrays are large or in shared memory, or whose `out` does not fit) continues
+as on other transports, from the point where the ranks have shown each other their signatures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from collectives.transport import DIGEST, IN, NBYTES, PREFIX, ROWS, Steps
 if TYPE_CHECKING:
     from collectives.backends.shm.shm_transport import ShmTransport
 
-#: Makes a call's result from the pieces of inline buffers, and the caller's array, out and scale.
+#: Makes a call's result. Takes the pieces of inline buffers, the caller's array, `out` and the scale.
 Combine = Callable[[Sequence[Array], Any, Any, "float | None"], Any]
 #: Returns a rank's prefix, (n,) uint8.
 PrefixOf = Callable[[int], Array]
 
 
 class Piece(NamedTuple):
-    """Rows `first` to `last`, or all rows, of an array of this shape at byte `start` of a rank's inline buffer."""
+    """Rows `first` to `last`, or all rows, of an array in a rank's inline buffer.
+
+    shape: of the whole array; start: the byte of the inline buffer at which the array begins
+    """
 
     rank: int
     shape: tuple[int, ...]
@@ -94,7 +97,7 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         target = out if same else None
-        # Two ranks skip `combine_in_tree`: to combine small arrays takes little longer than its Python calls.
+        # Not `combine_in_tree` for two ranks: for small arrays its Python calls would take almost as long as the ufunc.
         y = ufunc(parts[0], parts[1], out=target) if size == 2 else combine_in_tree(parts, ufunc, target)
         if out is None or not same:
             y = np.asarray(y)  # For 0-d arrays a ufunc returns a scalar, which cannot be an `out`.
@@ -114,7 +117,7 @@ class Layout(NamedTuple):
     """How the result of a call is made if every rank's array is in its inline buffer.
 
     dtype: of the arrays there; pieces: what this rank reads; combine: makes the result from the pieces
-    result: the shape that `out` must have, if the call has not checked it
+    result: the shape that `out` must have; None if the call has checked that already
     """
 
     dtype: np.dtype[Any] | None
@@ -130,7 +133,8 @@ def _fits(target: Array, layout: Layout) -> bool:
 class InlineCalls:
     """The fast path for the calls of one plan on one rank.
 
-    steps: returns all steps of a call, on any transport; after_exchange: returns those after the exchange of signatures
+    steps: returns all steps of a call; after_exchange: returns those after the exchange of signatures. Both are used
+        for a call that cannot take the fast path
     fits: whether this rank's array fits into its inline buffer; if not, this object must not be used
     """
 
@@ -203,7 +207,7 @@ class InlineCalls:
     def _combine(self, call: CollectiveOp[Any], digest: int) -> bool:
         """Completes the call if all ranks make the same call, with arrays in their inline buffers, and the result fits.
 
-        Returns: whether it did
+        Returns: whether the call is complete
         """
         control = self._control
         parity = control.sequence & 1
@@ -224,7 +228,7 @@ class InlineCalls:
         return True
 
     def _lay_out(self, descriptions: list[list[int]]) -> bool:
-        """Makes the layout for the arrays that ranks show now. Returns: False if this path cannot make the result"""
+        """Makes the layout for the arrays that ranks show now. Returns: whether the fast path can make the result"""
         control = self._control
         signatures = control.signatures()
         if any(signature[NBYTES] + signature[PREFIX] > control.inline_bytes for signature in signatures):

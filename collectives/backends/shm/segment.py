@@ -6,10 +6,10 @@ right one: a process in another container may have the same pid.
 
 The control block of a communicator's ranks is in a segment: signatures, inline buffers, staging buffers for tiles. Each
 rank writes only its own parts and reads the others'. Before a collective every rank publishes a signature, its sequence
-number last, and waits for the signatures of all. So no rank is more than one call ahead, and two of everything are
-enough: what call n wrote may be overwritten by call n + 2, since by then all have begun n + 1 and finished n. Staging
-buffers work the same way, from one phase to the next. This is correct on CPUs whose stores become visible to other CPUs
-in program order (x86-64).
+number last, and waits for the signatures of all. So no rank is more than one call ahead, and each rank needs only two
+signatures and two inline buffers: call n + 2 may overwrite what call n wrote, since by then all ranks have begun call
+n + 1 and finished call n. Staging buffers work the same way, from one phase to the next. This is correct on CPUs whose
+stores become visible to other CPUs in program order (x86-64).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collectives.transport import DIGEST, SEQUENCE, WORDS, Steps, Transport, gat
 Array = np.ndarray[Any, Any]
 
 PAGE = mmap.PAGESIZE
-# Bytes of the token. It has a page of its own, and the memory starts on the next.
+# Bytes of the token, which has a page of its own. The segment's memory starts on the next page.
 TOKEN = 16
 TOKEN_PAGE = PAGE
 
@@ -77,10 +77,10 @@ class Segment:
     def reserve(self, start: int, nbytes: int) -> None:
         """Makes the kernel allocate these bytes of `memory` now. Raises: OSError if there is not enough memory.
 
-        Otherwise pages are allocated at their first write, and SIGBUS kills the process if no memory is left.
+        Without this call, pages are allocated at their first write, and SIGBUS kills the process if no memory is left.
         """
         free = available_memory()
-        if nbytes > free:  # Raised here, because the kernel would kill other processes to get memory.
+        if nbytes > free:  # Not left to the kernel, which would kill other processes to get memory.
             raise OSError(errno.ENOMEM, f"{nbytes} bytes are asked for, and {free} are free")
         os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
 
@@ -101,7 +101,7 @@ def create(nbytes: int) -> Segment:
     """A new segment of `nbytes` zero bytes. Raises: OSError if the system does not allow it."""
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # Where a sandbox limits memory, this fails here, and not by SIGBUS at the first write.
+        # If a sandbox limits memory, this call fails. Without it, the first write would fail, by SIGBUS.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
         token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
@@ -124,7 +124,7 @@ def attach(address: Address, nbytes: int) -> Segment:
 
 
 class ArrayLocation(NamedTuple):
-    """Where an array is: segment number (0: not in a segment), and offset in its rank's part in bytes."""
+    """Where an array is: the number of the segment (0: in none), and the offset in its rank's part, in bytes."""
 
     segment: int
     offset: int
@@ -174,11 +174,11 @@ class SharedArrays:
         parts = [segment.memory[start : start + length] for start, length in locations]
         start = _address(parts[self._me])
         with self._lock:
-            # Unmap what every rank has dropped.
+            # Unmap the segments whose arrays every rank has dropped.
             for dropped in [number for number, shared in self._open.items() if all(shared.marks[: self._size])]:
                 del self._open[dropped]
             self._open[number] = _Shared(segment, marks, parts, start)
-        # A separate array object, which dies with the last view that a user holds.
+        # An array object of its own, which is deleted together with the last view that the user holds.
         array: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
         weakref.finalize(array, _mark, marks, self._me, os.getpid()).atexit = False
         return array
@@ -218,8 +218,8 @@ def share_segment(
     """One segment for each node with several ranks, created by the first of them and mapped by all.
 
     nbytes: of the segment of this rank's node
-    reserved: start and length in bytes of this rank's part, which this rank allocates at once: so the pages of the part
-    are on the rank's NUMA node
+    reserved: start and length in bytes of this rank's part. This rank allocates the part at once, so that its pages are
+    on the rank's NUMA node
     Returns: each rank's node; this node's segment, None for a rank alone; the reason why there are no segments, or "",
     the same on every rank
     """
@@ -252,25 +252,26 @@ def share_segment(
     return nodes, None if first_reason else segment, first_reason
 
 
-#: Up to this many ranks, each sums whole arrays for itself: that takes fewer phases, and no result is copied back.
+#: Up to this many ranks, each rank reduces whole arrays for itself. This takes fewer phases than if each rank reduced
+#: one part, and no part is copied back.
 SUM_ALONE = 3
 #: Bytes of a staging buffer: a tile of this size stays in a core's L2 cache.
 STAGING_BYTES = 256 << 10
 #: Packs a signature's words after the sequence number: digest, rows, bytes, prefix, and the locations of x and out.
 pack_signature = struct.Struct("8q").pack
-#: An array in shared memory that is larger than this is read in place.
+#: Bytes. An array in shared memory is read in place if it is larger than this, or larger than an inline buffer.
 IN_PLACE_BYTES = 128 << 10
 # Number of times that `ControlBlock.all_arrive_soon` tests for signatures.
 _POLLS = 50
-# int64 words of a cache line: no two ranks write into the same one.
+# int64 words of a cache line. Each rank's phase has a cache line of its own.
 _LINE = 8
 
 
 def inline_bytes(size: int) -> int:
     """Bytes of an inline buffer among `size` ranks. An array up to this size travels with its signature.
 
-    Up to SUM_ALONE ranks have 1 MiB and room for a prefix, which saves a phase in calls of 64 KiB to 1 MiB
-    (benchmarks/collectives.py). Parts of the buffer that no call uses take no memory.
+    For up to SUM_ALONE ranks a buffer has 1 MiB and a page for a prefix, otherwise 64 KiB. The larger buffer saves a
+    phase in calls of 64 KiB to 1 MiB (benchmarks/collectives.py). Pages of a buffer that no call uses take no memory.
     """
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
 
@@ -288,7 +289,7 @@ def _control_bytes(size: int) -> int:
 class ControlBlock:
     """One rank's view of the control block.
 
-    words, bytes: the control part, as memoryviews, whose items are read twenty times as fast as an array's
+    words, bytes: signatures and phases, as memoryviews, whose items are read twice as fast as an array's
     sequence: number of this rank's last signature
     other_signatures: the indices in `words` of the other ranks' signatures, for even and odd sequence numbers
     """
@@ -339,7 +340,7 @@ class ControlBlock:
         self.words[index + SEQUENCE] = sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose signature of this call is missing; if all are there, the ranks behind in its phases."""
+        """The ranks whose signature of this call is missing. If none is, the ranks that have not done this phase."""
         parity = self.sequence & 1
         absent = [rank for rank in self.others if self.words[self._signature_index(parity, rank)] < self.sequence]
         return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]
@@ -354,7 +355,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within about 3 us. To test again later would take as long."""
+        """Whether all signatures of this call arrive within some 3 us. A later second test would cost as much."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS
@@ -379,7 +380,7 @@ class ControlBlock:
         return self.staging[self._staging_index]
 
     def advance(self) -> None:
-        """Says that this rank has done its part of a phase."""
+        """Shows the others that this rank has done its part of a phase, and begins the wait for them."""
         self.phase += 1
         self.words[self._phases[self.me]] = self.phase
 

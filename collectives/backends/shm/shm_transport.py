@@ -1,6 +1,7 @@
-"""The transport of ranks on one node: it moves arrays through shared memory, which an inner transport has set up.
+"""The transport of ranks on one node, which moves arrays through shared memory.
 
-Everything rare or not time-critical (point to point, duplicates, exit notices) goes through the inner transport.
+An inner transport of the same ranks was used to set up the shared memory. It also does everything that is rare or not
+time-critical: point to point, new communicators, exit notices.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ _log = logging.getLogger("collectives")
 
 
 class StepTest:
-    """A generator of waits as a test: each call advances it as far as possible.
+    """A `Test` that runs a generator of waits: each call advances the generator as far as possible.
 
     The ranks move their tiles at the same time, so a wait that has just begun ends very soon. Therefore the test spins
-    first: a rank that tested again only after a sleep would delay the others.
+    before it returns False: a rank that tested again only after a sleep would delay the others.
     """
 
     __slots__ = ("_wait", "_waits")
@@ -87,7 +88,8 @@ def in_steps(waits: Callable[P, rounds.Waits]) -> Callable[P, Test]:
 class ShmTransport(LayeredTransport):
     """The transport of ranks that are all on one node.
 
-    inner: the transport of the same ranks that set this one up; control, arrays: shared by the ranks of the node
+    inner: another transport of the same ranks
+    control: this rank's view of the control block; arrays: the shared arrays of the ranks
     """
 
     shares_memory = True
@@ -99,8 +101,8 @@ class ShmTransport(LayeredTransport):
         self.control = control
         self.shared_arrays = arrays
         self._shown: Signatures | None = None
-        self._announced = False  # The signatures describe the arrays of the next operation.
-        self._direct = False  # The operation reads the others' arrays in place.
+        self._announced = False  # Whether the signatures describe the arrays of the next operation.
+        self._direct = False  # Whether the operation reads the others' arrays in place.
 
     # Verification ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class ShmTransport(LayeredTransport):
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, epilogue)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, epilogue)
-        else:  # Some totals go to shared memory, maybe in place: they would overwrite what others still read.
+        else:  # Some ranks' totals go to shared memory, maybe in place: they would overwrite what others still read.
             return StepTest(rounds.all_reduce(self.control, x, out, ufunc, epilogue))
         return self._leave()
 
@@ -259,7 +261,7 @@ class ShmTransport(LayeredTransport):
     def _visible(self, ranks: Sequence[int]) -> tuple[Signatures | None, list[Array] | None]:
         """The signatures, and the arrays of these ranks; None instead of the arrays if not all of them are visible.
 
-        Only the first operation of a call is described by the signatures.
+        (None, None) for every operation of a call but the first: the signatures describe the arrays of the first alone.
         """
         signatures = self._shown
         announced = self._announced
@@ -288,7 +290,7 @@ class ShmTransport(LayeredTransport):
         return self.shared_arrays.view(rank, ArrayLocation(signature[word], signature[word + 1]), nbytes)
 
     def _leave(self) -> Test:
-        """Ends an operation that read arrays in place: they must not change before all ranks have read them."""
+        """Ends an operation. If it read arrays in place, its test waits until all ranks have read them."""
         if not self._direct:
             return completed
         self.control.advance()
