@@ -2,9 +2,9 @@
 
     CollectivesError (RuntimeError)
     ├── WorldError                      the world is not the one that the launcher promised, or cannot be reached
-    ├── BackendError                    a backend requested by name cannot be used
+    ├── BackendError                    a backend, NCCL or this rank's GPU cannot be used
     │   └── TooManyCommunicators        MPI has no room for another communicator; existing ones still work
-    ├── ArgumentError (ValueError)      a collective was called with invalid arguments
+    ├── ArgumentError (ValueError)      a function or method was called with invalid arguments
     │   └── DtypeError (TypeError)      or with a dtype that it does not support
     ├── MismatchError                   ranks made different calls at the same place in the order
     ├── CommunicatorClosed              a call on a communicator after close()
@@ -29,7 +29,7 @@ class CollectivesError(RuntimeError):
 
 
 class WorldError(CollectivesError):
-    """The world is not the one that the launcher promised, or cannot be reached."""
+    """The world is not the one that the launcher promised, or cannot be reached, or this process is not a rank."""
 
 
 def no_rank(rank: int, size: int) -> WorldError:
@@ -41,7 +41,7 @@ def no_rank(rank: int, size: int) -> WorldError:
 
 
 class BackendError(CollectivesError):
-    """A backend requested by name cannot be used. No other backend is used instead."""
+    """A backend, NCCL or this rank's GPU cannot be used. A backend requested by name is never replaced by another."""
 
 
 class TooManyCommunicators(BackendError):
@@ -52,7 +52,7 @@ class TooManyCommunicators(BackendError):
 
 
 class ArgumentError(CollectivesError, ValueError):
-    """A collective was called with invalid arguments."""
+    """A function or method of this package was called with invalid arguments."""
 
 
 class DtypeError(ArgumentError, TypeError):

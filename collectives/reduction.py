@@ -221,7 +221,7 @@ class Reduction(NamedTuple):
     def start_in_parts(
         self, arrays: Any, comm: Any, transport: Any, sent: Any, total: Any, combine: Callable[[Any], None]
     ) -> Iterator[Any]:
-        """The steps of a reduction in which each rank combines one part; it moves as many bytes as a ring.
+        """The steps of a reduction in which each rank combines one part. It moves no more bytes than a ring algorithm.
 
         arrays: a HostArrays or DeviceArrays, which makes and copies arrays; sent, total: as in `start`
         combine: takes (size, n), one row per rank, and writes the result of all rows into the first row

@@ -40,7 +40,7 @@ _local = threading.local()
 
 
 def simulated_communicator() -> Communicator | None:
-    """The communicator of the simulated rank that this thread runs, if it runs one."""
+    """The communicator of the simulated rank that this thread runs; None if it runs none."""
     comm: Communicator | None = getattr(_local, "comm", None)
     return comm
 

@@ -355,7 +355,10 @@ class Transport(ABC):
 
 
 class LayeredTransport(Transport):
-    """A transport on top of an inner one of the same ranks. By default this class passes calls on to the inner one."""
+    """A transport on top of an inner one of the same ranks.
+
+    The inner transport does what is not a collective: sends and receives, exit notices, new groups.
+    """
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner

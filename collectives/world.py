@@ -43,7 +43,8 @@ STATE_HELD = "DDP_STATE_HELD"
 #: Set by `ddp-launch`: the rank that gets the launcher's standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
 
-#: Set in a process that works for a rank, but is not a rank itself: that rank's position. See `collectives.start`.
+#: Set by a rank for the processes that it starts, which work for the rank and are not ranks themselves: the rank's
+#: numbers, and the torchrun job that started the rank. See `collectives.start.child_environment`.
 WORKER_OF = "DDP_WORKER_OF"
 
 #: The exit code of a rank that stopped on request with its state saved: the same command continues the job. It is

@@ -231,7 +231,7 @@ class DeviceCommunicator:
 class DeviceArrays:
     """The arrays of one call on a GPU: reads, makes, keeps and delivers them, and orders the streams.
 
-    `HostArrays` does the same on the host. An object is created in the caller's thread, for the caller's current stream.
+    `HostArrays` does the same on the host. Each object is created in the caller's thread, for its current stream.
     """
 
     device_text = "on GPU"
@@ -500,7 +500,8 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
 def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunicator:
     """Connects a communicator for which NCCL was requested by name. Collective. Returns: its part for arrays on GPUs
 
-    If this rank's current GPU is device 0, the device with the number of its local rank becomes the current one.
+    If this rank's current GPU is device 0, the device whose number is the local rank, modulo the number of devices,
+    becomes the current one.
     Raises: BackendError on every rank if any of them cannot use NCCL.
     """
     reason = cuda.why_absent() or ""

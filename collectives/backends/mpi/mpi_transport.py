@@ -45,7 +45,7 @@ INT = 2**31 - 1
 # makes only a short step per test.
 _SCATTER_FROM = 8 << 20
 
-# The tag of the parts that collectives exchange by sends and receives. It is above the tags of the user's messages. MPI
+# The tag of the parts that collectives exchange by sends and receives. It is above the tags that `P2PQueue` uses. MPI
 # guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
