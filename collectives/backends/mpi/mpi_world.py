@@ -42,9 +42,9 @@ _SIGACTION = 512
 # Time limit of MPI_Finalize (s), which takes milliseconds when all ranks are there.
 _FINALIZE = 30.0
 _EXIT_TAG = 0
-# Segment sizes of UCX, which MPICH's wheel uses over TCP. With UCX's defaults (8 KiB to send, 64 KiB to receive), copying
-# takes CPU time that backward needs (benchmarks/overlap.py). The sizes do not affect results, and values that the user
-# has set are kept.
+# Segment sizes of UCX, which MPICH's wheel uses over TCP. With UCX's defaults (8 KiB to send, 64 KiB to receive),
+# copying takes CPU time that backward needs (benchmarks/overlap.py). The sizes do not affect results, and values that
+# the user has set are kept.
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 # The signal on which UCX starts to print debug messages; 0: none.
 _SIGNALS = {"UCX_DEBUG_SIGNO": "0"}
