@@ -107,7 +107,7 @@ class Reducer:
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
-        self._snapshot: tuple[WeightSum, list[bool]] | None = None  # of `gradients`, before the backward that runs now
+        self._snapshot: tuple[WeightSum, list[bool], set[int]] | None = None  # of `gradients`, before the backward that runs now
         self._reached = False  # the last backward reached a leaf
         self._reducing = False  # this backward reduces: False in no_sync(), and before the last micro-batch
         self._broken: BaseException | None = None
