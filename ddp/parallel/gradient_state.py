@@ -76,12 +76,11 @@ class GradientState:
         self.excluded: set[int] = set()  # the parameters that this backward does not reduce again
         self._leaves = leaves
         self.tensors = tensors
-        # Whether the grad_buffer holds a mean over ranks. Backwards inside no_sync() may have added to it since:
-        # then the parameter is in `_mixed`, too.
-        self._mixed: set[int] = set()
+        # Whether the grad_buffer holds a mean over ranks.
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
+        self._mixed: set[int] = set()  # the means to which a backward inside no_sync() has added
 
     @property
     def accumulating(self) -> bool:
