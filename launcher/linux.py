@@ -347,7 +347,10 @@ def missing_shm(ranks: int) -> tuple[str, str] | None:
 
 
 def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
-    """Removes a file if no process uses it. Returns: the bytes that it took; None if it stays."""
+    """Removes a file of this user that no process uses, if it was created or changed (ctime) after `since`.
+
+    dry_run: keeps the file. Returns: the bytes that this frees, or would free; None if the file is not one to remove
+    """
     try:
         stat = os.lstat(path)
         if stat.st_uid != os.geteuid() or stat.st_ctime < since - _LAG:

@@ -38,8 +38,8 @@ _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives"
 # Files whose lines are never reported as the user's line. contextlib is one of them, since `with model.join():` makes
 # calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# Bytes. A call on a larger array is started by the helper thread, since copying the array would delay the caller. An
-# exception is a call in place: see `CallQueue.submit`.
+# Bytes. `CallQueue.submit` leaves the start of a collective on a larger array to the helper thread, since copying the
+# array would delay the caller. An exception is a call in place.
 _SMALL = 1 << 16
 
 

@@ -343,7 +343,10 @@ class CallQueue:
         return progressed
 
     def _start_ahead(self) -> bool:
-        """Starts as many collectives as the transport can have in flight. Returns: whether there was any step"""
+        """Starts collectives from the front of the queue, as far as they can run at the same time.
+
+        They are at most as many as the transport can have in flight. Returns: whether any call took a step
+        """
         progressed = False
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):

@@ -83,9 +83,9 @@ class AttentionGraph:
 
 
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
-    """q as (B, H, T, D), k and v as (B, Hk, T, D) with Hk a divisor of H; None for shapes that cuDNN does not support.
+    """q as (B, H, L, D), k as (B, Hk, S, D) and v as (B, Hk, S, E), Hk a divisor of H. None: cuDNN has no such shapes.
 
-    Three axes (B, T, D) get one head. Five axes are grouped heads: q (B, Hk, H/Hk, T, D), k and v (B, Hk, 1, T, D).
+    Three axes get one head. Five axes are grouped heads: q (B, Hk, H/Hk, L, D), k (B, Hk, 1, S, D), v (B, Hk, 1, S, E).
     """
     if q.ndim == 3:
         q, k, v = (x[:, None] for x in (q, k, v))

@@ -173,6 +173,8 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> Tensor:
     """start, start + step, ... before end: shape (ceil((end - start) / step),); int64 unless a number is a float.
 
+    With dtype=int64, floats are truncated first.
+
     Raises: ArgumentError if step is 0, leads away from end, or a number is not finite.
     """
     if end is None:

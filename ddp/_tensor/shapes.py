@@ -23,7 +23,10 @@ Self = TypeVar("Self", bound="Shapes")
 
 
 def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
-    """Replaces a -1 in `new` by the size that is left for it. Raises: ShapeError if numbers of elements differ."""
+    """Replaces a -1 in `new` by the size that is left for it.
+
+    Raises: ShapeError if the numbers of elements differ, the -1 could be any size, or another size is negative.
+    """
     total = math.prod(old)
     count = math.prod(new)
     sizes = new

@@ -187,7 +187,10 @@ class DistributedSampler(IndexSampler):
         return batches // own * total if all_ranks else batches // total * own
 
     def state_after(self, state: State, count: int) -> State:
-        """The position `count` indices after `state` in the same pass. With micro_batches, they make up whole steps."""
+        """The position `count` indices after `state` in the same pass.
+
+        With micro_batches, `count` must be that of whole steps.
+        """
         return super().state_after(
             state, count if self.micro_batches_of_rank is None else count // len(self.micro_batches_of_rank)
         )

@@ -151,8 +151,8 @@ def _worker_error(failure: WorkerFailure) -> WorkerError:
 class _RaisedInWorker(WorkerError):
     """The first base of an error whose second base is the class of a worker's exception.
 
-    Methods of that class may need attributes that were not sent, so none of them is called to make, show or copy the
-    error.
+    Methods of that class may need attributes that were not sent. So the methods below replace those that would
+    initialize, show or copy the error.
     """
 
     __init__ = Exception.__init__

@@ -1,4 +1,4 @@
-"""Files for TensorBoard, written by its own library: scalars by step, and PyTorch's SummaryWriter."""
+"""Files for TensorBoard, written by TensorBoard's library: `TensorBoard`; `SummaryWriter` has PyTorch's interface."""
 
 from __future__ import annotations
 

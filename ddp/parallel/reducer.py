@@ -107,7 +107,8 @@ class Reducer:
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
-        self._snapshot: tuple[WeightSum, list[bool], set[int]] | None = None  # of `gradients`, before the backward that runs now
+        # The state of `gradients` before the backward that runs now.
+        self._snapshot: tuple[WeightSum, list[bool], set[int]] | None = None
         self._reached = False  # the last backward reached a leaf
         self._reducing = False  # this backward reduces: False in no_sync(), and before the last micro-batch
         self._broken: BaseException | None = None
@@ -135,8 +136,8 @@ class Reducer:
         If the backward reduces, sends the control message, and launches the first buckets of the plan, as far as the
         backward reaches none of their parameters.
 
-        Raises: ParallelError if an earlier backward failed half-way or still runs, if a weight was given for some of
-        the accumulated backwards only, or as `GraphReplays.begin` and `_begin_micro_batch`.
+        Raises: ParallelError if an earlier backward failed half-way or still runs, or as `GradientState.add_weight`,
+        `GraphReplays.begin` and `_begin_micro_batch`.
         """
         self.check_usable()
         self.running = self._reached = True

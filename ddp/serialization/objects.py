@@ -57,9 +57,10 @@ def look_up(name: str) -> Any:
 
 
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
-    """Allows files that are loaded from now on to name these classes of modules, and these functions as attributes.
+    """Allows files that are loaded from now on to name these subclasses of `nn.Module` and these functions.
 
-    Raises: ArgumentError for other values, such as names.
+    A module in such a file may have these functions as attributes.
+    Raises: ArgumentError for values that are neither classes nor Python functions, such as names.
     """
     _listed.update({reference(value): value for value in safe_globals})
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from collectives.errors import name_ranks, ranks_with_verb
 from collectives.world import STOPPED
 
-# When an engine dies, its ranks are killed within this time (s), by SIGTERM or SIGKILL.
+# The death of an engine or an agent may be the cause of a failure that was noticed at most this long (s) before it.
 _SAME_CAUSE = 0.5
 
 # Exceptions of a rank whose peer has left or failed. If the peer has failed, its own failure explains more.

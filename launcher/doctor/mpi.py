@@ -63,7 +63,7 @@ def starters() -> Starters:
     try:
         bare_family = mpi_family(bare) if bare else ""
     except UsageError:
-        pass  # not one of the MPIs that we know
+        pass  # not one of the MPIs that we know, or it cannot be run
     return Starters(wheels, mpiexec, family, failure, bare, bare_family, srun, local)
 
 

@@ -84,7 +84,7 @@ class Attempt:
     resizing: the requests to resize the job, and the state of the one in progress
 
     failures: what went wrong, in the order in which the launcher learned of it
-    end_signal: number of the signal with which the user ended the job; 0: none
+    end_signal: number of the signal with which the user ended the job, SIGPIPE if nothing reads its output; 0: none
     stop: how the ranks stopped, if they stopped on request; engine_output: the end of what the engine printed
     """
 

@@ -103,7 +103,7 @@ class ReturningHosts:
         return int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
 
     def failed(self) -> None:
-        """Called when the ranks on the hosts that had answered have failed: hosts are asked less often."""
+        """Called when a resize was refused, or the ranks of its start have failed: hosts are asked less often."""
         self.interval = min(2 * self.interval, _LONGEST)
 
     def succeeded(self) -> None:

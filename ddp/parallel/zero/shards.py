@@ -196,7 +196,11 @@ class Shard:
         self.grad[...] = bucket[self._range]
 
     def gradients(self) -> list[Array]:
-        """The mean gradients of this rank's range, flat: one array if all parameters of the bucket have a gradient."""
+        """The mean gradients of this rank's range, flat, without empty arrays.
+
+        They are one array if the optimizer has all parameters of the bucket and each has a gradient. Otherwise each
+        parameter that has a gradient has an array of its own.
+        """
         self._zero_grads()
         if self._complete and all(map(self._is_full, self.places)):
             parts = [self.grad]
