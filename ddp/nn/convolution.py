@@ -150,7 +150,7 @@ def _conv(
     images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
     kernel = (filters.shape[2], filters.shape[3])
     steps, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
-    if isinstance(padding, str):
+    if isinstance(padding, str) and not transposed:
         images, around = _named_padding(name, images, kernel, steps, padding, spread)
     else:
         around = _as_pair(dims, padding, "padding", 0)
@@ -199,7 +199,7 @@ def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilatio
     return tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in axes)
 
 
-def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
+def _as_pair(dims: int, value: Padding, name: str, fill: int) -> Pair:
     """`value` as two numbers, one for each dimension of an image. If dims is 1, the first number is `fill`."""
     values = numbers(value, dims, name)
     return (fill, *values)[-2:]  # type: ignore[return-value]  # two numbers
@@ -250,7 +250,8 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         name = type(self).__name__
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ArgumentError(f"{name}: groups {groups} does not divide {in_channels} and {out_channels} channels")
-        if isinstance(padding, str) and padding not in ("valid", "same"):
+        named = isinstance(padding, str) and not self._transposed
+        if named and padding not in ("valid", "same"):
             raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
         if padding_mode not in (_PADDING_MODES[:1] if self._transposed else _PADDING_MODES):
             raise ArgumentError(f"{name}: padding_mode {padding_mode!r} is not supported")
@@ -258,9 +259,9 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         self.out_channels = out_channels
         self.kernel_size = numbers(kernel_size, self._dims, "kernel_size")
         self.stride = numbers(stride, self._dims, "stride")
-        if padding == "same" and max(self.stride) > 1:
+        self.padding: Any = padding if named else numbers(padding, self._dims, "padding")
+        if self.padding == "same" and max(self.stride) > 1:
             raise ArgumentError(f"{name}: padding='same' needs stride 1, got {self.stride}")
-        self.padding: Any = padding if isinstance(padding, str) else numbers(padding, self._dims, "padding")
         self.dilation = numbers(dilation, self._dims, "dilation")
         self.output_padding = numbers(_output_padding, self._dims, "output_padding")
         self.groups = groups
@@ -378,8 +379,8 @@ class ConvTranspose1d(_Transposed, dims=1):
 
     weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
-    supported; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding_mode other than "zeros";
+    DtypeError for a padding that is not made of numbers; ShapeError, DtypeError when called.
     """
 
 
@@ -388,6 +389,6 @@ class ConvTranspose2d(_Transposed, dims=2):
 
     weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
-    supported; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, and for a padding_mode other than "zeros";
+    DtypeError for a padding that is not made of numbers; ShapeError, DtypeError when called.
     """

@@ -21,13 +21,15 @@ def pair(value: Size, name: str) -> Pair:
     return h, w
 
 
-def numbers(value: Size, n: int, name: str) -> tuple[int, ...]:
+def numbers(value: Size | str, n: int, name: str) -> tuple[int, ...]:
     """Repeats a number, or the number of a sequence of one, `n` times; returns a sequence of `n` numbers as a tuple.
 
-    Raises: ArgumentError for a sequence of another length.
+    Raises: ArgumentError for a sequence of another length; DtypeError for a string.
     """
     if not isinstance(value, Sequence):
         return (value,) * n
+    if isinstance(value, str):
+        raise DtypeError(f"{name}: expected one number or {n}, got {value!r}")
     if len(value) == 1:
         return (value[0],) * n
     if len(value) != n:

@@ -113,6 +113,10 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda f, z: f.pad(z(2), (1, 1), mode="reflect"), ArgumentError, "'reflect'"),
     (lambda f, z: nn.Conv2d(3, 4, 3, groups=2), ArgumentError, "groups 2 does not divide 3 and 4"),
     (lambda f, z: nn.Conv2d(3, 4, 3, 2, padding="same"), ArgumentError, "needs stride 1"),
+    (lambda f, z: nn.ConvTranspose1d(3, 4, 3, padding="valid"), DtypeError, "one number or 1, got 'valid'"),
+    (lambda f, z: nn.ConvTranspose2d(3, 4, 3, 2, padding="same"), DtypeError, "one number or 2, got 'same'"),
+    (lambda f, z: f.conv_transpose1d(z(2, 3, 4), z(3, 5, 3), padding="same"), DtypeError, "expected one number"),
+    (lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(3, 5, 3, 3), padding="valid"), DtypeError, "expected one number"),
 ]
 
 
