@@ -29,7 +29,8 @@ def cached() -> Iterator[None]:
     It saves time if a forward reads such a tensor several times. Later changes of the originals have no effect on the
     tensor inside the context. The context applies to this thread only.
     """
-    token = _values.set(_values.get() or {})
+    values = _values.get()
+    token = _values.set({} if values is None else values)
     try:
         yield
     finally:

@@ -131,7 +131,9 @@ def test_inside_cached_a_tensor_is_computed_once() -> None:
     module = NORMS["weight"](ddp, nn.Linear(4, 3))
     assert module.weight is not module.weight
     with nn.utils.parametrize.cached():
-        first = module.weight
+        with nn.utils.parametrize.cached():
+            first = module.weight
+        assert module.weight is first
         with nn.utils.parametrize.cached():
             assert module.weight is first
         assert module.weight is first
