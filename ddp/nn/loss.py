@@ -28,11 +28,11 @@ from ddp.ops import indexing, losses
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _positional(names: str, also: str = "") -> Callable[[F], F]:
+def _positional(names: str, also: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Lets a loss take the arguments `names` by position, after the ones that it declares positional.
 
     `names` may have the deprecated size_average and reduce, which the decorator turns into a `reduction`. A call raises
-    ArgumentError unless its `reduction` is "mean", "sum", "none" or `also`, and TypeError for too many arguments.
+    ArgumentError unless its `reduction` is "mean", "sum", "none" or in `also`, and TypeError for too many arguments.
     """
     order = names.split()
 
@@ -53,7 +53,7 @@ def _positional(names: str, also: str = "") -> Callable[[F], F]:
             if "size_average" in named or "reduce" in named:
                 named = _with_reduction(name, **named)
             word = args[reduction_index] if len(args) > reduction_index else named.get("reduction", "mean")
-            if word not in ("mean", "sum", "none", also):
+            if word not in ("mean", "sum", "none", *also):
                 raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
             return function(*args, **named)
 
@@ -293,7 +293,7 @@ def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
         raise ShapeError(f"{name}: the target's size {target.shape} is not the input's {input.shape}")
 
 
-@_positional("size_average reduce reduction log_target", also="batchmean")
+@_positional("size_average reduce reduction log_target", also=("batchmean",))
 def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target * (log(target) - input): the divergence of the probabilities `target` from exp(input).
 

@@ -187,6 +187,7 @@ def test_refusals_of_classes(name: str) -> None:
         (lambda: loss(x, ddp.tensor([0, 3])), RangeError, f"{name}: target 3 is not one of the 3 classes"),
         (lambda: loss(x, two, ddp.ones(2)), ShapeError, "weight"),
         (lambda: loss(x, two, reduction="average"), ArgumentError, f"{name}: .* not 'average'"),
+        (lambda: loss(x, two, reduction=""), ArgumentError, f"{name}: .* not ''"),
         (lambda: loss(x, ddp.tensor([True, False])), DtypeError, "bool"),
     )
 
