@@ -283,6 +283,21 @@ def _as(dtype: Any) -> Callable[[Any], Tensor]:
     return as_method(lambda self: convert(self, dtype), name, f"As {dtype.name}.")
 
 
+def conversion_target(target: tuple[Any, ...], dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Reads the arguments of `to`: the dtype and the device to convert to; None: unchanged. Raises: DtypeError."""
+    for value in target:
+        if isinstance(value, TensorBase):
+            dtype = value.array.dtype
+            device = value._device
+        elif isinstance(value, bool) or value is None:
+            continue
+        elif isinstance(value, _Device | int) or (isinstance(value, str) and value[:4] in ("cpu", "cpu:", "cuda")):
+            device = value
+        else:
+            dtype = value
+    return None if dtype is None else parse(dtype), device
+
+
 class Conversion(TensorBase):
     """`to` and its short forms, which return the tensor itself if there is nothing to do; and pinned memory."""
 
@@ -306,19 +321,10 @@ class Conversion(TensorBase):
         Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
         flags = [value for value in target if isinstance(value, bool)]
-        for value in target:
-            if isinstance(value, TensorBase):
-                dtype = value.array.dtype
-                device = value._device
-            elif isinstance(value, bool) or value is None:
-                continue
-            elif isinstance(value, _Device | int) or (isinstance(value, str) and value[:4] in ("cpu", "cpu:", "cuda")):
-                device = value
-            else:
-                dtype = value
+        dtype, device = conversion_target(target, dtype, device)
         x: Any = self
         if dtype is not None:
-            x = convert(x, parse(dtype))
+            x = convert(x, dtype)
         if device is not None:
             wanted = _Device(device)
             if wanted is not x._device and not (wanted.index is None and wanted.type == x._device.type):

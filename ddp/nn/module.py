@@ -12,7 +12,8 @@ from typing import Any, ClassVar, TypeVar, cast
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
-from ddp._tensor.storage import move_to_shared_memory
+from ddp._tensor.dtypes import is_float
+from ddp._tensor.storage import conversion_target, move_to_shared_memory
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
 from ddp.nn.parameter import Buffer, Parameter
@@ -303,21 +304,22 @@ class Module(HasStateDict, HasHooks):
     ) -> M:
         """Converts parameters and buffers in place, in dtype, device, or both: to("cuda"), to(ddp.float64), to(tensor).
 
-        Only floating tensors change their dtype, and only to another floating dtype. Gradients move along.
+        Only floating tensors change their dtype. Gradients move along.
         non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
         memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
         Speed depends on the format of images: a convolution of an image with channels last copies its small filters to
         that format.
 
-        Raises: DtypeError, DeviceError; GraphError if a hook waits for the gradient of a parameter, as under
-        DataParallel. Then nothing has changed.
+        Raises: DtypeError unless the dtype is floating; DeviceError; GraphError if a hook waits for the gradient of a
+        parameter, as under DataParallel. Then nothing has changed.
         """
+        dtype, device = conversion_target(target, dtype, device)
+        if dtype is not None and not is_float(dtype):
+            raise DtypeError(f"{type(self).__name__}: expected a floating dtype, got {dtype}")
 
         def converted(tensor: Tensor) -> Tensor | None:
             before = tensor.detach()
-            after = before.to(*target, dtype=dtype, device=device)
-            if after.dtype != before.dtype and not (before.is_floating_point() and after.is_floating_point()):
-                after = before.to(device=after.device)
+            after = before.to(dtype=dtype if before.is_floating_point() else None, device=device)
             return None if after.array is before.array else after
 
         tensors = (*self.parameters(), *self.buffers())
@@ -342,7 +344,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def type(self: M, dst_type: Any) -> M:
-        """Converts floating parameters and buffers to `dst_type`."""
+        """Converts floating parameters and buffers to `dst_type`. Raises: DtypeError unless it is floating."""
         return self.to(dtype=dst_type)
 
     def half(self: M) -> M:

@@ -168,6 +168,9 @@ class TestConversions:
         assert net.to("cpu", ddp.float32, non_blocking=True).weight.dtype == ddp.float32
         assert net.to(ddp.ones(1, dtype=ddp.float16)).weight.dtype == ddp.float16
         assert net.cpu() is net
+        for convert in (net.to, net.type, lambda dtype: net.to(ddp.ones(1, dtype=dtype))):
+            with pytest.raises(DtypeError, match="BatchNorm1d: expected a floating dtype, got int64"):
+                convert(ddp.int64)
 
     def test_gradients_go_along(self) -> None:
         p = nn.Linear(1, 1)
