@@ -1,4 +1,4 @@
-"""Optimizers on a GPU give the CPU's numbers, bit for bit, in two launches a group and without a wait."""
+"""Optimizers on a GPU give the CPU's numbers: bit for bit on the stand-in, and within `ROUNDING` on a real GPU."""
 
 from __future__ import annotations
 
