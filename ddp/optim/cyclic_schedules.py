@@ -80,6 +80,10 @@ class OneCycleLR(_MomentumCycle):
                 f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
                 f"{anneal_strategy!r}"
             )
+        if 0 in (div_factor, final_div_factor):
+            raise ArgumentError(
+                f"OneCycleLR: div_factor and final_div_factor are not 0, got {div_factor} and {final_div_factor}"
+            )
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
         # Each phase: its last step, and the names of the settings of a group that hold its first and last lr, and its
@@ -115,7 +119,7 @@ class OneCycleLR(_MomentumCycle):
             if step <= end or phase is self._phases[-1]:
                 break
             start = end
-        part = (step - start) / (end - start)
+        part = (step - start) / (end - start) if end > start else 1.0  # 1.0: the phase has no steps
         rates = []
         for group in self.optimizer.param_groups:
             rates.append(self._between(group[names[0]], group[names[1]], part))
@@ -138,7 +142,8 @@ class CyclicLR(_MomentumCycle):
     scale_mode="iterations", of the step
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for another mode, or for cycle_momentum with an optimizer without momentum.
+    Raises: ArgumentError for another mode, a step_size_up of 0, or for cycle_momentum with an optimizer without
+    momentum.
     """
 
     def __init__(
@@ -160,6 +165,8 @@ class CyclicLR(_MomentumCycle):
         self._attach(optimizer)
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
             raise ArgumentError(f"CyclicLR: mode is 'triangular', 'triangular2' or 'exp_range', got {mode!r}")
+        if step_size_up == 0:
+            raise ArgumentError("CyclicLR: step_size_up is a number of steps, not 0")
         lowest = per_group("CyclicLR: base_lr", optimizer, base_lr)
         if last_epoch == -1:
             for group, low in zip(optimizer.param_groups, lowest, strict=True):

@@ -50,9 +50,11 @@ class _FactorLR(LRScheduler):
 
 
 class StepLR(_FactorLR):
-    """Multiplies the rate by gamma every `step_size` epochs."""
+    """Multiplies the rate by gamma every `step_size` epochs. Raises: ArgumentError for a step_size of 0."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        if step_size == 0:
+            raise ArgumentError("StepLR: step_size is a number of epochs, not 0")
         self._begin(optimizer, last_epoch, step_size=step_size, gamma=gamma)
 
     def _factor(self) -> float:
@@ -131,9 +133,14 @@ class ExponentialLR(_FactorLR):
 
 
 class PolynomialLR(_FactorLR):
-    """The base rate times (1 - epoch/total_iters)^power, and 0 from `total_iters` on."""
+    """The base rate times (1 - epoch/total_iters)^power, and 0 from `total_iters` on.
+
+    Raises: ArgumentError for a negative power.
+    """
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
+        if power < 0:
+            raise ArgumentError(f"PolynomialLR: power is not negative, got {power}")
         self._begin(optimizer, last_epoch, total_iters=total_iters, power=power)
 
     def _factor(self) -> float:
@@ -173,11 +180,16 @@ class MultiplicativeLR(_FunctionLR):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on."""
+    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on.
+
+    Raises: ArgumentError for a T_max of 0.
+    """
 
     _is_relative = True
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        if T_max == 0:
+            raise ArgumentError("CosineAnnealingLR: T_max is a number of epochs, not 0")
         self._begin(optimizer, last_epoch, T_max=T_max, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:

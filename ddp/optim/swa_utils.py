@@ -113,7 +113,7 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
 class SWALR(LRScheduler):
     """Moves the rate to swa_lr in `anneal_epochs` epochs, and keeps it there; anneal_strategy: "cos" or "linear".
 
-    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy.
+    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy, or negative anneal_epochs.
     """
 
     _is_relative = True
@@ -128,6 +128,8 @@ class SWALR(LRScheduler):
     ) -> None:
         if anneal_strategy not in ("cos", "linear"):
             raise ArgumentError(f"SWALR: expected anneal_strategy 'cos' or 'linear', got {anneal_strategy!r}")
+        if anneal_epochs < 0:
+            raise ArgumentError(f"SWALR: anneal_epochs is not negative, got {anneal_epochs}")
         for group, rate in zip(optimizer.param_groups, per_group("swa_lr", optimizer, swa_lr), strict=True):
             group["swa_lr"] = rate
         self._begin(optimizer, last_epoch, anneal_epochs=anneal_epochs, _anneal_strategy=anneal_strategy)

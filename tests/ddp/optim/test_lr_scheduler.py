@@ -286,6 +286,12 @@ def test_the_first_rate_is_not_skipped_silently() -> None:
         (lambda o: lr_scheduler.StepLR(o, 2).step(4), ArgumentError, "goes on to the next epoch"),
         (lambda o: lr_scheduler.LambdaLR(o, [abs]), ArgumentError, "1 values for 2"),
         (lambda o: lr_scheduler.ConstantLR(o, 1.5), ArgumentError, "between 0 and 1"),
+        (lambda o: lr_scheduler.StepLR(o, 0), ArgumentError, "step_size"),
+        (lambda o: lr_scheduler.PolynomialLR(o, power=-1.0), ArgumentError, "power is not negative"),
+        (lambda o: lr_scheduler.CosineAnnealingLR(o, 0), ArgumentError, "T_max"),
+        (lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, step_size_up=0), ArgumentError, "step_size_up"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, div_factor=0), ArgumentError, "div_factor"),
+        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, final_div_factor=0.0), ArgumentError, "final_div_factor"),
         (lambda o: lr_scheduler.LinearLR(o, 0.0), ArgumentError, "start_factor is in"),
         (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 0), ArgumentError, "T_0"),
         (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3).step(-1), ArgumentError, "not negative"),
@@ -319,6 +325,15 @@ def test_the_first_rate_is_not_skipped_silently() -> None:
 def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         wrong(optimizers()[0])
+
+
+def test_one_cycle_without_a_rise_or_a_fall() -> None:
+    for pct_start, expected in ((0.2, [1.0, 0.75, 0.5, 0.25, 0.0]), (1.0, [0.5, 0.625, 0.75, 0.875, 1.0])):
+        settings = {"div_factor": 2.0, "final_div_factor": math.inf, "anneal_strategy": "linear"}
+        optimizer, _ = optimizers()
+        scheduler = lr_scheduler.OneCycleLR(optimizer, 1.0, 5, pct_start=pct_start, **settings)
+        rates = [row[0] for row in sequence(optimizer, scheduler, 5)]
+        assert rates == pytest.approx(expected)
 
 
 def test_one_cycle_ends() -> None:

@@ -149,3 +149,5 @@ def test_bad_arguments() -> None:
     optimizer = ddp.optim.SGD(network(ddp).parameters(), lr=0.1)
     with pytest.raises(ArgumentError, match="SWALR: expected"):
         swa_utils.SWALR(optimizer, 0.1, anneal_strategy="sin")
+    with pytest.raises(ArgumentError, match="anneal_epochs is not negative, got -1"):
+        swa_utils.SWALR(optimizer, 0.1, -1)
