@@ -202,7 +202,7 @@ class Elementwise(TensorBase):
 
     __abs__ = absolute = abs
 
-    reciprocal, reciprocal_ = _unary(ops.reciprocal, "1 / self; of integers float32.")
+    reciprocal, reciprocal_ = _unary(ops.reciprocal, "1 / self; integers give the default dtype.")
 
     def square(self) -> Tensor:
         """self * self; int64 for bool."""
