@@ -441,16 +441,17 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The gradient with which a backward of `x` starts, as an array. Raises: ShapeError, DeviceError."""
+    """The gradient with which a backward of `x` starts, as an array. Raises: ShapeError, DtypeError, DeviceError."""
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
         device = x._device
         with on(device):
             return device.xp.ones(x.array.shape, x.array.dtype)
-    if not isinstance(gradient, TensorBase) or gradient._device is not x._device:
-        got = getattr(gradient, "device", type(gradient).__name__)
-        raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {got}")
+    if not isinstance(gradient, TensorBase):
+        raise DtypeError(f"backward: expected a tensor or None as the gradient, got {type(gradient).__name__}")
+    if gradient._device is not x._device:
+        raise DeviceError(f"backward: expected a gradient on {x._device}, as this tensor is, got {gradient._device}")
     if gradient.array.shape != x.array.shape:
         raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
     return gradient.array.astype(x.array.dtype, copy=False)

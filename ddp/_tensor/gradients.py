@@ -76,8 +76,8 @@ class Gradients(TensorBase):
         inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
-        Raises: GraphError, GraphFreedError, VersionError; ShapeError, DeviceError if `gradient` does not fit;
-        ArgumentError if `inputs` is empty.
+        Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if `gradient` does not
+        fit; ArgumentError if `inputs` is empty.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 

@@ -13,7 +13,7 @@ import pytest
 
 import ddp
 from ddp._engine import GradBuffer, Leaf
-from ddp.errors import GraphError, GraphFreedError, ShapeError, VersionError
+from ddp.errors import DtypeError, GraphError, GraphFreedError, ShapeError, VersionError
 
 
 def leaf(*values: float, dtype: Any = ddp.float64) -> ddp.Tensor:
@@ -240,6 +240,8 @@ class TestWrongUse:
             (x * 2).backward()
         with pytest.raises(ShapeError, match=r"\(3,\)"):
             (x * 2).backward(ddp.ones(3))
+        with pytest.raises(DtypeError, match="expected a tensor or None as the gradient, got ndarray"):
+            (x * 2).backward(np.ones(2))
 
 
 class TestVersions:
