@@ -200,7 +200,7 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
     Raises: DtypeError; RangeError naming the first that is out of range.
     """
     if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
-        raise DtypeError(f"{name}: the index is an int64 tensor, not {getattr(index, 'dtype', type(index).__name__)}")
+        raise DtypeError(f"{name}: the index is an int64 tensor, not {_dtype_or_class(index)}")
     array = to_device(index.array, x._device)
     if x._device is not CPU:
         return ops.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
@@ -287,23 +287,29 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
     return x
 
 
+def _dtype_or_class(x: Any) -> str:
+    """The dtype of a tensor, or the name of another object's class: a NumPy array has a dtype, too."""
+    return str(x.array.dtype) if isinstance(x, TensorBase) else type(x).__name__
+
+
 def _check_source(x: TensorBase, name: str, source: Any) -> Any:
     """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
     if not isinstance(source, TensorBase) or source.array.dtype != x.array.dtype:
-        got = getattr(source, "dtype", type(source).__name__)
+        got = _dtype_or_class(source)
         raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, as this one is, got {got}")
     return source
 
 
 def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     """Converts `value`, a number or a 0-d tensor, for a write into `x`. Raises: ShapeError, DtypeError."""
-    if isinstance(value, TensorBase) and not value.array.ndim:
+    if isinstance(value, TensorBase):
+        if value.array.ndim:
+            raise ShapeError(f"{name}: the value is a number or a 0-d tensor, not of shape {value.array.shape}")
         return convert(value, x.array.dtype)
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, Number):
-        error = ShapeError if isinstance(value, TensorBase) else DtypeError
-        raise error(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
+        raise DtypeError(f"{name}: the value is a number or a 0-d tensor, not {type(value).__name__}")
     return value
 
 
@@ -416,7 +422,7 @@ def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
     Raises: DtypeError, ShapeError.
     """
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
-        raise DtypeError(f"{name}: the mask is a bool tensor, not {getattr(mask, 'dtype', type(mask).__name__)}")
+        raise DtypeError(f"{name}: the mask is a bool tensor, not {_dtype_or_class(mask)}")
     shape = broadcast_shape(name, x.array.shape, mask.array.shape)
     return x if shape == x.array.shape else x.expand(shape), to_device(mask.array, x._device)
 

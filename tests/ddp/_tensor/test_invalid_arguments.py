@@ -136,6 +136,10 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: X.masked_scatter(X > 1, X[0]), ShapeError, "10 places"),
     (lambda x: X.scatter(0, ddp.tensor([[0]]), X.double()), DtypeError, "expected a tensor of float32"),
     (lambda x: X.scatter(0, ddp.tensor([[0]]), X, reduce="max"), ArgumentError, "'max'"),
+    (lambda x: X.index_copy(0, I, X[:2].numpy()), DtypeError, "tensor of float32, .* got ndarray"),
+    (lambda x: X.gather(0, np.array([[0]])), DtypeError, "int64 tensor, not ndarray"),
+    (lambda x: X.masked_fill(np.array([True]), 0), DtypeError, "bool tensor, not ndarray"),
+    (lambda x: X.masked_fill(X > 1, np.array(0.0)), DtypeError, "0-d tensor, not ndarray"),
     (lambda x: X.index_add(0, I, X), ShapeError, "2 places along dimension 0"),
     (lambda x: X.index_put((I,), ddp.zeros(3)), ShapeError, "index_put"),
 ]
