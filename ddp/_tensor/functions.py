@@ -292,14 +292,14 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
 def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
-    """Repeats each element, or each slice along `dim`, next to itself.
+    """Repeats each element, or each slice along `dim`, next to itself. output_size: see `Tensor.repeat_interleave`.
 
     With `input` alone: repeats each index i input[i] times.
     """
     if repeats is None:
         places = wrap(input.device.xp.arange(input.numel()), input.device)
-        return places.repeat_interleave(input, 0)
-    return input.repeat_interleave(repeats, dim)
+        return places.repeat_interleave(input, 0, output_size)
+    return input.repeat_interleave(repeats, dim, output_size)
 
 
 def _triangle(which: str, side: str) -> TensorFunction:

@@ -347,7 +347,7 @@ class Shapes(TensorBase):
 
         repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result; if it is
         given, the host does not wait for `repeats` on a GPU.
-        Raises: ShapeError, ArgumentError, DtypeError.
+        Raises: ShapeError, ArgumentError, DtypeError; for a wrong output_size on a GPU, at the next call that waits.
         """
         x: Any = self
         if dim is None or not self.array.ndim:
@@ -365,13 +365,18 @@ class Shapes(TensorBase):
             check_all(xp, times >= 0, ArgumentError, "repeat_interleave: a number of repeats is negative")
             # By search: CuPy's repeat takes no array.
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
-            total = output_size
+            total = output_size if n else 0
             if total is None:
-                total = int(ends[-1]) if n else 0
-            positions = xp.searchsorted(ends, xp.arange(total), side="right")
+                total = int(ends[-1])
+            elif n:
+                message = f"repeat_interleave: output_size {total} is not the sum of the repeats"
+                check_all(xp, ends[-1] == total, ArgumentError, message)
+            positions = xp.searchsorted(ends[:-1], xp.arange(total), side="right")
             return apply(indexing.index, (x,), places=index_along(x, axis, positions))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
+        if output_size not in (None, n * repeats):
+            raise ArgumentError(f"repeat_interleave: output_size {output_size} is not {n} * {repeats}")
         shape = x.array.shape
         wide = x.unsqueeze(axis + 1).expand(*shape[: axis + 1], repeats, *shape[axis + 1 :])
         return wide.reshape(*shape[:axis], n * repeats, *shape[axis + 1 :])

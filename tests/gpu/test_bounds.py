@@ -37,6 +37,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "normal": (lambda: ddp.normal(table(), -table()), ArgumentError, "normal: std is negative"),
     "one_hot": (lambda: F.one_hot(on_gpu(0, 3), 3), RangeError, "one_hot: class 3 is not one of the 3 classes 0 to 2"),
     "variance": (lambda: F.gaussian_nll_loss(table(), table(), -table()), ArgumentError, "var has a negative entry"),
+    "repeat_interleave": (
+        lambda: ddp.repeat_interleave(table(), on_gpu(1, 2, 0, 1), 0, output_size=9),
+        ArgumentError,
+        "output_size 9 is not the sum of the repeats",
+    ),
     "masked_scatter": (
         lambda: table().masked_scatter(table() > 2, on_gpu(1.0, 2.0)),
         ShapeError,
