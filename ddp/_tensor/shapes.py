@@ -400,8 +400,14 @@ class Shapes(TensorBase):
         return self.flip(0)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-        """Rotates by k * 90 degrees, from the first of two dimensions towards the second."""
-        first, second = resolve_axes(self, dims, "rot90")
+        """Rotates by k * 90 degrees, from the first of two dimensions towards the second.
+
+        Raises: ArgumentError unless `dims` names two different dimensions; RangeError.
+        """
+        named = parse_sizes((dims,))
+        if len(named) != 2:
+            raise ArgumentError(f"rot90: expected two dimensions, got {named}")
+        first, second = resolve_axes(self, named, "rot90")
         turned = self.flip(*((), (second,), (first, second), (first,))[k % 4])
         return turned.transpose(first, second) if k % 2 else turned
 

@@ -112,6 +112,8 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: ddp.repeat_interleave(ddp.tensor([1, 2]), output_size=2), ArgumentError, "output_size 2 .* sum"),
     (lambda x: ddp.repeat_interleave(x, 2, 1, output_size=3), ArgumentError, r"output_size 3 is not 3 \* 2"),
     (lambda x: x.roll((1, 2)), ArgumentError, "expected as many"),
+    (lambda x: X.rot90(1, (0,)), ArgumentError, r"rot90: expected two dimensions, got \(0,\)"),
+    (lambda x: X.rot90(1, ()), ArgumentError, r"rot90: expected two dimensions, got \(\)"),
     (lambda x: x.diag(), ShapeError, "vector or a matrix"),
     (lambda x: ddp.cat([x, x[:, :2]]), ShapeError, r"\(2, 3, 4\) and \(2, 2, 4\)"),
     (lambda x: ddp.cat(x), DtypeError, "sequence of tensors"),
