@@ -337,10 +337,11 @@ class Sampling(TensorBase):
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Fills the tensor with exponentially distributed random numbers of rate `lambd`.
 
-        Raises: ArgumentError unless lambd is positive.
+        Raises: ArgumentError unless lambd is positive; DtypeError unless floating.
         """
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
+        required_float(self, "exponential_")
         xp = self._device.xp
         return _overwrite(self, "exponential_", generator, lambda rng, shape: _exponential(xp, rng, shape) / lambd)
 
