@@ -38,8 +38,8 @@ def backward(
     grad_tensors: a gradient for each tensor, of its shape; None: 1, for tensors of one element. inputs: only these get
     a gradient. create_graph: gradients have a graph, as in Tensor.backward.
 
-    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit its
-    tensor; ArgumentError for another number of gradients, or for empty `inputs`.
+    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
+    its tensor; ArgumentError for another number of gradients, or for empty `inputs`.
     """
     outputs = as_list(tensors)
     run_backward(outputs, seeds_of(outputs, grad_tensors), retain_graph, create_graph, inputs)
@@ -61,8 +61,8 @@ def grad(
     An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
     create_graph: gradients have a graph, so that they can be differentiated. retain_graph: None: as create_graph.
 
-    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit its
-    output; ArgumentError for another number of gradients, for only_inputs=False, for materialize_grads=True with
+    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
+    its output; ArgumentError for another number of gradients, for only_inputs=False, for materialize_grads=True with
     allow_unused=False, and for is_grads_batched=True: call grad for each gradient instead.
     """
     if is_grads_batched:
