@@ -144,12 +144,24 @@ randn = _floats(
 rand_like, randn_like = like_form(rand), like_form(randn)
 
 
+def _check_limits(name: str, low: int, high: int, dtype: Dtype) -> None:
+    """Checks that `dtype` can hold the integers in [low, high). Raises: ArgumentError."""
+    if dtype == dtypes.bool_:
+        least, most = 0, 1
+    else:
+        limits: Any = dtypes.finfo(dtype) if dtypes.is_float(dtype) else dtypes.iinfo(dtype)
+        least, most = limits.min, limits.max
+    if low < least or high - 1 > most:
+        raise ArgumentError(f"{name}: expected numbers that {dtype} holds, {least} to {most}, got [{low}, {high})")
+
+
 def randint(
     *bounds: Any, low: int = 0, high: int | None = None, size: Size | None = None, **options: Unpack[RandomOptions]
 ) -> Tensor:
     """Random integers in [low, high): randint(high, size) or randint(low, high, size).
 
-    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, or for other arguments.
+    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, for one that the dtype does not hold,
+    or for other arguments.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -165,15 +177,24 @@ def randint(
     first = int(low)
     last = int(high)
     shape = parse_sizes((size,))
-    return _sampled(lambda rng, kind: rng.integers(first, last, shape), dtypes.int64, **options)
+
+    def sample(rng: Any, dtype: Dtype) -> Any:
+        _check_limits("randint", first, last, dtype)
+        return rng.integers(first, last, shape)
+
+    return _sampled(sample, dtypes.int64, **options)
 
 
 def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
-    """0 to n - 1 in random order, int64 unless `dtype` says otherwise. Raises: ArgumentError for a negative n."""
+    """0 to n - 1 in random order, int64 unless `dtype` says otherwise.
+
+    Raises: ArgumentError for a negative n, or for numbers that the dtype does not hold.
+    """
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
 
-    def sample(rng: Any, kind: Dtype) -> Any:
+    def sample(rng: Any, dtype: Dtype) -> Any:
+        _check_limits("randperm", 0, n, dtype)
         # CuPy's generators have no permutation.
         return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 
@@ -345,17 +366,23 @@ class Sampling(TensorBase):
         xp = self._device.xp
         return _overwrite(self, "exponential_", generator, lambda rng, shape: _exponential(xp, rng, shape) / lambd)
 
-    def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
+    def random_(
+        self: Self, low: int | None = None, high: int | None = None, *, generator: BaseGenerator | None = None
+    ) -> Self:
         """Fills the tensor with random integers in [low, high), or in [0, low) if only low is given.
 
         Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
-        Raises: ArgumentError for an empty range.
+        Raises: ArgumentError for an empty range, or for one that the dtype does not hold.
         """
+        dtype = self.array.dtype
         if high is None:
-            low, high = 0, low or _COUNTS.get(self.array.dtype.name) or dtypes.iinfo(self.array.dtype).max + 1
-        if high <= low:
-            raise ArgumentError(f"random_: no integer is in [{low}, {high})")
-        bounds = low, high
+            low, high = 0, low
+        if high is None:
+            high = _COUNTS.get(dtype.name) or dtypes.iinfo(dtype).max + 1
+        bounds = low or 0, high
+        if high <= bounds[0]:
+            raise ArgumentError(f"random_: no integer is in [{bounds[0]}, {high})")
+        _check_limits("random_", *bounds, dtype)
         return _overwrite(self, "random_", generator, lambda rng, shape: rng.integers(*bounds, shape, dtype="int64"))
 
 

@@ -89,6 +89,7 @@ class TestInPlace:
             assert 0 <= x.amin().item() <= x.amax().item() <= high
             assert x.amax().item() > 0.98 * high
         assert ddp.empty(5, dtype=ddp.int64).random_().amax().item() > 2**50
+        assert ddp.empty(2000, dtype=ddp.uint8).random_(0, 256).amax().item() > 250
 
     @pytest.mark.parametrize("name", ["bernoulli_", "exponential_", "random_"])
     def test_counts_a_version_and_draws_from_a_generator(self, name: str) -> None:
