@@ -19,7 +19,7 @@ from ddp._tensor.base import Tensor, TensorBase, TensorFunction, guarded_functio
 from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
 from ddp._tensor.dtypes import Dtype
 from ddp._tensor.indexing import broadcast_shape
-from ddp._tensor.inplace import must_record
+from ddp._tensor.inplace import must_record, operand_array
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
@@ -329,9 +329,9 @@ class Sampling(TensorBase):
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
-        Raises: ArgumentError for a probability outside [0, 1].
+        Raises: ArgumentError for a probability outside [0, 1]; ShapeError for one that does not broadcast.
         """
-        chance = _probability(p, "bernoulli_")
+        chance = operand_array(self, _probability(p, "bernoulli_"), "bernoulli_")
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:

@@ -42,6 +42,11 @@ def test_multinomial(gpu: Any) -> None:
         ddp.multinomial(weights, 3)
 
 
+@on_both
+def test_probabilities_may_be_on_the_cpu(gpu: Any) -> None:
+    assert ddp.empty(3, 2, device="cuda").bernoulli_(ddp.tensor([0.0, 1.0])).tolist() == [[0.0, 1.0]] * 3
+
+
 @in_any_order
 @pytest.mark.parametrize("own", [False, True])
 def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None:

@@ -66,6 +66,7 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: ddp.normal(0.0, 1.0), ArgumentError, "size"),
     (lambda x: ddp.normal(ddp.zeros(2), ddp.ones(3)), ShapeError, "do not broadcast"),
     (lambda x: ddp.bernoulli(ddp.zeros(2), 1.5), ArgumentError, r"outside \[0, 1\]"),
+    (lambda x: ddp.zeros(2).bernoulli_(ddp.zeros(3)), ShapeError, "^bernoulli_: .* do not broadcast"),
     (lambda x: ddp.empty(20000, dtype=ddp.float64).exponential_(4.0).exponential_(0), ArgumentError, "not positive"),
     (lambda x: ddp.ones(2, dtype=ddp.int64).exponential_(), DtypeError, "^exponential_: .* got int64"),
     (lambda x: ddp.set_rng_state(ddp.zeros(3, dtype=ddp.uint8)), ArgumentError, "45 bytes, got 3"),
