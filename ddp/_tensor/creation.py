@@ -309,18 +309,21 @@ class TypedTensor(type):
     """The type of `ddp.LongTensor` and similar classes: tensors of one dtype on one kind of device.
 
     Called with sizes, it makes an uninitialized tensor; with a sequence or an array, a copy; with a tensor, a tensor
-    over the same memory. Every tensor of this dtype on such a device is an instance, as in
+    over the same memory. The default device has no effect on it. Every tensor of this dtype on such a device is an instance, as in
     `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes these types, too.
 
-    Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
+    Raises: DtypeError for a tensor of another dtype; DeviceError for another kind of device; ArgumentError for several
+    arguments that are no sizes.
     """
 
     dtype: Dtype  # NumPy reads this attribute, so that the type can be given as a dtype
     device_type: str
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
-        target = cls.device_type if device is None and cls.device_type != "cpu" else device
-        return construct(cls.__name__, cls.dtype, given, target)
+        x = construct(cls.__name__, cls.dtype, given, cls.device_type if device is None else device)
+        if x._device.type != cls.device_type:
+            raise DeviceError(f"{cls.__name__}: expected a tensor on {cls.device_type}, got one on {x._device}")
+        return x
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, TensorBase) and x.array.dtype == cls.dtype and x._device.type == cls.device_type

@@ -55,9 +55,19 @@ def test_the_default_device(gpu: Any) -> None:
         with ddp.device("cuda:0"):
             assert ddp.zeros(1).get_device() == 0
         assert ddp.from_numpy(np.ones(1)).is_cpu
+        assert isinstance(ddp.LongTensor(2), ddp.LongTensor)
+        assert isinstance(ddp.FloatTensor([1.0]), ddp.FloatTensor)
+        assert isinstance(ddp.cuda.LongTensor([1]), ddp.cuda.LongTensor)
     finally:
         ddp.set_default_device(None)
     assert ddp.zeros(1).is_cpu
+
+
+def test_typed_tensors_are_on_their_device(gpu: Any) -> None:
+    for device, given in (("cuda:1", 2), (None, ddp.ones(2, dtype=ddp.int64, device="cuda:1"))):
+        assert ddp.cuda.LongTensor(given, device=device).device == ddp.device("cuda:1")
+        with pytest.raises(DeviceError, match="LongTensor: expected a tensor on cpu, got one on cuda:1"):
+            ddp.LongTensor(given, device=device)
 
 
 @pytest.mark.parametrize("where", [2, "cuda:7", 5])
