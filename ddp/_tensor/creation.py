@@ -309,8 +309,9 @@ class TypedTensor(type):
     """The type of `ddp.LongTensor` and similar classes: tensors of one dtype on one kind of device.
 
     Called with sizes, it makes an uninitialized tensor; with a sequence or an array, a copy; with a tensor, a tensor
-    over the same memory. The default device has no effect on it. Every tensor of this dtype on such a device is an instance, as in
-    `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes these types, too.
+    over the same memory. The default device has no effect on it. Every tensor of this dtype on such a device is an
+    instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes
+    these types, too.
 
     Raises: DtypeError for a tensor of another dtype; DeviceError for another kind of device; ArgumentError for several
     arguments that are no sizes.
