@@ -48,14 +48,14 @@ class Tensor(
     Attributes of your own may be set: `x.tag = 1`. Copies and pickles keep them, results of ops do not, as in PyTorch.
 
     Tensor(2, 3), with sizes, is uninitialized memory of the default dtype. Tensor of a sequence or an array is a copy;
-    of a tensor, it shares the memory.
+    of a tensor, it shares the memory. The first two are on the CPU unless `device` is given, as in PyTorch.
     """
 
     __slots__ = ()
 
     # Not in __new__, which would run for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
-        data = construct("Tensor", get_default_dtype(), given, device)
+        data = construct("Tensor", get_default_dtype(), given, "cpu" if device is None else device)
         self.array = data.array
         self._device = data._device
         self.version = data.version

@@ -55,6 +55,8 @@ def test_the_default_device(gpu: Any) -> None:
         with ddp.device("cuda:0"):
             assert ddp.zeros(1).get_device() == 0
         assert ddp.from_numpy(np.ones(1)).is_cpu
+        assert ddp.Tensor(2).is_cpu
+        assert ddp.Tensor([1.0]).is_cpu
         assert isinstance(ddp.LongTensor(2), ddp.LongTensor)
         assert isinstance(ddp.FloatTensor([1.0]), ddp.FloatTensor)
         assert isinstance(ddp.cuda.LongTensor([1]), ddp.cuda.LongTensor)
