@@ -17,7 +17,7 @@ from ddp._tensor.reductions import at_least_1d, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
 from ddp.ops.arrays import Ints
-from ddp.ops.indexing import check_all
+from ddp.ops.indexing import check_all, check_index
 
 Self = TypeVar("Self", bound="Shapes")
 
@@ -369,8 +369,8 @@ class Shapes(TensorBase):
             if total is None:
                 total = int(ends[-1])
             elif n:
-                message = f"repeat_interleave: output_size {total} is not the sum of the repeats"
-                check_all(xp, ends[-1] == total, ArgumentError, message)
+                message = "repeat_interleave: output_size is {last}, but the repeats add up to {value}"
+                check_index(xp, ends[-1:], total, total + 1, ArgumentError, message)
             positions = xp.searchsorted(ends[:-1], xp.arange(total), side="right")
             return apply(indexing.index, (x,), places=index_along(x, axis, positions))
         if repeats < 0:

@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "repeat_interleave": (
         lambda: ddp.repeat_interleave(table(), on_gpu(1, 2, 0, 1), 0, output_size=9),
         ArgumentError,
-        "output_size 9 is not the sum of the repeats",
+        "output_size is 9, but the repeats add up to 4",
     ),
     "masked_scatter": (
         lambda: table().masked_scatter(table() > 2, on_gpu(1.0, 2.0)),
