@@ -66,10 +66,11 @@ def graphed_step(
     Tensors that `fn` returns are detached, and their memory is the graph's: the next call overwrites it, so `clone()`
     what you keep. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
 
-    The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
-    or requires_grad; if a gradient exists before the call that did not exist before the captured call, or the reverse;
-    with another autocast mode, grad mode or TF32 setting; with other settings of `ddp.backends.cudnn`, if the step uses
-    cuDNN; and if an optimizer's settings have changed, unless the optimizer keeps them in device memory.
+    The step is captured again for arguments of other shapes, dtypes or constants, or with another requires_grad; if a
+    module has another mode, memory or requires_grad; if a gradient exists before the call that did not exist before the
+    captured call, or the reverse; with another autocast mode, grad mode or TF32 setting; with other settings of
+    `ddp.backends.cudnn`, if the step uses cuDNN; and if an optimizer's settings have changed, unless the optimizer
+    keeps them in device memory.
 
     Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 

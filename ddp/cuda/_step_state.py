@@ -30,13 +30,15 @@ def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
 
 
 def arguments_key(value: Any) -> Hashable:
-    """Returns a hashable key of the arguments: a tensor counts by its shape and dtype, any other value as it is.
+    """Returns a hashable key of the arguments.
 
+    A tensor counts by its shape, dtype and requires_grad, any other value as it is.
     Raises: ArgumentError for a value that cannot be hashed.
     """
     if isinstance(value, TensorBase):
         array = value.array
-        return TensorBase, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16"
+        dtype = array.dtype.char if array.dtype.kind != "V" else "bfloat16"
+        return TensorBase, array.shape, dtype, value.edge is not None
     if isinstance(value, tuple | list):
         return type(value), *map(arguments_key, value)
     if isinstance(value, dict):

@@ -169,6 +169,10 @@ def test_modes_of_modules_capture_anew(gpu: Any) -> None:
         step(x)
         step(x)
     assert step.captures == 4
+    x.requires_grad_()
+    step(x)
+    step(x)
+    assert step.captures == 5
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
