@@ -146,8 +146,10 @@ class Interop(TensorBase):
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         if self._device is CPU:
             return self.array.tolist()
-        # Contiguous, because of CuPy's current stream: see `ddp._cuda.stream_order.StreamGuard`.
-        return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).tolist())
+        # Contiguous, because of CuPy's current stream: see `ddp._cuda.stream_order.StreamGuard`. Reshaped, because
+        # ascontiguousarray gives a 0-d array one axis.
+        shape = self.array.shape
+        return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).reshape(shape).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
         """The result of `read()`, which may wait for a GPU. Raises: CudaError."""

@@ -86,6 +86,7 @@ def test_from_dlpack_and_back(gpu: Any) -> None:
         assert y.data_ptr() == x.data_ptr()
         assert y.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
         assert ddp.from_dlpack(x, device="cpu").tolist() == y.tolist()
+        assert y.sum().tolist() == 21.0
 
 
 def test_who_has_no_interface(gpu: Any) -> None:
