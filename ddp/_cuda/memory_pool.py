@@ -46,7 +46,8 @@ class DeviceCounts:
     sizes: bytes of each block from cudaMalloc, by address
     """
 
-    # Used without a lock: a count changes by one `+=` or `-=`. A peak may miss what two threads do at the same time.
+    # Used without a lock: a count changes by one `+=` or `-=` without a call, where Python could switch threads. A peak
+    # may miss what two threads do at the same time.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0
@@ -273,7 +274,8 @@ class Allocator:
             return
         counts = self.counts[device]
         counts.frees += 1
-        counts.reserved -= counts.sizes.pop(address, 0)
+        size = counts.sizes.pop(address, 0)
+        counts.reserved -= size
         self.cupy.cuda.runtime.free(address)
 
 

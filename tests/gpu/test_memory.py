@@ -47,6 +47,20 @@ def test_calls_of_cuda_and_bytes_are_counted(gpu: Any) -> None:
     assert not gpu.synchronizations
 
 
+def test_memory_that_another_thread_gets_during_a_cudafree_is_counted(gpu: Any) -> None:
+    class Sizes(dict[int, int]):
+        def pop(self, *key: int) -> Any:
+            counts.reserved += MIB  # as that thread's cudaMalloc does
+            return super().pop(*key)
+
+    x = floats(MIB)
+    counts = memory_pool.allocator(gpu.cupy).of(0)
+    counts.sizes = Sizes(counts.sizes)
+    del x
+    ddp.cuda.empty_cache()
+    assert ddp.cuda.memory_reserved() == MIB
+
+
 def test_the_peak_is_exact_from_the_first_reset_on(gpu: Any) -> None:
     warm = [floats(MIB) for _ in range(4)]
     del warm
