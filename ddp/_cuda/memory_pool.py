@@ -92,6 +92,10 @@ class Allocator:
         """The counts of a device."""
         return self.counts.setdefault(device, DeviceCounts())
 
+    def used_devices(self) -> list[int]:
+        """The devices on which memory was allocated: to read the pool of another one would create a CUDA context."""
+        return [device for device, counts in list(self.counts.items()) if counts.mallocs]
+
     def install(self) -> None:
         """Makes this CuPy's allocator. Raises: DeviceError inside of `cupy.cuda.using_allocator`."""
         try:
@@ -116,7 +120,7 @@ class Allocator:
             if reference() is not None:
                 continue
             used = 0
-            for device in list(self.counts):
+            for device in self.used_devices():
                 with self.cupy.cuda.Device(device):
                     cupy_pool.free_all_blocks()
                     used += cupy_pool.used_bytes()
@@ -126,6 +130,8 @@ class Allocator:
 
     def allocated_and_reserved(self, device: int) -> tuple[int, int]:
         """Bytes of arrays on a device, and bytes that CUDA gave for them."""
+        if device not in self.used_devices():
+            return 0, 0
         with self.cupy.cuda.Device(device):
             allocated = 0 if self._pool is None else int(self._pool.used_bytes())
             reserved = 0 if self.counted or self._pool is None else int(self._pool.total_bytes())
@@ -319,7 +325,7 @@ def use(cupy: Any, which: str | Malloc) -> None:
     now = allocator(cupy)
     if which == now.name:
         return
-    if any(counts.mallocs for counts in now.counts.values()):
+    if now.used_devices():
         raise DeviceError(
             f"memory.use({which!r}): this process has tensors on a GPU already, or has had some, by {now.name!r}; "
             "choose before the first"

@@ -31,17 +31,10 @@ __all__ = [
 ]
 
 
-def _used(device: DeviceLike) -> tuple[Any, int] | None:
-    """The allocator and the number of a device; None without a GPU, or if this process has not used the device.
-
-    To read the pool's numbers would create a CUDA context on an unused device, which a query must not do.
-    """
+def _allocator(device: DeviceLike) -> tuple[memory_pool.Allocator, int] | None:
+    """The allocator and the number of a device; None without a GPU."""
     cupy = found_cupy()
-    if cupy is None:
-        return None
-    index = _index(device)
-    current = allocator(cupy)
-    return (current, index) if index in current.counts else None
+    return None if cupy is None else (allocator(cupy), _index(device))
 
 
 def use(which: str | Callable[[int], Any]) -> None:
@@ -67,7 +60,7 @@ def empty_cache() -> None:
     if cupy is None:
         return
     current = allocator(cupy)
-    for index in list(current.counts):
+    for index in current.used_devices():
         with cupy.cuda.Device(index):
             current.release()
 
@@ -87,8 +80,8 @@ def memory_allocated(device: DeviceLike = None) -> int:
 
     If the user gave a function as the allocator, only arrays in the memory of CUDA graphs are counted.
     """
-    used = _used(device)
-    return 0 if used is None else int(used[0].allocated_and_reserved(used[1])[0])
+    target = _allocator(device)
+    return 0 if target is None else target[0].allocated_and_reserved(target[1])[0]
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
@@ -96,8 +89,8 @@ def memory_reserved(device: DeviceLike = None) -> int:
 
     If the user gave a function as the allocator, only the memory of CUDA graphs is counted.
     """
-    used = _used(device)
-    return 0 if used is None else int(used[0].allocated_and_reserved(used[1])[1])
+    target = _allocator(device)
+    return 0 if target is None else target[0].allocated_and_reserved(target[1])[1]
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
@@ -107,8 +100,8 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
     low: to count every array costs time. The same holds for allocations during a capture at any time. With another
     allocator than "pool", arrays that were allocated and freed in between are not counted.
     """
-    used = _used(device)
-    return 0 if used is None else int(used[0].peak(used[1]))
+    target = _allocator(device)
+    return 0 if target is None else target[0].peak(target[1])
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
@@ -116,8 +109,8 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 
     With another allocator than "pool", only the memory of CUDA graphs raises the peak.
     """
-    used = _used(device)
-    return 0 if used is None else int(used[0].of(used[1]).reserved_peak)
+    target = _allocator(device)
+    return 0 if target is None else target[0].of(target[1]).reserved_peak
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
@@ -125,9 +118,9 @@ def reset_peak_memory_stats(device: DeviceLike = None) -> None:
 
     From now on the allocator "pool" counts every allocation outside of captures, which costs 0.2 us for each.
     """
-    cupy = found_cupy()
-    if cupy is not None:
-        allocator(cupy).reset_peaks(_index(device))
+    target = _allocator(device)
+    if target is not None:
+        target[0].reset_peaks(target[1])
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
@@ -139,8 +132,8 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     num_ooms: OutOfMemoryErrors
     allocated_bytes.all.*, reserved_bytes.all.*: see memory_allocated and memory_reserved, and their peaks
     """
-    cupy = found_cupy()
-    return {} if cupy is None else allocator(cupy).statistics(_index(device))
+    target = _allocator(device)
+    return {} if target is None else target[0].statistics(target[1])
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
@@ -180,20 +173,26 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
     """The fraction of the device's memory that this process may reserve; 1 without a limit."""
-    used = _used(device)
-    limit = None if used is None else used[0].of(used[1]).limit
+    target = _allocator(device)
+    limit = None if target is None else target[0].of(target[1]).limit
     return 1.0 if limit is None else limit / mem_get_info(device)[1]
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
-    """A table of the memory statistics; "" without a GPU. abbreviated: without the counts of calls"""
-    cupy = found_cupy()
-    if cupy is None:
+    """A table of the memory statistics; "" without a GPU. abbreviated: without the counts of calls
+
+    The device's free memory is missing if the device was never used.
+    """
+    target = _allocator(device)
+    if target is None:
         return ""
-    index = _index(device)
+    current, index = target
     stats = memory_stats(index)
-    free, total = mem_get_info(index)
-    lines = [f"cuda:{index}, memory by {allocator(cupy).name!r}: {human(free)} of {human(total)} free"]
+    title = f"cuda:{index}, memory by {current.name!r}"
+    if index in current.used_devices():
+        free, total = mem_get_info(index)
+        title += f": {human(free)} of {human(total)} free"
+    lines = [title]
     lines += [f"  {name:<30} {human(stats[name]):>12}" for name in stats if "bytes" in name]
     if not abbreviated:
         lines += [f"  {name:<30} {stats[name]:>12}" for name in stats if name.startswith("num_")]

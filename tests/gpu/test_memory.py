@@ -47,6 +47,23 @@ def test_calls_of_cuda_and_bytes_are_counted(gpu: Any) -> None:
     assert not gpu.synchronizations
 
 
+@pytest.mark.parametrize("first", ["memory_stats", "reset_peak_memory_stats", "empty_cache"])
+def test_queries_create_no_context_on_an_unused_device(gpu: Any, first: str) -> None:
+    x = floats(MIB)
+    gpu.cupy.contexts.clear()
+    if first == "empty_cache":
+        ddp.cuda.set_per_process_memory_limit(MIB, 1)
+        ddp.cuda.empty_cache()
+    else:
+        getattr(memory, first)(1)
+    assert set(ddp.cuda.memory_stats(1).values()) == {0}
+    assert ddp.cuda.memory_summary(1).splitlines()[0] == "cuda:1, memory by 'pool'"
+    assert ddp.cuda.memory_allocated(1) == ddp.cuda.memory_reserved(1) == 0
+    assert ddp.cuda.max_memory_allocated(1) == ddp.cuda.max_memory_reserved(1) == 0
+    assert not any(1 in devices for devices in gpu.cupy.contexts.values())
+    assert x.numel()
+
+
 def test_memory_that_another_thread_gets_during_a_cudafree_is_counted(gpu: Any) -> None:
     class Sizes(dict[int, int]):
         def pop(self, *key: int) -> Any:
