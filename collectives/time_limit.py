@@ -59,9 +59,10 @@ def resize_requested() -> bool:
 class Deadline:
     """A time limit that ends `seconds` from now, not counting suspensions."""
 
-    __slots__ = ("_before", "_deadline")
+    __slots__ = ("_before", "_deadline", "seconds")
 
     def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._deadline = time.monotonic() + seconds
         self._before = suspended_seconds()
 

@@ -338,18 +338,21 @@ class Work(Generic[T]):
             call.queue.wake_helper()
         return call.done
 
-    def wait(self, timeout: float | None = None) -> T:
+    def wait(self, timeout: float | Deadline | None = None) -> T:
         """Waits until the collective is complete, and returns its result. May be called again.
 
-        timeout: seconds that this call waits at most; the collective's own time limit holds as well
+        timeout: seconds that this call waits at most, or a time limit that several calls share; the collective's own
+        time limit holds as well
         Raises: CollectiveTimeout if it is not complete in time (after a timeout given here, the communicator is still
         usable); the error of the collective, if it failed.
         """
         call = self._call
         if not call.done:
             assert call.queue is not None
-            if not call.queue.wait(call, timeout):
-                raise CollectiveTimeout(f"{call} was not complete after waiting {timeout:g} s; it goes on")
+            limit = timeout if timeout is None or isinstance(timeout, Deadline) else Deadline(timeout)
+            if not call.queue.wait(call, limit):
+                assert limit is not None
+                raise CollectiveTimeout(f"{call} was not complete after waiting {limit.seconds:g} s; it goes on")
         return call.outcome()
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:

@@ -201,11 +201,11 @@ class CallQueue:
             self._record(call, self.started, STARTED)
         call.set_outcome(None, None)
 
-    def wait(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
-        """Takes steps until `call` is finished. Returns: whether it finished within `timeout` seconds."""
+    def wait(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
+        """Takes steps until `call` is finished. Returns: whether it finished before the limit has passed."""
         if self._stepper:
             self._refuse_nested(call)
-        return self._wait_until_done(call, None if timeout is None else Deadline(timeout))
+        return self._wait_until_done(call, limit)
 
     def _wait_until_done(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
         thread = threading.get_ident()

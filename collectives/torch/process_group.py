@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -434,7 +433,7 @@ class GroupCalls:
         timeout = getattr(timeout, "timeout", timeout)  # PyTorch passes options to a `Backend`
         comm = self._comm
         seconds = comm.timeout if timeout is None else timeout.total_seconds()
-        end = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         token = np.zeros(1, np.uint8)
         if comm.rank:
             comm.send(token, 0, tag=_BARRIER_TAG)
@@ -448,7 +447,7 @@ class GroupCalls:
         missing: list[int] = []
         for rank in range(1, comm.size):
             try:
-                comm.recv(rank, tag=_BARRIER_TAG, async_op=True).wait(max(1e-3, end - time.monotonic()))
+                comm.recv(rank, tag=_BARRIER_TAG, async_op=True).wait(max(1e-3, deadline.remaining()))
             except CollectivesError:
                 missing.append(rank)
                 if not wait_all_ranks:

@@ -20,6 +20,7 @@ from torch.autograd import graph
 from torch.futures import Future
 
 from collectives.engine.call import Work
+from collectives.time_limit import Deadline
 from collectives.torch.tensors import Tensors
 
 
@@ -83,12 +84,13 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until all calls are complete.
 
-        timeout: of each call; None or 0: `limit`
+        timeout: for all calls together; None or 0: `limit`
         Raises: CollectiveTimeout if a call is not complete in time; the error of a failed call.
         """
         limit = timeout or self.limit
-        seconds = None if limit is None else limit.total_seconds() or None
-        results = [call.wait(seconds) for call in self.calls]
+        seconds = 0.0 if limit is None else limit.total_seconds()
+        deadline = Deadline(seconds) if seconds else None
+        results = [call.wait(deadline) for call in self.calls]
         if self._after is not None:
             with self._lock:
                 after = self._after

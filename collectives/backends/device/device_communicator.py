@@ -64,7 +64,7 @@ class DeviceWork(Work[T]):
         super().__init__(call)
         self._arrays = arrays
 
-    def wait(self, timeout: float | None = None) -> T:
+    def wait(self, timeout: float | Deadline | None = None) -> T:
         """Returns the result, which the current stream may use. May be called again, also on other streams.
 
         Raises: what `Work.wait` raises; a failure on the device.
@@ -87,7 +87,7 @@ class DeviceReceiveWork(Work[Any]):
         self._deliver = deliver
         self._result: Any = None
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | Deadline | None = None) -> Any:
         """Returns `out`, which the current stream may use; for a receive from any source (out, sender's rank)."""
         received = super().wait(timeout)
         if self._result is None:

@@ -261,16 +261,21 @@ class TestRanks:
         from datetime import timedelta
 
         x = torch.ones(3)
+        y = torch.ones(3)
         if dist.get_rank() == 0:
-            work = dist.all_reduce(x, async_op=True)
+            with dist._coalescing_manager(dist.group.WORLD, async_ops=True) as manager:
+                dist.all_reduce(x)
+                dist.all_reduce(y)
+            work = manager.works[0]
             with pytest.raises(RuntimeError, match=r"was not complete after waiting 0\.2 s; it goes on"):
                 work.wait(timedelta(seconds=0.2))
             dist.send(torch.ones(1), 1)
             work.wait()
         elif dist.get_rank() == 1:
-            dist.recv(torch.empty(1), 0)
             dist.all_reduce(x)
-        assert x.tolist() == [size] * 3
+            dist.recv(torch.empty(1), 0)
+            dist.all_reduce(y)
+        assert x.tolist() == y.tolist() == [size] * 3
 
     @pytest.mark.parametrize("async_op", [False, True])
     def test_a_barrier_may_have_a_limit_of_its_own(self, size: int, async_op: bool) -> None:

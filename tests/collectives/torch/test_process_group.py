@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from collectives.time_limit import Deadline
 from tests.conftest import Run, has_mpich
 
 pytest.importorskip("torch")
@@ -28,6 +31,20 @@ OTHER_NAMES = tuple(
     f"test_accumulate_gradients_no_sync{more}"
     for more in ("", "_allreduce_hook", "_allreduce_with_then_hook", "_grad_is_view")
 )
+
+
+def test_a_timeout_is_for_all_calls_of_a_work_together() -> None:
+    from collectives.torch.work import TorchWork
+
+    remaining = []
+
+    class SlowCall:
+        def wait(self, limit: Deadline) -> None:
+            time.sleep(0.01)
+            remaining.append(limit.remaining())
+
+    TorchWork([SlowCall(), SlowCall()], []).wait(timedelta(seconds=10))  # type: ignore[list-item]
+    assert 0 < remaining[1] < remaining[0] < 10
 
 
 @pytest.mark.mpi
