@@ -81,11 +81,11 @@ def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[
     """Number of rounds, and each entry's calls a round, for calls that take about `estimates` seconds.
 
     budget: seconds for each entry
-    iters: calls of each entry, whatever they take, rounded up to a multiple of the number of rounds
+    iters: calls of each entry, whatever they take, rounded up to a multiple of the calls a round
     """
     if iters is not None:
-        rounds = min(iters, _ROUNDS)
-        return rounds, [math.ceil(iters / rounds)] * len(estimates)
+        calls_per_round = math.ceil(iters / _ROUNDS)
+        return math.ceil(iters / calls_per_round), [calls_per_round] * len(estimates)
     calls = [min(_MAX_CALLS, max(1.0, budget / estimate)) for estimate in estimates]
     rounds = int(min(_ROUNDS, max(_MIN_ROUNDS, min(calls))))
     return rounds, [max(1, int(number / rounds)) for number in calls]

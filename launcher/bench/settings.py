@@ -165,7 +165,7 @@ first rank that failed."""
     add("--vs", type=names("baseline", BASELINES), metavar="A,B", help=baselines)
     add("--empty", action="store_true", help="measure arrays of comm.empty, too, which the ranks of a host share")
     add("--check", action="store_true", help="compare every element with the correct result")
-    add("--iters", type=count, metavar="N", help="number of measured calls for each size, instead of --budget")
+    add("--iters", type=count, metavar="N", help="measure at least N calls for each size, instead of --budget")
     seconds = value("a number of seconds", float)
     add("--budget", type=seconds, metavar="S", help="seconds to measure each size, implementation and place (0.1)")
     add("--warmup", type=count, metavar="N", help="number of calls before the measured ones (5)")

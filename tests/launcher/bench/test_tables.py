@@ -88,7 +88,8 @@ def test_factors_and_sizes_of_four_ranks() -> None:
         ([1e-6, 1e-3], 0.1, None, 20, [5000, 5]),
         ([1e-3, 1.0], 0.1, None, 5, [20, 1]),
         ([1e-6, 1.0], 0.1, 3, 3, [1, 1]),
-        ([1e-6], 0.1, 101, 20, [6]),
+        ([1e-6], 0.1, 21, 11, [2]),
+        ([1e-6], 0.1, 101, 17, [6]),
     ],
 )
 def test_plans(estimates: list[float], budget: float, iters: int | None, rounds: int, calls: list[int]) -> None:
