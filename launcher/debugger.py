@@ -17,7 +17,7 @@ from typing import Any
 
 from collectives.world import DEBUG_RANK, report
 
-# After its debugger was quit, a rank waits for the launcher's SIGINT for at most this long (s).
+# After its debugger was quit, a rank waits for the launcher's SIGINT for at most this long (s). Then it ends by itself.
 _SHUTDOWN_LIMIT = 20.0
 # Locations of breakpoints for which this rank has printed that it passes them.
 _passed: set[str] = set()
@@ -105,6 +105,7 @@ class _Debugger(pdb.Pdb):
         if threading.current_thread() is not threading.main_thread():
             sys.exit()  # Ends this thread; the main thread gets the launcher's signal.
         time.sleep(_SHUTDOWN_LIMIT)  # The launcher's SIGINT interrupts this.
+        self.set_quit()  # No signal has come: ends the program by BdbQuit, as pdb does.
         return True
 
 

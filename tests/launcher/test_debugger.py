@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +115,22 @@ def test_quitting_ends_the_job_with_one_line(debug: Any, how: str) -> None:
     assert time.monotonic() - start < 4  # not after the grace
     done = session.end()
     assert (done.returncode, done.stderr) == (130, f"ddp-launch: {why}\n")
+
+
+def test_quitting_ends_the_process_if_no_signal_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    body = """
+    import sys
+    from launcher import debugger
+    debugger._SHUTDOWN_LIMIT = 0.0
+    debugger.stop_at(sys._getframe())
+    print("not reached")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(body)]
+    done = subprocess.run(command, input="q\n", capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "bdb.BdbQuit"
+    assert "not reached" not in done.stdout
 
 
 def test_a_rank_that_does_not_come_to_init_is_named(ddp_launch: Any) -> None:
