@@ -269,10 +269,7 @@ class Attempt:
 
     def _shut_down(self, number: int, grace: float, command: str = "signal") -> None:
         """Sends the ranks a signal to end; after `grace` seconds they are killed. command: its name in the protocol"""
-        if not self.ending:
-            self.observers.ending()
-        self.ending = True
-        self.clock.release(self.now)
+        self._begin_ending()
         self.deadlines = {"kill": self.job_time(grace)}
         self.end_command = {command: number}
         # A rank that is leaving runs its exit handlers, which a signal would interrupt.
@@ -280,11 +277,17 @@ class Attempt:
 
     def _kill(self, limit: float = _KILL_LIMIT) -> None:
         """Kills all ranks. limit: seconds after which the job counts as over, even if agents have not reported"""
-        self.ending = self.killed = True
-        self.clock.release(self.now)
+        self._begin_ending()
+        self.killed = True
         self.deadlines = {"sweep": self.job_time(limit)}
         self.end_command = {"kill": True}
         self.ranks.send(self.end_command)
+
+    def _begin_ending(self) -> None:
+        if not self.ending:
+            self.observers.ending()
+        self.ending = True
+        self.clock.release(self.now)
 
     def end_by_signal(self, number: int) -> None:
         """Ends the job because of a signal from the user; SIGPIPE: because nothing reads our output any more."""

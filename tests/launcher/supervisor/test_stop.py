@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import stat_of
+from launcher.supervisor.attempt import Attempt
 from tests.launcher.conftest import LAUNCH
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -36,6 +38,19 @@ def end(job: Any, within: float) -> tuple[int, str, str]:
     done = job.wait(15, leave=max(0.0, within))
     assert time.monotonic() - start < within
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("call", [Attempt._kill, lambda attempt: attempt._shut_down(signal.SIGTERM, 1.0)])
+def test_observers_hear_once_that_a_job_is_ended(call: Callable[[Attempt], None]) -> None:
+    attempt = Attempt.__new__(Attempt)
+    attempt.ending = False
+    attempt.now = 0.0
+    attempt.observers = Mock()
+    attempt.clock = Mock(at=lambda now: now)
+    attempt.ranks = Mock()
+    call(attempt)
+    attempt._kill()
+    attempt.observers.ending.assert_called_once()
 
 
 @pytest.mark.parametrize(
