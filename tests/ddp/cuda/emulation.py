@@ -1,7 +1,7 @@
 """CUDA sources on the CPU: a C++ compiler makes `cupy.RawKernel` for NumPy's arrays; the stand-in for CuPy runs them.
 
-A launch is checked as CuPy
-cannot check it: the number of arguments, and what each pointer points to, against the source.
+A launch is checked as CuPy cannot check it: the number of arguments, and what each pointer points to, against the
+source.
 """
 
 from __future__ import annotations
