@@ -5,6 +5,7 @@ They find each other as torchrun's do: by variables, and a store that who starts
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import subprocess
@@ -22,7 +23,7 @@ CONTEXT.set_forkserver_preload(["torch._dynamo", "collectives.torch", __name__])
 def run_forked(script: Path, size: int = 2, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """The output of all ranks, and the code of the first that failed.
 
-    The others are killed as soon as one fails; all are after `timeout` seconds.
+    The others are killed as soon as one fails; all are after `timeout` seconds, and then err shows where they stood.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     job = {
@@ -35,7 +36,7 @@ def run_forked(script: Path, size: int = 2, timeout: float = 60.0) -> subprocess
     ranks = []
     for rank in range(size):
         environ = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(CONTEXT.Process(target=_run, args=(script, environ)))
+        ranks.append(CONTEXT.Process(target=_run, args=(script, environ, 0.9 * timeout)))
         ranks[-1].start()
     end = time.monotonic() + timeout
     running = {rank.sentinel: rank for rank in ranks}
@@ -50,8 +51,9 @@ def run_forked(script: Path, size: int = 2, timeout: float = 60.0) -> subprocess
     return subprocess.CompletedProcess([str(script)], code, out, err)
 
 
-def _run(script: Path, environ: dict[str, str]) -> None:
+def _run(script: Path, environ: dict[str, str], limit: float) -> None:
     os.environ.update(environ)
     for number, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(script.with_suffix(suffix), os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    faulthandler.dump_traceback_later(limit)
     exec(compile(script.read_text(), script, "exec"), {"__name__": "__main__"})
