@@ -134,8 +134,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     stopped: the step after which the rank has stopped on request, its state saved; it exits with STOPPED next
     joining: seconds that the rank waits at most for all ranks to join the world; None: it no longer waits
     joined, left: the rank became part of a world in which others may wait for it, or has left that world
-    resizable: the rank is in a loop in which the job can be resized, to at most this number of ranks; 0: to any number;
-        None: that loop has ended
+    resizable: the rank is in a loop in which the job can be resized, to at most this number of ranks; 0: to any number
     resizing: the step after which the rank leaves that loop; next it saves its state, and exits with STOPPED
     held: the step at which all ranks have copied their state to memory; sent for the first copy, maybe for later ones
     debugging: whether a debugger's prompt is open

@@ -11,7 +11,6 @@ thread computes without releasing the GIL, there is no new sample, and the age o
 from __future__ import annotations
 
 import atexit
-import contextlib
 import fcntl
 import itertools
 import mmap
@@ -171,18 +170,12 @@ class Recorder:
         self._floats = self._bytes.cast("d")
 
     def _detach_from_parent(self) -> None:
-        """In a forked child: the memory is the parent's, so this process continues with a private copy.
-
-        It gives up the parent's memory, which would otherwise live as long as this process.
-        """
+        """In a forked child: the memory is the parent's, so this process continues with a private copy."""
         memory = mmap.mmap(-1, layout.SIZE)
         memory[:] = self._bytes
         self._lock = threading.Lock()
-        self._use(memory)
-        if self.fd is not None:
-            with contextlib.suppress(OSError):  # The program may have closed it.
-                os.close(self.fd)
         self.fd = None
+        self._use(memory)
 
 
 def _shared_memory() -> tuple[int | None, mmap.mmap]:

@@ -291,7 +291,6 @@ class Checkpointer:
 
     def _release(self) -> None:
         self._closed = True
-        self._report_not_resizable()
         for handle in self._hooks:
             handle.remove()
         for model in self._training.parallel:
@@ -425,50 +424,43 @@ class Checkpointer:
 
     def _batches(self, loader: Any, epochs: int | None) -> Iterator[Any]:
         self._raise_if_closed()
+        training = self._training
         with self.signals():
             self._begin_loop(loader)
             self._stop_if_requested()
             self._report_resizable()
-            try:
-                yield from self._passes(loader, epochs)
-            finally:
-                self._report_not_resizable()
+            while epochs is None or loader.epoch < epochs:
+                epoch = loader.epoch
+                iterator = iter(loader)
+                training.began = epoch
+                if self._restored is not None and self._restored.step == self.step and self._restored.within:
+                    # The loader may have drawn a seed now. In the saved run it did so at the start of this pass, before
+                    # the random numbers were saved.
+                    self._restored.restore_random()
+                self._restored = None
+                for batch in iterator:
+                    self._stepped = False
+                    self._in_step = True
+                    try:
+                        yield batch
+                    finally:  # also if the loop is left: the loader has counted this batch
+                        self._in_step = False
+                        ended = not self._in_micro_batches()
+                        self.step += ended
+                    if ended:
+                        collectives.mark_step(self.step)
+                        self._step_done()
+                training.began = None
+                if loader.epoch <= epoch:
+                    raise ArgumentError(
+                        f"resume: {type(loader).__name__}.epoch is {loader.epoch} after a pass, as before it: it "
+                        "should be the number of passes completed"
+                    )
             self._left_early = False
             self._stop_if_requested()
             if self._saved_at != self.step:
                 self.save()
             self.wait()
-
-    def _passes(self, loader: Any, epochs: int | None) -> Iterator[Any]:
-        """The batches of the passes that are left."""
-        training = self._training
-        while epochs is None or loader.epoch < epochs:
-            epoch = loader.epoch
-            iterator = iter(loader)
-            training.began = epoch
-            if self._restored is not None and self._restored.step == self.step and self._restored.within:
-                # The loader may have drawn a seed now. In the saved run it did so at the start of this pass, before
-                # the random numbers were saved.
-                self._restored.restore_random()
-            self._restored = None
-            for batch in iterator:
-                self._stepped = False
-                self._in_step = True
-                try:
-                    yield batch
-                finally:  # also if the loop is left: the loader has counted this batch
-                    self._in_step = False
-                    ended = not self._in_micro_batches()
-                    self.step += ended
-                if ended:
-                    collectives.mark_step(self.step)
-                    self._step_done()
-            training.began = None
-            if loader.epoch <= epoch:
-                raise ArgumentError(
-                    f"resume: {type(loader).__name__}.epoch is {loader.epoch} after a pass, as before it: it "
-                    "should be the number of passes completed"
-                )
 
     def _begin_loop(self, loader: Any) -> None:
         training = self._training
@@ -515,12 +507,6 @@ class Checkpointer:
             self._resizable = True
             counts = [model.micro_batches.count for model in self._training.parallel if model.micro_batches is not None]
             world.report(resizable=min(counts, default=0))
-
-    def _report_not_resizable(self) -> None:
-        """Tells the launcher that the loop has ended, so that it refuses further requests to resize the job."""
-        if self._resizable:
-            self._resizable = False
-            world.report(resizable=None)
 
     def _stop_if_requested(self) -> None:
         """Stops for a signal that came before the first step or after the last."""

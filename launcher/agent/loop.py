@@ -311,7 +311,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "refused": str,
     "leaving": int,
     "stopped": int,
-    "resizable": (int, type(None)),
+    "resizable": int,
     "resizing": int,
     "held": int,
     "joining": (int, float, type(None)),

@@ -34,7 +34,7 @@ class RankProcess:
         self.leaving = False  # It has reported why it ends.
         self.saved = False  # It stops as it was asked to, even if its exit handlers fail.
         self.step: int | None = None  # The step after which it stops as it was asked to.
-        # The most ranks to which its loop can be resized; 0: any number; None: it is in no such loop.
+        # The most ranks to which its loop can be resized; 0: any number; None: it has reported no such loop.
         self.resizable: int | None = None
         self.resizing = False  # It leaves that loop, and saves its state for the ranks of the next start.
         self.status: int | None = None  # Exit code, or minus the signal that killed it.

@@ -90,35 +90,3 @@ def test_more_ranks_and_fewer_end_with_the_same_bits(
     ended = job.wait(60)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "resized/sha256").read_text() == (tmp_path / "whole/sha256").read_text()
-
-
-AFTER_THE_LOOP = """
-import sys, time
-import ddp
-from ddp import nn
-
-def own():
-    while ckpt.step < 2 and not ckpt.stop_requested:
-        ckpt.step += 1
-
-def resumed():
-    for (x,) in ckpt.resume(ddp.data.DataLoader(ddp.data.TensorDataset(ddp.ones(2, 1)), 1), epochs=1):
-        pass
-
-with ddp.checkpoint.Checkpointer(sys.argv[1], model=nn.Linear(1, 1)) as ckpt:
-    (own if sys.argv[2] == "own" else resumed)()
-print("over", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("loop", ["own", "resumed"])
-def test_a_job_whose_loop_has_ended_is_not_resized(loop: str, start_job: Callable[..., Any], tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(AFTER_THE_LOOP)
-    job = start_job([sys.executable, "-m", "launcher", "-n", "1", str(script), str(tmp_path / "run"), loop])
-    wait_for(job.process.stdout, "over", 1)
-    done, text = resize(job.process.pid, 2)
-    assert not done
-    assert text.startswith("not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer")
