@@ -290,7 +290,7 @@ def _is_record(pid: int, fd: int) -> bool:
     """
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

@@ -194,7 +194,9 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
         raise ArgumentError(f"randperm({n}): expected a count")
 
     def sample(rng: Any, dtype: Dtype) -> Any:
-        _check_limits("randperm", 0, n, dtype)
+        most = _COUNTS.get(dtype.name) or dtypes.iinfo(dtype).max + 1
+        if n > most:
+            raise ArgumentError(f"randperm({n}): {dtype} holds all integers below {most} only")
         # CuPy's generators have no permutation.
         return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 

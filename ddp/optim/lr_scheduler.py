@@ -133,14 +133,9 @@ class ExponentialLR(_FactorLR):
 
 
 class PolynomialLR(_FactorLR):
-    """The base rate times (1 - epoch/total_iters)^power, and 0 from `total_iters` on.
-
-    Raises: ArgumentError for a negative power.
-    """
+    """The base rate times (1 - epoch/total_iters)^power, and 0 from `total_iters` on."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        if power < 0:
-            raise ArgumentError(f"PolynomialLR: power is not negative, got {power}")
         self._begin(optimizer, last_epoch, total_iters=total_iters, power=power)
 
     def _factor(self) -> float:

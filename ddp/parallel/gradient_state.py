@@ -80,33 +80,32 @@ class GradientState:
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
-        self._mixed: set[int] = set()  # the means to which a backward inside no_sync() has added
 
     @property
     def accumulating(self) -> bool:
         """Whether there are gradients that a later backward is to reduce."""
         return self.weights.reached and self.any()
 
-    def snapshot(self) -> tuple[WeightSum, list[bool], set[int]]:
+    def snapshot(self) -> tuple[WeightSum, list[bool]]:
         """Copies the state, for `restore`."""
-        return self.weights, list(self._reduced), set(self._mixed)
+        return self.weights, list(self._reduced)
 
-    def restore(self, snapshot: tuple[WeightSum, list[bool], set[int]]) -> None:
+    def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:
         """Returns to the state of a snapshot."""
         self.weights = snapshot[0]
         self._reduced = list(snapshot[1])
-        self._mixed = set(snapshot[2])
 
     def begin(self, reached: set[int]) -> None:
         """Called when a backward starts that will reach these parameters."""
         for index, leaf in enumerate(self._leaves):
             if leaf.grad_buffer.state is not FULL:
                 self._reduced[index] = False
-        means = {index for index, reduced in enumerate(self._reduced) if reduced}
-        self._mixed &= means
-        untouched = means - reached - self._mixed
-        self.excluded = {index for index in untouched if not self.tensors[index].requires_grad}
-        self._mixed |= means & reached
+        # After a backward inside no_sync(), which may have added to the mean on some ranks, all reduce it again.
+        self.excluded = {
+            index
+            for index, reduced in enumerate(self._reduced)
+            if reduced and index not in reached and not self.tensors[index].requires_grad and self.weights.passes == 0
+        }
 
     def has(self, index: int) -> bool:
         """Whether the parameter holds a gradient that is to be reduced."""
@@ -144,4 +143,3 @@ class GradientState:
         if by_any or index not in self.excluded:
             self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY
             self._reduced[index] = by_any
-            self._mixed.discard(index)

@@ -305,7 +305,8 @@ class MicroBatches:
     def begin_again(self) -> None:
         """Called after a backward that has failed. The micro-batch can be repeated with the same random numbers.
 
-        If the backward has added to some gradients before it failed, `zero_grad()` comes first.
+        If it was a part of a micro-batch that is split inside `no_sync()`, and has added to gradients before it failed,
+        `zero_grad()` and the first part come first.
         """
         self.end_backward()
         self._uncount(self._records[self._recorded :])

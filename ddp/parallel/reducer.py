@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -108,7 +108,9 @@ class Reducer:
         self._replays = GraphReplays(self)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         # The state of `gradients` before the backward that runs now.
-        self._snapshot: tuple[WeightSum, list[bool], set[int]] | None = None
+        self._snapshot: tuple[WeightSum, list[bool]] | None = None
+        # With micro_batches: the parameters that had a gradient before the backward that runs now.
+        self._full: set[int] = set()
         self._reached = False  # the last backward reached a leaf
         self._reducing = False  # this backward reduces: False in no_sync(), and before the last micro-batch
         self._broken: BaseException | None = None
@@ -145,6 +147,8 @@ class Reducer:
         self._begin_capture()
         self.skipped.begin_backward()
         self._snapshot = self.gradients.snapshot()
+        if self.micro_batches is not None:
+            self._full = {index for index, leaf in enumerate(self.leaves) if leaf.grad_buffer.full}
         reached = {self._index[leaf] for leaf in leaves}
         self.gradients.begin(reached)
         self.gradients.add_weight(bool(reached), self.names)
@@ -240,6 +244,7 @@ class Reducer:
     def abandon(self, error: BaseException) -> None:
         """Called when backward raised. Restores the weights and flags in `gradients`, not the grad_buffers.
 
+        With micro_batches, gradients that this backward has begun are dropped, so that it can be repeated.
         If something was launched, the ranks no longer agree, and the model is marked as broken. A single rank is never
         marked as broken, except with micro_batches.
         """
@@ -251,8 +256,8 @@ class Reducer:
         self.in_flight = False
         if self.micro_batches is not None:
             self.micro_batches.begin_again()
-            if self._snapshot is not None and not self._snapshot[0].reached:
-                self._clear_gradients()  # This backward has made them all. It is repeated.
+            if self.running:
+                self._clear_gradients(keep=self._full)
         if self._snapshot is not None:
             self.gradients.restore(self._snapshot)
             self._snapshot = None
@@ -455,9 +460,9 @@ class Reducer:
         self._snapshot = None
         self.micro_batches.complete()
 
-    def _clear_gradients(self) -> None:
+    def _clear_gradients(self, keep: Collection[int] = ()) -> None:
         for index, leaf in enumerate(self.leaves):
-            if self.gradients.has(index):
+            if self.gradients.has(index) and index not in keep:
                 leaf.grad_buffer.clear()
 
     def _wait(self) -> None:

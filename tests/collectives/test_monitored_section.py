@@ -96,8 +96,8 @@ def test_progress_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitored_section, "INTERVAL", 0.02)
 
     def main(comm: Communicator) -> None:
-        with MonitoredSection(comm, 1.0) as section:
-            for _ in range(12 if comm.rank == 1 else 0):
+        with MonitoredSection(comm, 2.0) as section:
+            for _ in range(24 if comm.rank == 1 else 0):
                 time.sleep(0.1)
                 section.progress()
 

@@ -1,4 +1,4 @@
-"""PyTorch's side of a page, on a rank that is started as torchrun starts one.
+"""Runs PyTorch's side of a page on this rank of a torchrun job: `in_torch.py PAGE FOLDER`.
 
 The whole programs go first, each as it stands; then all snippets in one process group, whose results are written to
 FOLDER/RANK.npz as `line of the snippet:name`.
@@ -7,6 +7,7 @@ FOLDER/RANK.npz as `line of the snippet:name`.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,11 @@ def of_theirs(rank: int) -> dict[str, Builder]:
     return builders(torch, rank) | theirs
 
 
-def main(page: str, folder: str) -> None:
+def main(page: Path, folder: Path) -> None:
     warnings.simplefilter("ignore")  # what PyTorch deprecates next is not this page's business
     kind: Any = nn.Linear
     kind.reset_parameters = start_alike(torch)
-    theirs = [block for block, _ in pairs(Path(page)) if block is not None]
+    theirs = [block for block, _ in pairs(page) if block is not None]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.chdir(folder)
     randperm, torch.randperm = torch.randperm, shuffled  # type: ignore[assignment]
@@ -58,4 +59,8 @@ def main(page: str, folder: str) -> None:
             names = run(block.compiled(), block.code, of_theirs(rank))
             results.update({f"{block.line}:{name}": array for name, array in outcome(names).items()})
     dist.destroy_process_group()
-    np.savez(f"{folder}/{rank}.npz", **results)
+    np.savez(folder / f"{rank}.npz", **results)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -62,11 +62,9 @@ def test_a_snippet_of_ours_runs(
 def test_pytorch_computes_the_same(run_job: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    from tests.collectives.torch.forked import run_forked
-
-    job = tmp_path / "theirs.py"
-    job.write_text(f"from tests.docs.in_torch import main\nmain({str(PYTORCH)!r}, {str(tmp_path)!r})")
-    theirs = run_forked(job, timeout=100)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = [ROOT / "tests/docs/in_torch.py", PYTORCH, tmp_path]
+    theirs = run_job([*torchrun, *job], timeout=100, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
     assert theirs.returncode == 0, theirs.stderr
     expected = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
     monkeypatch.chdir(tmp_path)

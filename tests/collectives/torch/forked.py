@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -30,13 +31,15 @@ def run_forked(script: Path, size: int = 2, timeout: float = 60.0) -> subprocess
         "MASTER_ADDR": store.host,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": str(size),
     }
+    outputs = [script.with_suffix(suffix) for suffix in (".out", ".err")]
+    for output in outputs:
+        output.touch()
     ranks = []
     for rank in range(size):
         environ = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(CONTEXT.Process(target=_run, args=(script, environ, 0.9 * timeout)))
+        ranks.append(CONTEXT.Process(target=_run, args=(script, environ, outputs, 0.9 * timeout)))
         ranks[-1].start()
     end = time.monotonic() + timeout
     running = {rank.sentinel: rank for rank in ranks}
@@ -47,13 +50,13 @@ def run_forked(script: Path, size: int = 2, timeout: float = 60.0) -> subprocess
     for rank in running.values():
         rank.kill()
         rank.join()
-    out, err = (script.with_suffix(suffix).read_text() for suffix in (".out", ".err"))
+    out, err = (output.read_text() for output in outputs)
     return subprocess.CompletedProcess([str(script)], code, out, err)
 
 
-def _run(script: Path, environ: dict[str, str], limit: float) -> None:
+def _run(script: Path, environ: dict[str, str], outputs: Sequence[Path], limit: float) -> None:
     os.environ.update(environ)
-    for number, suffix in ((1, ".out"), (2, ".err")):
-        os.dup2(os.open(script.with_suffix(suffix), os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    for number, output in enumerate(outputs, 1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), number)
     faulthandler.dump_traceback_later(limit)
     exec(compile(script.read_text(), script, "exec"), {"__name__": "__main__"})

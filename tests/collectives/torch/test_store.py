@@ -54,6 +54,9 @@ def run_ranks(tmp_path: Path) -> RunScript:
     """`run_ranks(text)` runs a script of that text on two ranks."""
     from tests.collectives.torch.forked import run_forked
 
+    if not has_mpich():
+        pytest.skip("ranks that torchrun starts take MPICH")
+
     def run(text: str) -> CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(text)

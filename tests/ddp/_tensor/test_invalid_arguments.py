@@ -59,7 +59,12 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: ddp.randint(3, 3, (1,)), ArgumentError, "no integer"),
     (lambda x: ddp.randint(-1, 3, (1,), dtype=ddp.uint8), ArgumentError, r"uint8 holds, 0 to 255, got \[-1, 3\)"),
     (lambda x: ddp.randint_like(ddp.zeros(2, dtype=ddp.bool), 3), ArgumentError, r"bool holds, 0 to 1, got \[0, 3\)"),
-    (lambda x: ddp.randperm(257, dtype=ddp.uint8), ArgumentError, r"uint8 holds, 0 to 255, got \[0, 257\)"),
+    (
+        lambda x: ddp.randperm(257, dtype=ddp.uint8),
+        ArgumentError,
+        r"randperm\(257\): uint8 holds all integers below 256",
+    ),
+    (lambda x: ddp.randperm(2050, dtype=ddp.float16), ArgumentError, r"float16 holds all integers below 2049"),
     (lambda x: ddp.zeros(2, dtype=ddp.int8).random_(129), ArgumentError, r"-128 to 127, got \[0, 129\)"),
     (lambda x: ddp.zeros(2, dtype=ddp.float16).random_(70000), ArgumentError, r"float16 holds, .* got \[0, 70000\)"),
     (lambda x: ddp.zeros(2).random_(0), ArgumentError, r"no integer is in \[0, 0\)"),

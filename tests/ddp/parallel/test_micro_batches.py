@@ -510,7 +510,12 @@ def test_a_micro_batch_that_failed_is_made_again() -> None:
                 hook.remove()
             x = ddp.arange(16.0).reshape(2, 8) * number
             model.backward(model(x).sum(), weight=number + 1)
-        return [net[2].weight.grad.numpy(), net[0].running_mean.numpy(), net[0].num_batches_tracked.numpy()]
+        results = [net[2].weight.grad.numpy(), net[0].running_mean.numpy(), net[0].num_batches_tracked.numpy()]
+        before = net[2].weight.grad.numpy().copy()
+        with pytest.raises(DdpError, match=r"call zero_grad"):
+            model.backward(model(ddp.ones(2, 8)).sum(), weight=1)
+        assert_array_equal(net[2].weight.grad.numpy(), before)
+        return results
 
     expected = gradient(None)
     for layer in (2, 0):  # before any parameter has its gradient, and when the last layer has
