@@ -56,7 +56,7 @@ def test_the_sender_may_forget_and_close(pipe: tuple[Any, Any]) -> None:
     before = descriptors()
     writer.send(ddp.full((100_000,), 4.0))
     writer.close()
-    assert descriptors() == before, "it lies in the socket alone"
+    assert descriptors() <= before, "it lies in the socket alone"
     assert reader.recv().sum().item() == 400_000
     with pytest.raises(EOFError):
         reader.recv()
@@ -195,7 +195,7 @@ def test_others_pipes_take_copies() -> None:
     assert [type(copy) for copy in copies] == [ddp.Tensor, nn.Parameter]
     assert [copy.tolist() for copy in copies] == [[1, 1, 1]] * 2
     assert not any(copy.is_shared() for copy in copies)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_what_comes_home_is_found(pipe: tuple[Any, Any]) -> None:
@@ -212,7 +212,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield it
     it.close()
     it.join_thread()
-    assert descriptors() == before
+    assert descriptors() <= before  # those of other tests' threads may have gone
 
 
 def test_a_queue_keeps_its_order_and_its_bounds(made: Any) -> None:

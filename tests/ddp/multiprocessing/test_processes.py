@@ -172,4 +172,4 @@ def test_a_pool_takes_and_gives_tensors() -> None:
         pool.apply(ddp.Tensor.fill_, (given[0], 8.0))
         assert given[0].tolist() == [8, 8, 8]
     del given
-    assert descriptors() == before
+    assert descriptors() <= before  # those of other tests' threads may have gone
