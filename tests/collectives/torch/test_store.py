@@ -356,8 +356,8 @@ NAMED = [
 ]
 
 
-def test_faults_are_named(run_ranks: RunScript) -> None:
-    done = run_ranks(FAILING)
+def test_faults_are_named(run_script: RunScript) -> None:
+    done = run_script(FAILING)
     assert done.returncode != 0
     for sentence in NAMED:
         assert sentence in done.stdout, done.stdout + done.stderr
