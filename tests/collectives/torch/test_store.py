@@ -49,34 +49,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def run_ranks(tmp_path: Path) -> RunScript:
-    """`run_ranks(text)` runs a script of that text on two ranks."""
-    from tests.collectives.torch.forked import run_forked
-
-    if not has_mpich():
-        pytest.skip("ranks that torchrun starts take MPICH")
-
-    def run(text: str) -> CompletedProcess[str]:
-        script = tmp_path / "script.py"
-        script.write_text(text)
-        return run_forked(script)
-
-    return run
-
-
 def check(done: CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("done") == 2
 
 
-# Without --long, others start by ddp-launch, mpiexec, and as torchrun does: those that are traced, on_ranks.py, and the
-# forked ones.
-@pytest.mark.long
 @pytest.mark.parametrize(
     "start",
     [
-        ["-m", "launcher", "-n", "2"],
+        pytest.param(["-m", "launcher", "-n", "2"], marks=pytest.mark.long),
         pytest.param(
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
             marks=pytest.mark.skipif(not has_mpich(), reason="takes MPICH"),
@@ -90,7 +71,7 @@ def test_started_by(start: list[str], run_job: Run, tmp_path: Path) -> None:
     check(run_job([sys.executable, *start, str(script)], timeout=100))
 
 
-@pytest.mark.long
+@pytest.mark.long  # as those below start
 def test_started_by_mpiexec(run_script: RunScript) -> None:
     check(run_script(FROM_VARIABLES))
 
@@ -148,8 +129,8 @@ print("done")
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="before torch 2.14 see below")
-def test_beside_another_backend(run_ranks: RunScript) -> None:
-    check(run_ranks(BESIDE))
+def test_beside_another_backend(run_script: RunScript) -> None:
+    check(run_script(BESIDE))
 
 
 FAKE_BESIDE = """
@@ -316,8 +297,8 @@ def test_another_backend_for_tensors_of_the_cpu_is_refused() -> None:
 
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="from torch 2.14 on see above")
 @pytest.mark.parametrize("script", [FAKE_BESIDE, NCCL_BESIDE, SPLIT_BESIDE], ids=["fake", "nccl", "split"])
-def test_beside_another_backend_before_2_14(script: str, run_ranks: RunScript) -> None:
-    check(run_ranks(script))
+def test_beside_another_backend_before_2_14(script: str, run_script: RunScript) -> None:
+    check(run_script(script))
 
 
 FAILING = """
