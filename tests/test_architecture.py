@@ -84,14 +84,14 @@ SIZES = {
     "ddp/optim": Size(16_405, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_488, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(30_148, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(41_688, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/parallel, ddp/tracing": Size(41_740, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_011, 11_500, ("ddp",)),
     "collectives": Size(80_682, 65_000, ("collectives",)),
     "launcher": Size(73_065, 64_000, ("launcher",)),
     "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
-    "tests": Size(515_345, 385_000, ("tests",)),
+    "tests": Size(515_573, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

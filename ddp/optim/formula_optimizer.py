@@ -80,7 +80,7 @@ class FormulaOptimizer(Optimizer):
 
 
 def descent(group: Group, decoupled: bool = False) -> list[str]:
-    """The first lines of a formula, which define d = weight_decay*p + grad. To maximize, -grad replaces grad.
+    """The first lines of an optimizer's formula: they compute d = weight_decay*p + grad. maximize: -grad replaces grad.
 
     decoupled: d is grad alone, and p is multiplied by 1 - lr*weight_decay
     """

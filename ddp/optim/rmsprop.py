@@ -9,8 +9,8 @@ from ddp.optim.optimizer import Group, Params, settings_of
 class RMSprop(FormulaOptimizer):
     """v = alpha*v + (1 - alpha)*d²;  u = d / (sqrt(v) + eps);  p -= lr*u.
 
-    With momentum, b = momentum*b + u;  p -= lr*b.  d = grad + weight_decay*p.  maximize: d = -grad + ...
-    centered: a = alpha*a + (1 - alpha)*d, and v - a² replaces v under the root.  foreach and capturable change nothing.
+    d = grad + weight_decay*p; maximize: -grad replaces grad. With momentum, b = momentum*b + u;  p -= lr*b.
+    centered: a = alpha*a + (1 - alpha)*d, and v - a² replaces v under the root. foreach and capturable change nothing.
 
     Raises: ArgumentError for negative settings, or differentiable=True.
     """

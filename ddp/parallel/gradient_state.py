@@ -80,6 +80,9 @@ class GradientState:
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
+        # The parameters that were trainable when the accumulation began. A backward inside no_sync() may have added to
+        # their means, on some ranks only. So all ranks reduce them again, even if they are frozen now.
+        self._trainable: set[int] = set()
 
     @property
     def accumulating(self) -> bool:
@@ -100,11 +103,13 @@ class GradientState:
         for index, leaf in enumerate(self._leaves):
             if leaf.grad_buffer.state is not FULL:
                 self._reduced[index] = False
-        # After a backward inside no_sync(), which may have added to the mean on some ranks, all reduce it again.
+        if self.weights.passes == 0:
+            self._trainable = {index for index, tensor in enumerate(self.tensors) if tensor.requires_grad}
+        touched = reached | self._trainable
         self.excluded = {
             index
             for index, reduced in enumerate(self._reduced)
-            if reduced and index not in reached and not self.tensors[index].requires_grad and self.weights.passes == 0
+            if reduced and index not in touched and not self.tensors[index].requires_grad
         }
 
     def has(self, index: int) -> bool:

@@ -28,7 +28,7 @@ from collectives.time_limit import Deadline
 _POLL = 1e-3
 # Interval at which NCCL is polled for asynchronous errors (s).
 _ASYNC_POLL = 0.1
-# If the program has not received a failure after this time, the process is ended (s).
+# If no call or wait of the program has raised a failure within this time (s), the watchdog ends the process.
 _SILENCE = 5.0
 _EXIT_STATUS = 1
 

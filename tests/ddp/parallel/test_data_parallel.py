@@ -245,6 +245,24 @@ def test_a_mean_to_which_no_sync_has_added_is_reduced_though_it_is_frozen_then()
     assert_allclose(first["0.weight"], [[2.0]])  # of 1.5 + 1 and 1.5
 
 
+def test_the_gradient_of_a_parameter_frozen_before_stays_while_others_accumulate() -> None:
+    def rank(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+        model = DataParallel(net, comm)
+        x = ddp.ones(1, 1) * (comm.rank + 1)
+        model.backward(model(x).sum(), weight=1)
+        before = {name: array.copy() for name, array in gradients(net[0]).items()}
+        net[0].requires_grad_(False)
+        net[1].zero_grad()
+        with model.no_sync():
+            model.backward(model(x).sum(), weight=1)
+        model.backward(model(x).sum(), weight=1)
+        return before, gradients(net[0])
+
+    for before, after in collectives.run_threads(rank, 2):
+        assert_same(before, after)
+
+
 def test_a_leaf_hook_runs_before_the_ranks_are_averaged() -> None:
     def rank(comm: Communicator) -> float:
         layer = nn.Linear(1, 1, bias=False)
