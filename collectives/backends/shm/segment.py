@@ -255,8 +255,8 @@ def share_segment(
 #: Up to this many ranks, each rank reduces whole arrays for itself. This takes fewer phases than if each rank reduced
 #: one part, and no part is copied back.
 SUM_ALONE = 3
-#: Bytes of a staging buffer: a tile of this size stays in a core's L2 cache.
-STAGING_BYTES = 256 << 10
+#: Bytes that are reduced at a time where the ranks' arrays are read in place: small enough for a core's L2 cache.
+TILE_BYTES = 256 << 10
 #: Packs a signature's words after the sequence number: digest, rows, bytes, prefix, and the locations of x and out.
 pack_signature = struct.Struct("8q").pack
 #: Bytes. An array in shared memory is read in place if it is larger than this, or larger than an inline buffer.
@@ -276,9 +276,18 @@ def inline_bytes(size: int) -> int:
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
 
 
+def staging_bytes(size: int) -> int:
+    """Bytes of a staging buffer among `size` ranks, which holds a tile of an array.
+
+    For up to SUM_ALONE ranks a buffer has 1 MiB, otherwise TILE_BYTES. Larger tiles need fewer phases, but each rank
+    has two such buffers.
+    """
+    return 1 << 20 if size <= SUM_ALONE else TILE_BYTES
+
+
 def control_bytes(size: int) -> int:
     """The size of a segment that holds a control block of `size` ranks."""
-    return _control_bytes(size) + 2 * size * (inline_bytes(size) + STAGING_BYTES)
+    return _control_bytes(size) + 2 * size * (inline_bytes(size) + staging_bytes(size))
 
 
 def _control_bytes(size: int) -> int:
@@ -303,9 +312,10 @@ class ControlBlock:
         self.bytes = memory[:control].data
         self.words = memory[:control].view(np.int64).data
         self.inline_bytes = inline_bytes(size)
+        self.staging_bytes = staging_bytes(size)
         staged = control + 2 * size * self.inline_bytes
         inline = memory[control:staged].reshape(2, size, self.inline_bytes)
-        staging = memory[staged : staged + 2 * size * STAGING_BYTES].reshape(2, size, STAGING_BYTES)
+        staging = memory[staged : staged + 2 * size * self.staging_bytes].reshape(2, size, self.staging_bytes)
         self.inline = [[inline[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.staging = [[staging[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.sequence = 0

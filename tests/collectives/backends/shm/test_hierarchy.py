@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.segment import STAGING_BYTES, inline_bytes
+from collectives.backends.shm.segment import TILE_BYTES, inline_bytes, staging_bytes
 from tests.collectives.backends.shm.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]
@@ -22,9 +22,9 @@ LENGTHS = [
     1,
     inline_bytes(2) // 4,
     inline_bytes(2) // 4 + 1,
-    STAGING_BYTES // 4,
-    STAGING_BYTES // 4 + 1,
-    STAGING_BYTES + 3,
+    staging_bytes(2) // 4,
+    staging_bytes(2) // 4 + 1,
+    staging_bytes(2) // 2 + 3,
 ]
 
 
@@ -60,20 +60,20 @@ def test_totals_are_right_and_the_same_bits_on_every_rank_and_in_every_run(nodes
 def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> None:
     def check(comm: Communicator) -> None:
         twin = comm.duplicate()
-        x = comm.empty(STAGING_BYTES)
+        x = comm.empty(TILE_BYTES)
         arrays = comm.transport.shared_arrays
         assert (arrays is None) == (nodes.count(nodes[comm.rank]) == 1)
         if arrays is not None:
             assert arrays.find(x).segment != 0
         for each in (comm, twin):  # a duplicate knows the arrays of its communicator
-            x[:] = np.arange(STAGING_BYTES) % 1000 + comm.rank
+            x[:] = np.arange(TILE_BYTES) % 1000 + comm.rank
             assert each.all_reduce(x, out=x) is x
-            assert_array_equal(x, np.arange(STAGING_BYTES) % 1000 * comm.size + sum(range(comm.size)))
+            assert_array_equal(x, np.arange(TILE_BYTES) % 1000 * comm.size + sum(range(comm.size)))
             x[:] = comm.rank
             for root in range(comm.size):
                 got = each.reduce(x, root=root)
                 assert got is None or (got == sum(range(comm.size))).all()
-            assert_array_equal(each.broadcast(x, root=2), np.full(STAGING_BYTES, 2))
+            assert_array_equal(each.broadcast(x, root=2), np.full(TILE_BYTES, 2))
 
     run_sharing(check, nodes)
 
@@ -89,7 +89,7 @@ def test_splits_of_ranks_on_nodes_find_their_own_nodes(nodes: list[int]) -> None
             assert part.local_size == stand.count(nodes[comm.rank])
             several = 1 < len(set(stand)) < len(stand)
             assert isinstance(part.transport, HierarchicalTransport) == several
-            x = np.full(STAGING_BYTES, float(comm.rank))
+            x = np.full(TILE_BYTES, float(comm.rank))
             assert (part.all_reduce(x) == sum(ranks)).all()
             assert (part.duplicate().all_reduce(x) == sum(ranks)).all()
 

@@ -18,12 +18,12 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm import segment
-from collectives.backends.shm.segment import NOWHERE, STAGING_BYTES, ArrayLocation
+from collectives.backends.shm.segment import NOWHERE, TILE_BYTES, ArrayLocation
 from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.backends.shm.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 5])
-N = STAGING_BYTES  # items: more than one tile of any dtype
+N = TILE_BYTES  # items: more than one tile of any dtype
 
 
 def shared(comm: Communicator) -> Any:
@@ -233,7 +233,7 @@ def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nodes: list[int]
 ) -> None:
     create = segment.create
-    limit = 8 << 20
+    limit = 16 << 20
 
     def rationed(nbytes: int) -> segment.Segment:
         if nbytes > limit:
