@@ -52,6 +52,9 @@ _MAX_SITES = 256
 # After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because to
 # wake it takes as long as a small call.
 _IDLE_ROUNDS = 10
+# If the helper thread finds that a thread waits for the call for which it was woken, it leaves the next calls to that
+# thread for this long (s). Otherwise it would take time from many small calls, each of which is waited for.
+_WAITED_FOR = 2e-3
 # After `expect_wait` the helper thread leaves the calls to the thread that is going to wait, for this long (s). Then it
 # takes over: that thread may have raised an exception, and may never wait.
 _LEFT = 1.0
@@ -452,8 +455,13 @@ class CallQueue:
                 self._release_if_idle()
                 self._asleep = idle_rounds > _IDLE_ROUNDS
                 self._wake.clear()
-                if not self._has_work() and self._wake.wait(_LEFT if self._asleep and not self._closed else LONG_PAUSE):
-                    idle_rounds = 0
+                pause = _LEFT if self._asleep and not self._closed else LONG_PAUSE
+                if not self._has_work() and self._wake.wait(pause):
+                    if self._has_work() or self._closed:
+                        idle_rounds = 0
+                    else:
+                        self._asleep = False
+                        time.sleep(_WAITED_FOR)
                 continue
             idle_rounds = 0
             self._asleep = False

@@ -219,6 +219,19 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
         comm.barrier()
 
 
+def test_the_helper_thread_takes_a_call_that_nobody_waits_for_after_calls_that_are_waited_for() -> None:
+    def check(comm: Communicator) -> None:
+        x = np.ones(1)
+        for _ in range(10):
+            time.sleep(20 * queue.LONG_PAUSE)  # long enough for the helper thread to fall asleep
+            comm.all_reduce(x, async_op=True).wait()
+        completed = threading.Event()
+        comm.all_reduce(x, async_op=True)._call.add_done_callback(completed.set)  # without a look at the queue
+        assert completed.wait(20)
+
+    collectives.run_threads(check, 2, timeout=60)
+
+
 def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "_CHECK_INTERVAL", 0.0)
     interval = sys.getswitchinterval()
