@@ -95,7 +95,7 @@ def reduce_into_all(
 def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
     """x, out: (n,); out may be x."""
     if control.size <= SUM_ALONE:
-        yield from reduce(control, x, out, ufunc, epilogue)
+        yield from _reduce_alone(control, x, out, ufunc, epilogue, staged=True)
         return
     me = control.me
     for start, stop in chunks(len(x), control.staging_bytes // x.itemsize):
@@ -117,12 +117,20 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epi
 
 
 def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
-    """x: (n,); out: (n,) on ranks that get the total, None elsewhere."""
+    """x: (n,); out: (n,) on the root, None elsewhere."""
+    return _reduce_alone(control, x, out, ufunc, epilogue, staged=out is None)
+
+
+def _reduce_alone(
+    control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None, staged: bool
+) -> Waits:
+    """Each rank that has an `out` reduces all of the array. staged: whether another rank does, which reads this x"""
     me = control.me
     for start, stop in chunks(len(x), control.staging_bytes // x.itemsize):
         sources = _staged(control, x.dtype, stop - start)
         tile = x[start:stop]
-        np.copyto(sources[me], tile)
+        if staged:
+            np.copyto(sources[me], tile)
         control.advance()
         yield control.advanced
         if out is not None:
