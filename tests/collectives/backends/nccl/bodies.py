@@ -1,14 +1,20 @@
-"""What the ranks of the stub's tests do. `python bodies.py LIBRARY SIZE NAME...` runs these functions on each."""
+"""What the ranks of the stub's tests do: `python bodies.py LIBRARY CASES` runs these functions on ranks of their own.
+
+CASES, in JSON: for each, how many ranks, the function's name, and what its environment says.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import re
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,11 +57,6 @@ def at(array: Array) -> int:
     return array.ctypes.data
 
 
-def values(rank: int, count: int, dtype: Any) -> Array:
-    """Small numbers that are exact in every dtype."""
-    return ((np.arange(count) + rank) % 5 + 1).astype(dtype)
-
-
 def huge_count(r: Rank) -> None:
     """With NCCL_STUB_DRY, which touches no memory."""
     comm = r.connect()
@@ -94,8 +95,10 @@ def wrong_arguments(r: Rank) -> None:
 
 
 def told_to_fail(r: Rank) -> None:
-    """NCCL_STUB_FAIL makes a call of this function fail; CULPRIT is what the error must say."""
-    with raises(CollectivesError, os.environ["CULPRIT"]):
+    """NCCL_STUB_FAIL makes a call of this function fail; WORDS are NCCL's for its code."""
+    function, _, code = os.environ["NCCL_STUB_FAIL"].split(":")
+    words = rf"returned {code} \({os.environ['WORDS']}.*NCCL says: {function} fails as the stub was told"
+    with raises(CollectivesError, rf"rank \d of 2: {function} {words}"):
         comm = r.connect(timeout=5.0)
         x = np.ones(4, np.float32)
         try:
@@ -206,13 +209,6 @@ def close_fails(r: Rank) -> None:
     assert r.stub.live() == 0
 
 
-def watched(r: Rank, comm: NcclCommunicator, **options: Any) -> tuple[Watchdog, list[str]]:
-    seen: list[str] = []
-    dog = Watchdog(r.rank, lambda event: event.done, lambda error, calls: seen.append(f"{error} {calls}"), **options)
-    dog.guard(comm)
-    return dog, seen
-
-
 def hear(dog: Watchdog) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -227,10 +223,12 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
     r.wait()
     if r.rank == 1:
-        time.sleep(3.0)  # alive, and elsewhere
+        time.sleep(2.0)  # alive, and elsewhere
         comm.abort()
         return
-    dog, seen = watched(r, comm)
+    seen: list[str] = []
+    dog = Watchdog(r.rank, lambda event: event.done, lambda error, calls: seen.append(f"{error} {calls}"))
+    dog.guard(comm)
     comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
     event = r.stub.record(STREAM)
     dog.watch(event, x, "all_reduce #1 (train.py:7)", 0.4)
@@ -248,41 +246,33 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     assert r.stub.live() == 0
 
 
-class raises(contextlib.AbstractContextManager[None]):
+@contextlib.contextmanager
+def raises(kind: type[BaseException], pattern: str) -> Iterator[None]:
     """As pytest's, which ranks do without."""
-
-    def __init__(self, kind: type[BaseException], pattern: str) -> None:
-        self.kind = kind
-        self.pattern = pattern
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        import re
-
-        assert error is not None, f"{self.kind.__name__} was not raised"
-        if not isinstance(error, self.kind):
-            return False
-        assert re.search(self.pattern, str(error), re.DOTALL), f"{self.pattern} is not in: {error}"
-        return True
+    try:
+        yield
+    except kind as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+    assert re.search(pattern, message, re.DOTALL), f"{pattern} is not in: {message}"
 
 
-def main() -> int:
-    library = sys.argv[1]
-    size = int(sys.argv[2])
-    names = sys.argv[3:]
-    nccl = Nccl(ctypes.CDLL(library), library)
-    ids = [unique_id(nccl) for _ in names]
+def fork_ranks(path: str, size: int, name: str, environment: dict[str, str]) -> int:
+    """Runs one case on ranks that have done nothing before. Returns: the worst of their exit codes."""
+    nccl = Nccl(ctypes.CDLL(path), path)
+    id = unique_id(nccl)
     children = []
     for rank in range(size):
         if (child := os.fork()) == 0:
             status = 1
             try:
-                for id, name in zip(ids, names, strict=True):
-                    globals()[name](Rank(nccl, Stub(library), id, rank, size))
+                os.environ.update(environment)
+                globals()[name](Rank(nccl, Stub(path), id, rank, size))
                 status = 0
             except BaseException:
-                sys.stderr.write(f"rank {rank}:\n{traceback.format_exc()}")
+                sys.stderr.write(f"{name} {environment} rank {rank}:\n{traceback.format_exc()}")
             finally:
-                sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
         children.append(child)
@@ -290,4 +280,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(max(fork_ranks(sys.argv[1], *case) for case in json.loads(sys.argv[2])))

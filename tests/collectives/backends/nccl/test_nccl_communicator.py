@@ -1,76 +1,54 @@
-"""Every call of the communicator over the stub: results, errors, groups, limits and aborts."""
+"""Every call of the communicator over the stub, by ranks that are processes: errors, groups, limits and aborts.
+
+What collectives compute is tested on arrays, over the same library: `backends/device/test_stub.py`.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from tests.collectives.backends.nccl.conftest import RunRanks
+from tests.conftest import Run
+
+BODIES = Path(__file__).with_name("bodies.py")
+Case = tuple[int, str, dict[str, str]]  # how many ranks, their function in bodies.py, its environment
 
 
-@pytest.mark.parametrize("blocking", ["0", "1"])
-@pytest.mark.parametrize("minor", [18, 32])
-def test_wrong_arguments_are_named_and_groups_ended(run_ranks: RunRanks, minor: int, blocking: str) -> None:
-    """What every collective computes is tested on arrays, over the same library: `backends/device/test_stub.py`."""
-    run_ranks(2, "wrong_arguments", minor=minor, NCCL_COMM_BLOCKING=blocking)
+def told_to_fail(function: str, code: int, words: str) -> Case:
+    return 2, "told_to_fail", {"NCCL_STUB_FAIL": f"{function}:1:{code}", "WORDS": words}
 
 
-def test_counts_beyond_31_bits_arrive_whole(run_ranks: RunRanks) -> None:
-    run_ranks(2, "huge_count", NCCL_STUB_DRY="1")
+ARGUMENTS: list[Case] = [(2, "wrong_arguments", {"NCCL_COMM_BLOCKING": blocking}) for blocking in "01"]
+CASES = [
+    *ARGUMENTS,
+    (2, "huge_count", {"NCCL_STUB_DRY": "1"}),
+    told_to_fail("ncclCommInitRankConfig", 2, "ncclSystemError"),
+    told_to_fail("ncclAllReduce", 8, "ncclTimeout"),
+    told_to_fail("ncclBroadcast", 99, "an error of the"),
+    told_to_fail("ncclGroupEnd", 6, "ncclRemoteError"),
+    told_to_fail("ncclCommGetAsyncError", 3, "ncclInternalError"),
+    (2, "close_fails", {"NCCL_STUB_FAIL": "ncclCommFinalize:1:3"}),
+    (2, "close_fails", {"NCCL_STUB_FAIL": "ncclCommDestroy:1:3"}),
+    (3, "never_comes", {}),
+    (2, "hangs_in_a_call", {"NCCL_STUB_HANG": "ncclAllReduce"}),
+    (2, "abort_frees_a_stuck_call", {"NCCL_STUB_HANG": "ncclAllReduce"}),
+    (2, "abort_in_a_group", {}),
+    (3, "lonely_close", {"NCCL_COMM_BLOCKING": "0"}),
+    (3, "lonely_close", {"NCCL_COMM_BLOCKING": "1"}),
+    (2, "threads_enter_their_device", {}),
+    (2, "abort_hangs", {"NCCL_STUB_HANG": "ncclCommAbort"}),
+    (2, "watchdog_ends_a_lonely_rank", {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("function", "code"),
-    [
-        ("ncclCommInitRankConfig", 2),
-        ("ncclAllReduce", 8),
-        ("ncclBroadcast", 99),
-        ("ncclGroupEnd", 6),
-        ("ncclCommGetAsyncError", 3),
-    ],
-)
-def test_a_call_that_fails_is_named_with_nccls_own_words(run_ranks: RunRanks, function: str, code: int) -> None:
-    names = {
-        2: "ncclSystemError",
-        3: "ncclInternalError",
-        6: "ncclRemoteError",
-        8: "ncclTimeout",
-        99: "an error of the",
-    }
-    culprit = (
-        rf"rank \d of 2: {function} returned {code} \({names[code]}.*NCCL says: {function} fails as the stub was told"
-    )
-    run_ranks(2, "told_to_fail", NCCL_STUB_FAIL=f"{function}:1:{code}", CULPRIT=culprit)
-
-
-@pytest.mark.parametrize("function", ["ncclCommFinalize", "ncclCommDestroy"])
-def test_a_close_that_fails_leaves_nothing(run_ranks: RunRanks, function: str) -> None:
-    run_ranks(2, "close_fails", NCCL_STUB_FAIL=f"{function}:1:3")
-
-
-def test_a_rank_that_never_comes_ends_the_meeting_at_its_limit(run_ranks: RunRanks) -> None:
-    run_ranks(3, "never_comes")
-
-
-def test_a_call_that_never_finishes_ends_at_its_limit(run_ranks: RunRanks) -> None:
-    run_ranks(2, "hangs_in_a_call", NCCL_STUB_HANG="ncclAllReduce")
-
-
-def test_an_abort_frees_a_call_that_is_stuck(run_ranks: RunRanks) -> None:
-    run_ranks(2, "abort_frees_a_stuck_call", NCCL_STUB_HANG="ncclAllReduce")
-
-
-def test_an_abort_waits_for_a_group_to_end(run_ranks: RunRanks) -> None:
-    run_ranks(2, "abort_in_a_group")
-
-
-@pytest.mark.parametrize("blocking", ["0", "1"])
-def test_a_close_that_others_do_not_join_ends_at_its_limit(run_ranks: RunRanks, blocking: str) -> None:
-    run_ranks(3, "lonely_close", NCCL_COMM_BLOCKING=blocking)
-
-
-def test_threads_that_call_nccl_are_on_the_device_of_their_rank(run_ranks: RunRanks) -> None:
-    run_ranks(2, "threads_enter_their_device")
-
-
-def test_an_abort_that_hangs_is_left_behind(run_ranks: RunRanks) -> None:
-    run_ranks(2, "abort_hangs", NCCL_STUB_HANG="ncclCommAbort")
+@pytest.mark.parametrize(("minor", "cases"), [(18, ARGUMENTS), (32, CASES)], ids=["oldest", "newest"])
+def test_ranks_over_the_stub(
+    run_job: Run, stub: Callable[..., Path], tmp_path: Path, minor: int, cases: list[Case]
+) -> None:
+    command = [sys.executable, str(BODIES), str(stub(minor)), json.dumps(cases)]
+    done = run_job(command, timeout=90, env={"OPENBLAS_NUM_THREADS": "1", "NCCL_STUB_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr

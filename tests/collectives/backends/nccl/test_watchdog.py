@@ -1,4 +1,4 @@
-"""The watchdog: over the stub with real ranks, and alone with events that complete when a test says so."""
+"""The watchdog alone, with events that complete when a test says so; bodies.py has it over the stub with real ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import CollectiveTimeout, NcclError
-from tests.collectives.backends.nccl.conftest import RunRanks
 
 
 class FakeEvent:
@@ -134,10 +133,3 @@ def test_a_close_that_is_the_first_to_hear_raises() -> None:
     with pytest.raises(CollectiveTimeout, match="late"):
         dog.close()
     dog.close()
-
-
-# Over the stub -------------------------------------------------------------------------------------------------------
-
-
-def test_a_rank_whose_peer_leaves_out_a_call(run_ranks: RunRanks) -> None:
-    run_ranks(2, "watchdog_ends_a_lonely_rank")
