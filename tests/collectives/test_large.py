@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
+
+from tests.conftest import Run
 
 SCRIPT = """
 import numpy as np
@@ -47,7 +46,7 @@ print("done", flush=True)
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_counts_beyond_an_int(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_counts_beyond_an_int(run_script: Run) -> None:
     done = run_script(SCRIPT, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2

@@ -19,7 +19,7 @@ from collectives.backends.single import DetachedTransport
 from collectives.start import child_environment, inherited_rank_info, requested_backend
 from collectives.transport import RankInfo
 from collectives.world import World
-from tests.conftest import ROOT, python_path
+from tests.conftest import ROOT, Run, python_path
 
 WHERE = RankInfo(rank=3, size=8, local_rank=1, local_size=2, node=1)
 X = np.ones(4)
@@ -108,7 +108,7 @@ for _ in range(3):
 
 
 @pytest.mark.mpi
-def test_a_forked_child_is_no_rank(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_forked_child_is_no_rank(run_script: Run) -> None:
     done = run_script(FORKING)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.mpi
-def test_what_a_rank_starts_is_no_rank(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_what_a_rank_starts_is_no_rank(run_script: Run) -> None:
     done = run_script(STARTING)
     assert done.returncode == 0, done.stderr
     assert "WorldError: this process works for rank 1 of 2 and is no rank" in done.stdout
@@ -205,9 +205,7 @@ def test_a_time_limit_may_be_infinite_and_must_be_above_zero() -> None:
 
 
 @pytest.mark.mpi
-def test_a_time_limit_may_be_infinite_under_a_bare_engine(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str]
-) -> None:
+def test_a_time_limit_may_be_infinite_under_a_bare_engine(run_job: Run, mpiexec: list[str]) -> None:
     code = "import math, collectives as c, numpy as np; print(c.init(timeout=math.inf).all_reduce(np.ones(1)))"
     done = run_job([*mpiexec, "-n", "2", sys.executable, "-c", code], timeout=60)
     assert (done.returncode, done.stdout.count("[2.]")) == (0, 2), done.stderr

@@ -20,7 +20,7 @@ from collectives.start import choose_backend
 from collectives.world import World
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import remove_stale_segments
-from tests.conftest import has_mpich
+from tests.conftest import Run, has_mpich
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OMPI = {
@@ -118,7 +118,7 @@ def test_inside_run_threads_init_gives_the_ranks_communicator() -> None:
 
 
 @pytest.mark.mpi
-def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_world_smaller_than_promised_is_an_error(run_job: Run) -> None:
     # What a rank sees when the other MPI's mpiexec started it.
     rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if has_mpich() else ("PMI_RANK", "PMI_SIZE")
     code = (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import collectives
 from collectives import Communicator
 from collectives.engine import array_header as header
 from collectives.transport import EAGER_LIMIT
+from tests.conftest import Run
 
 SIZES = [3, 40_000]  # one travels in its message, one behind it
 
@@ -143,7 +142,7 @@ time.sleep(2)
 
 @pytest.mark.mpi
 def test_a_group_that_not_all_members_make_names_the_missing_and_lets_ranks_leave(
-    run_script: Callable[..., subprocess.CompletedProcess[str]],
+    run_script: Run,
 ) -> None:
     done = run_script(GROUP, 3)
     assert done.returncode == 0, done.stderr

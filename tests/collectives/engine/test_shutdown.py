@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from collectives.engine.shutdown import ExitStatus, exit_code, job_status
 from collectives.transport import LOST
 from collectives.world import STOPPED
+from tests.conftest import Run
 
 SCRIPT = """
 import os, signal, sys, time
@@ -66,9 +65,7 @@ if comm.rank == 0:
         (FORGIVEN, 0, "forgiven"),
     ],
 )
-def test_every_way_of_leaving(
-    run_script: Callable[..., subprocess.CompletedProcess[str]], middle: str, status: int | None, says: str
-) -> None:
+def test_every_way_of_leaving(run_script: Run, middle: str, status: int | None, says: str) -> None:
     """status: None for any but 0"""
     done = run_script(SCRIPT.format(middle=middle), timeout=20)
     assert done.returncode == status if status is not None else done.returncode != 0, done.stderr

@@ -6,27 +6,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.collectives.faults.matrix import (
-    BARE,
-    BARE_SAMPLE,
-    OUTCOMES,
-    PAIRS,
-    SAMPLE,
-    pattern,
-    ranks,
-)
+from tests.collectives.faults.matrix import BARE, BARE_SAMPLE, OUTCOMES, PAIRS, SAMPLE, pattern, ranks
+from tests.conftest import Run
 
 RANK = str(Path(__file__).with_name("rank.py"))
 # A loaded machine may be slow to start ranks, and to tell us that they have ended.
 START, LOADED = 60.0, 4.0
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def sampled(pairs: Iterable[tuple[str, str]], sample: Sequence[tuple[str, str]]) -> list[Any]:

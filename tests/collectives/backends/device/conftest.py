@@ -72,6 +72,9 @@ class Rig:
         return results
 
 
+MakeRig = Callable[..., Rig]
+
+
 @contextlib.contextmanager
 def ending(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """`make`, whose rigs' machines end with it: no thread asks for ever for what a test has left undone."""
@@ -88,7 +91,7 @@ def ending(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
     """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
     with ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
         yield make

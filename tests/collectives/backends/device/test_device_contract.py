@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.conftest import MakeRig
 from tests.collectives.backends.device.contract import CHECKS
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
@@ -18,5 +18,5 @@ from tests.collectives.backends.device.fake_nccl import FakeLibrary
     ids=["single", "staged 2", "staged 3", "nccl 3"],
 )
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(rig: Callable[..., Rig], check: Callable[[Any, Any], None], nccl: Any, size: int) -> None:
+def test_contract(rig: MakeRig, check: Callable[[Any, Any], None], nccl: Any, size: int) -> None:
     rig(size, nccl, seed=size).run(check)

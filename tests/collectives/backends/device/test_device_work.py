@@ -13,7 +13,7 @@ import pytest
 
 import collectives
 from collectives.backends.device.device_communicator import overlap
-from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.conftest import MakeRig, Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
 USER, COMM, DOWN, UP = "user 0.", "comm 0.", "comm 0.1", "comm 0.2"
@@ -38,7 +38,7 @@ def log_of(ranks: Rig, fn: Callable[[Any, Any], Any]) -> list[Any]:
     return [entry for entry in ranks.machine.log[begin:] if entry[0] in (USER, COMM, DOWN, UP)]
 
 
-def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
+def test_the_caller_goes_on_until_it_waits(rig: MakeRig) -> None:
     def calls(comm: Any, cupy: Any) -> None:
         x = cupy.empty(4, np.float32)
         work = comm.all_reduce(x, async_op=True)
@@ -69,7 +69,7 @@ class Imported:
         self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": None}
 
 
-def test_a_result_does_not_arrive_in_memory_that_is_still_read(rig: Callable[..., Rig]) -> None:
+def test_a_result_does_not_arrive_in_memory_that_is_still_read(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         whole = cupy.arange(8)
         a, b, c = (cupy.asarray(Imported(part)) for part in (whole[:4], whole[2:6], whole[4:]))
@@ -87,7 +87,7 @@ def test_a_result_does_not_arrive_in_memory_that_is_still_read(rig: Callable[...
 
 
 @pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
-def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[..., Rig], nccl: Any) -> None:
+def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: MakeRig, nccl: Any) -> None:
     ranks = rig(1, nccl)
     ranks.machine._step = lambda: False  # type: ignore[method-assign]  # the device does nothing for now
 
@@ -111,7 +111,7 @@ def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[...
     ranks.run(rank)
 
 
-def test_threads_of_ours_stay_on_the_device_of_their_rank(rig: Callable[..., Rig]) -> None:
+def test_threads_of_ours_stay_on_the_device_of_their_rank(rig: MakeRig) -> None:
     """Else each rank would take memory of the first GPU, too."""
     ranks = rig(2)
 
@@ -128,7 +128,7 @@ def test_threads_of_ours_stay_on_the_device_of_their_rank(rig: Callable[..., Rig
     assert {len(gpus) for thread, gpus in contexts.items() if thread.name.startswith("collectives-")} == {1}
 
 
-def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[..., Rig]) -> None:
+def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: MakeRig) -> None:
     ranks = rig(1, FakeLibrary())
     asked: list[Any] = []
 
@@ -153,7 +153,7 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
     ranks.run(rank)
 
 
-def test_what_needs_the_host_cannot_be_captured(rig: Callable[..., Rig]) -> None:
+def test_what_needs_the_host_cannot_be_captured(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         x = cupy.empty(4, np.float32)
         stream = cupy.cuda.get_current_stream()

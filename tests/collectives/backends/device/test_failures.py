@@ -14,7 +14,7 @@ import collectives
 from collectives.backends.device import cuda
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.flight.reader import FlightReader
-from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.conftest import MakeRig, Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
 
 
@@ -36,7 +36,7 @@ def state_of(work: Any) -> str:
     return next(call.state for call in calls if call.order == work._call.record)
 
 
-def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Callable[..., Rig]) -> None:
+def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: MakeRig) -> None:
     ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -58,7 +58,7 @@ def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Calla
     assert all(end.aborted for end in ranks.ends)
 
 
-def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_never_comes_is_a_timeout(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
     ranks.run(rank)
 
 
-def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) -> None:
+def test_an_error_of_the_launch_itself_breaks_the_call(rig: MakeRig) -> None:
     ranks = rig(2, FakeLibrary())
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -105,7 +105,7 @@ def test_an_error_of_the_launch_itself_breaks_the_call(rig: Callable[..., Rig]) 
 
 
 @pytest.mark.parametrize(("size", "nccl"), [(2, None), (1, FakeLibrary())], ids=["staged", "nccl"])
-def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., Rig], size: int, nccl: Any) -> None:
+def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: MakeRig, size: int, nccl: Any) -> None:
     ranks = rig(size, nccl)
 
     def rank(comm: Any, cupy: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., 
     ranks.run(rank)
 
 
-def test_an_array_of_another_gpu_is_refused(rig: Callable[..., Rig]) -> None:
+def test_an_array_of_another_gpu_is_refused(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         comm.all_reduce(cupy.asarray(np.ones(4)))
         other = (comm.rank + 1) % comm.size
@@ -156,7 +156,7 @@ def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyP
     collectives.run_threads(rank, 2)
 
 
-def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[..., Rig]) -> None:
+def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: MakeRig) -> None:
     ranks = rig(2, FakeLibrary())
     heard = threading.Event()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import collectives
 from collectives.backends.device import negotiation
 from collectives.backends.device.negotiation import Capability, decide
 from collectives.engine.queue import run_to_completion
-from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.conftest import MakeRig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
 
@@ -60,9 +59,7 @@ def reduce_once(comm: Any, cupy: Any) -> str:
     return comm._device_communicator._device_transport.name
 
 
-def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(
-    rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
     def twice(comm: Any, cupy: Any) -> str:
         reduce_once(comm, cupy)
         return reduce_once(comm.duplicate(), cupy)
@@ -73,7 +70,7 @@ def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(
 
 
 @pytest.mark.parametrize(("max_ctas", "name"), [(None, "NCCL"), (8, "host memory")])
-def test_a_config_that_sets_nothing_is_none(rig: Callable[..., Rig], max_ctas: int | None, name: str) -> None:
+def test_a_config_that_sets_nothing_is_none(rig: MakeRig, max_ctas: int | None, name: str) -> None:
     def rank(comm: Any, cupy: Any) -> str:
         comm.registry.nccl = collectives.NcclConfig(max_ctas=max_ctas) if comm.rank else None
         return reduce_once(comm, cupy)
@@ -82,7 +79,7 @@ def test_a_config_that_sets_nothing_is_none(rig: Callable[..., Rig], max_ctas: i
 
 
 def test_without_nccl_on_one_rank_all_go_over_host_memory(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = rig(2, FakeLibrary())
     cast = negotiation.capability
@@ -98,7 +95,7 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
     assert [record.message for record in caplog.records] == [expected]
 
 
-def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..., Rig]) -> None:
+def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         comm.registry.requested = "nccl"
         words = f'rank {comm.rank}: backend "nccl" was asked for, but cannot be used: .*rank 0: there is no NCCL here'
@@ -108,7 +105,7 @@ def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..
     rig(2, None).run(rank)
 
 
-def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: Callable[..., Rig]) -> None:
+def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> str:
         comm.registry.requested = "nccl"
         comm.connect_nccl()
@@ -127,9 +124,7 @@ def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) ->
         collectives.init("nccl")
 
 
-def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_cannot_meet_in_nccl_fall_back_together(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = rig(2, FakeLibrary())
     connect = negotiation.NcclCommunicator.connect
 

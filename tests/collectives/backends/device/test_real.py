@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ import pytest
 from collectives.backends.device import cuda
 from collectives.backends.nccl import library
 from collectives.errors import CollectivesError
+from tests.conftest import Run
 
 HERE = Path(__file__).parent
 #: Collectives, and a training under DataParallel.
 SCRIPTS = HERE / "on_gpu.py", HERE.parents[2] / "ddp" / "parallel" / "gpu" / "on_gpu.py"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.parametrize("script", SCRIPTS, ids=str)]
 

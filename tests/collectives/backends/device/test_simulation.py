@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 
 from collectives.backends.device import cuda, device_communicator
 from collectives.backends.nccl import watchdog
-from tests.collectives.backends.device.conftest import Rig
+from tests.collectives.backends.device.conftest import MakeRig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
 LENGTH = 60  # of an array
@@ -105,7 +105,7 @@ def program(comm: Any, cupy: Any, seed: int) -> None:
         assert_array_equal(bystander.get(), np.arange(LENGTH))
 
 
-def simulate(rig: Callable[..., Rig], nccl: Any, seed: int) -> None:
+def simulate(rig: MakeRig, nccl: Any, seed: int) -> None:
     rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
 
 
@@ -115,7 +115,7 @@ TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged
 @pytest.mark.timeout(600)  # the full count takes minutes
 @TRANSPORTS
 def test_every_order_that_cuda_allows_gives_the_right_numbers(
-    rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
+    rig: MakeRig, nccl: Any, count: Callable[[int, int], int]
 ) -> None:
     for seed in range(count(3, 30)):
         try:
@@ -150,9 +150,7 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
     + [(edge, None) for edge in ("record_ready", "wait", "new", "watch", "passed")],
     ids=lambda value: value if isinstance(value, str) else "nccl" if value else "staged",
 )
-def test_a_missing_edge_is_found(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, nccl: Any
-) -> None:
+def test_a_missing_edge_is_found(rig: MakeRig, monkeypatch: pytest.MonkeyPatch, edge: str, nccl: Any) -> None:
     without(monkeypatch, edge)
     for seed in range(200):
         try:

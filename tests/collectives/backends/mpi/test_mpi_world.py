@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
+
+from tests.conftest import Run
 
 # What Python does not know of, as faulthandler's handlers, counts too. A handler is the first word of a sigaction.
 SIGNALS = """
@@ -32,7 +31,7 @@ print(comm.size, [number for number in before if after[number] != before[number]
 
 
 @pytest.mark.mpi
-def test_signals_stay_the_users(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_signals_stay_the_users(run_script: Run) -> None:
     done = run_script(SIGNALS, 1)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 [] True\n", "")
 
@@ -50,7 +49,7 @@ if comm.rank == 0:  # lines of several ranks come torn
 
 
 @pytest.mark.mpi
-def test_ranks_join_without_pickles(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_ranks_join_without_pickles(run_script: Run) -> None:
     """An MPI does not know who connects to it: what a stranger sends must not run code."""
     done = run_script(NO_PICKLE, 2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 2\n", "")

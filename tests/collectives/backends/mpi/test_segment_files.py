@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collectives.backends.mpi.mpi_world import mapped_segment_files
+from tests.conftest import Run
 
 LINE = "7f0000000000-7f0000200000 rw-s 00000000 00:19 {inode}                      {path}\n"
 
@@ -84,7 +83,7 @@ def test_when_everything_is_killed_no_segment_file_stays(start_job: Any, mpiexec
 
 
 @pytest.mark.mpi
-def test_what_comes_later_works_without_the_files(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_what_comes_later_works_without_the_files(run_script: Run) -> None:
     done = run_script(LATER, 3)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fine") == 3  # mpiexec may tear lines
