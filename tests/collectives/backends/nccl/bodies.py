@@ -57,6 +57,10 @@ def at(array: Array) -> int:
     return array.ctypes.data
 
 
+def sum_in_place(comm: NcclCommunicator, x: Array) -> None:
+    comm.all_reduce(at(x), at(x), len(x), x.dtype, ReduceOp.SUM, STREAM)
+
+
 def huge_count(r: Rank) -> None:
     """With NCCL_STUB_DRY, which touches no memory."""
     comm = r.connect()
@@ -82,14 +86,14 @@ def wrong_arguments(r: Rank) -> None:
     with raises(ZeroDivisionError, ""), comm.group():
         _ = 1 / 0
     with raises(ZeroDivisionError, ""), comm.group():
-        comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
         _ = 1 / 0
-    comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)  # the groups were ended: this is done at once
+    sum_in_place(comm, x)  # the groups were ended: this is done at once
     r.wait()
     assert x[0] == r.size**2
     r.close(comm)
     with raises(CommunicatorClosed, "closed"):
-        comm.all_reduce(at(x), at(x), 2, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     with raises(CommunicatorClosed, "closed"), comm.group():
         raise AssertionError("unreachable")
 
@@ -102,7 +106,7 @@ def told_to_fail(r: Rank) -> None:
         comm = r.connect(timeout=5.0)
         x = np.ones(4, np.float32)
         try:
-            comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
+            sum_in_place(comm, x)
             with comm.group():
                 comm.broadcast(at(x), at(x), 4, x.dtype, 0, STREAM)
             r.wait()
@@ -128,7 +132,7 @@ def hangs_in_a_call(r: Rank) -> None:
     comm = r.connect(timeout=0.7)
     x = np.ones(1)
     with raises(CollectiveTimeout, "ncclAllReduce was not complete after 0.7 s"):
-        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     assert comm.async_error() is None
     assert comm.abort()
     assert r.stub.live() == 0
@@ -143,11 +147,11 @@ def abort_frees_a_stuck_call(r: Rank) -> None:
     timer.start()
     begun = time.monotonic()
     with raises(CollectiveTimeout, "the reason"):
-        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     assert time.monotonic() - begun < SOON
     timer.join()
     with raises(CollectiveTimeout, "the reason"):
-        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     assert r.stub.live() == 0
 
 
@@ -165,11 +169,11 @@ def abort_in_a_group(r: Rank) -> None:
     thread = threading.Thread(target=abort)
     thread.start()
     with raises(NcclError, "the reason"), comm.group():
-        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
         opened.set()
         aborting.wait()
         time.sleep(0.2)
-        comm.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     thread.join()
     assert r.stub.live() == 0
 
@@ -220,7 +224,7 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     """Rank 1 leaves out a call. The event would never complete; the abort completes it, and the program hears of it."""
     comm = r.connect()
     x = np.ones(3)
-    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    sum_in_place(comm, x)
     r.wait()
     if r.rank == 1:
         time.sleep(2.0)  # alive, and elsewhere
@@ -229,7 +233,7 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     seen: list[str] = []
     dog = Watchdog(r.rank, lambda event: event.done, lambda error, calls: seen.append(f"{error} {calls}"))
     dog.guard(comm)
-    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+    sum_in_place(comm, x)
     event = r.stub.record(STREAM)
     dog.watch(event, x, "all_reduce #1 (train.py:7)", 0.4)
     assert not event.done
@@ -237,7 +241,7 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
         hear(dog)
     event.wait()  # by the abort
     with raises(CollectiveTimeout, "all_reduce #1"):  # the communicator says the same
-        comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
+        sum_in_place(comm, x)
     assert "all_reduce #1" in seen[0]
     dog.close()
     limit = time.monotonic() + 5
