@@ -1,4 +1,8 @@
-"""What every backend owes: one contract, run on each backend. No test of it knows how many ranks there are."""
+"""What every backend owes: one contract, run on each backend. No test of it knows how many ranks there are.
+
+It is run as a whole on threads, on processes that share memory, and on threads that stand on several nodes. On every
+other backend a sample is run, of what that backend does by itself; and with --long the whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 
 import collectives
-from collectives import Communicator, world
+from collectives import Communicator, run_threads, world
 from collectives.errors import TooManyCommunicators
 from collectives.time_limit import Deadline
 from tests.collectives.contract.agreement import AgreementContract
@@ -22,6 +26,7 @@ from tests.collectives.contract.objects import ObjectsContract
 from tests.collectives.contract.pairs import PairsContract
 from tests.collectives.contract.random_calls import RandomContract
 from tests.collectives.contract.reductions import ReductionsContract
+from tests.collectives.contract.refusals import RefusalsContract
 from tests.collectives.contract.run import Run
 
 
@@ -33,6 +38,7 @@ class Contract(
     AgreementContract,
     LifeContract,
     RandomContract,
+    RefusalsContract,
 ):
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
@@ -50,7 +56,7 @@ if world.world_from_env() is None:
     class TestThreads(Contract):
         @pytest.fixture(params=[3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2, 4))])
         def run(self, request: pytest.FixtureRequest) -> Run:
-            return functools.partial(collectives.run_threads, size=request.param, timeout=20)
+            return functools.partial(run_threads, size=request.param, timeout=20)
 
 else:
 
@@ -82,13 +88,20 @@ else:
 
             run(check)
 
-    class TestMPIMessages(Contract):
+    class ByMessages:
         """MPI itself, as between nodes: what ranks of one node do in shared memory goes through it here."""
 
         @pytest.fixture
         def run(self) -> Run:
             comm = by_messages(limit=2**31 - 1)
             return lambda fn: [fn(comm)]
+
+    class TestMPIMessages(ByMessages, PairsContract, AgreementContract, RandomContract):
+        pass
+
+    @pytest.mark.long
+    class TestMPIAllByMessages(ByMessages, Contract):
+        pass
 
     class TestMPIMessagesInPieces(ReductionsContract, MovementsContract):
         """The way of long messages in an MPI that counts in C's int, as if an int ended at 16. Others: random calls."""

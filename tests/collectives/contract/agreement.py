@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import collectives
-from collectives import Communicator
-from tests.collectives.contract.run import Run
+from collectives import Communicator, MismatchError
+from tests.collectives.contract.run import assert_usable, on_every_rank
 
 Arguments = dict[str, Any]
 
@@ -45,48 +44,49 @@ class AgreementContract:
     """One rank brings another argument than the others."""
 
     @pytest.mark.parametrize("name", arguments(2))
-    def test_an_argument_that_differs_is_an_error_on_every_rank(self, run: Run, name: str) -> None:
-        def check(comm: Communicator) -> None:
-            usual, others = arguments(comm.size)[name]
-            call = getattr(comm, name)
-            for different in others if comm.size > 1 else []:
-                mine = {**usual, **different} if comm.rank == comm.size - 1 else usual
-                call(**usual)
-                with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+"):
-                    call(**mine)
-                if name != "empty":
-                    with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+"):
-                        call(**mine, async_op=True).wait()
-                assert comm.all_reduce(np.ones(1)) == comm.size
-
-        run(check)
+    @on_every_rank
+    def test_an_argument_that_differs_is_an_error_on_every_rank(self, comm: Communicator, name: str) -> None:
+        usual, others = arguments(comm.size)[name]
+        call = getattr(comm, name)
+        for different in others if comm.size > 1 else []:
+            mine = {**usual, **different} if comm.rank == comm.size - 1 else usual
+            call(**usual)
+            with pytest.raises(MismatchError, match=rf"{name} #\d+"):
+                call(**mine)
+            if name != "empty":
+                with pytest.raises(MismatchError, match=rf"{name} #\d+"):
+                    call(**mine, async_op=True).wait()
+            assert_usable(comm)
 
     @pytest.mark.parametrize("name", ["gather", "all_gather", "all_to_all"])
+    @on_every_rank
     def test_rows_that_are_not_equal_though_lengths_say_so_are_an_error_on_every_rank(
-        self, run: Run, name: str
+        self, comm: Communicator, name: str
     ) -> None:
-        def check(comm: Communicator) -> None:
-            rows = comm.size * (2 if comm.rank == comm.size - 1 else 1)
-            for async_op in (False, True) if comm.size > 1 else ():
-                call = functools.partial(getattr(comm, name), np.ones((rows, 2)), lengths="equal", async_op=async_op)
-                with pytest.raises(collectives.MismatchError, match="lengths"):
-                    call().wait()
-            assert comm.all_reduce(np.ones(1)) == comm.size
+        rows = comm.size * (2 if comm.rank == comm.size - 1 else 1)
+        for async_op in (False, True) if comm.size > 1 else ():
+            call = functools.partial(getattr(comm, name), np.ones((rows, 2)), lengths="equal", async_op=async_op)
+            with pytest.raises(MismatchError, match="lengths"):
+                call().wait()
+        assert_usable(comm)
 
-        run(check)
-
-    def test_another_collective_is_an_error_on_every_rank(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            calls = {name: (getattr(comm, name), usual) for name, (usual, _) in arguments(comm.size).items()} | {
-                name: (getattr(comm, name), {}) for name in ("barrier", "duplicate")
-            }
-            calls |= {"split": (comm.split, {"color": 0}), "all_gather_object": (comm.all_gather_object, {"o": 1})}
-            names = list(calls)
-            for name, other in zip(names, names[1:] + names[:1], strict=True):
-                call, how = calls[other if comm.rank == comm.size - 1 else name]
-                if comm.size > 1:
-                    with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+"):
-                        call(**how)
-                assert comm.all_reduce(np.ones(1)) == comm.size
-
-        run(check)
+    @on_every_rank
+    def test_another_collective_is_an_error_on_every_rank(self, comm: Communicator) -> None:
+        calls = {name: (getattr(comm, name), usual) for name, (usual, _) in arguments(comm.size).items()} | {
+            name: (getattr(comm, name), {}) for name in ("barrier", "duplicate")
+        }
+        calls |= {"split": (comm.split, {"color": 0}), "all_gather_object": (comm.all_gather_object, {"o": 1})}
+        names = list(calls)
+        for name, other in zip(names, names[1:] + names[:1], strict=True):
+            call, how = calls[other if comm.rank == comm.size - 1 else name]
+            if comm.size > 1:
+                with pytest.raises(MismatchError, match=rf"{name} #\d+"):
+                    call(**how)
+            assert_usable(comm)
+        # Those that could not be made have used up no name.
+        twin = comm.duplicate()
+        part = comm.split(0)
+        assert part is not None
+        assert set(comm.all_gather_object((twin.key, part.key))) == {(twin.key, part.key)}
+        twin.barrier()
+        part.barrier()

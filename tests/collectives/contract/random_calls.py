@@ -1,8 +1,8 @@
 """Random calls against NumPy on all ranks' inputs at once.
 
-Every rank chooses for itself how its arrays lie in memory, and whether and where it takes the result: these choices are
-no part of what ranks must agree on. Values are small whole numbers, so that every order of combining them gives the
-same bits.
+Every rank chooses for itself how its arrays lie in memory, whether it waits for the call, and whether and where it
+takes the result: these choices are no part of what ranks must agree on. Values are small whole numbers, so that every
+order of combining them gives the same bits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def draw(rng: np.random.Generator, size: int) -> dict[str, Any]:
         "scale": 0.5 if kind in "fc" and rng.integers(2) else None,
         "root": int(rng.integers(size)),
         "known": bool(rng.integers(2)),
-        "async": bool(rng.integers(2)),
+        "async": [bool(each) for each in rng.integers(2, size=size)],
         "parts": [divide(rng, len(x) if x.ndim else 0, size) for x in inputs],
         "tag": int(rng.integers(3)),
     }
@@ -93,7 +93,7 @@ def begin(comm: Communicator, drawn: dict[str, Any], want: Any) -> Callable[[], 
     me = comm.rank
     values = drawn["inputs"][me]
     x = laid_out(values, drawn["layouts"][me])
-    options: dict[str, Any] = {"async_op": drawn["async"]}
+    options: dict[str, Any] = {"async_op": drawn["async"][me]}
     if name in ("reduce", "broadcast", "gather", "scatter", "broadcast_object", "gather_object", "scatter_object"):
         options["root"] = root
     if name in REDUCTIONS:
@@ -125,7 +125,7 @@ def begin(comm: Communicator, drawn: dict[str, Any], want: Any) -> Callable[[], 
         result = getattr(comm, name)(values if name in OBJECTS else x, **options)
 
     def end() -> None:
-        got = result.wait(timeout=20) if drawn["async"] else result
+        got = result.wait(timeout=20) if options["async_op"] else result
         if sent is not None:
             sent.wait(timeout=20)
         assert out is None or got is out

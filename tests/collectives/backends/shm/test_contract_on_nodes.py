@@ -25,7 +25,10 @@ from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.queue import run_to_completion
 from collectives.reduction import BFLOAT16, combine_in_tree
 from tests.collectives.backends.shm.ranks import run_sharing
-from tests.collectives.contract.random_calls import make_calls
+from tests.collectives.contract.life import LifeContract
+from tests.collectives.contract.movements import MovementsContract
+from tests.collectives.contract.random_calls import RandomContract, make_calls
+from tests.collectives.contract.reductions import ReductionsContract
 from tests.collectives.contract.run import Run
 from tests.collectives.test_contract import Contract, by_messages
 
@@ -38,18 +41,19 @@ OF_PROCESSES = {3: [[0, 1, 0]], 4: NODES[:2], 5: [[0, 0, 1, 1, 1]]}
 started = world.world_from_env()
 if started is None:  # not inside a job of tests/collectives/test_contract.py
 
-    class TestShared(Contract):
-        # Three are processes, in TestMPI; two are threads in the tests below, and in test_inline.py.
+    class Shared:
         @pytest.fixture(params=[*(pytest.param(size, marks=pytest.mark.long) for size in (2, 3)), 5])
         def run(self, request: pytest.FixtureRequest) -> Run:
-            def run(fn: Callable[[Communicator], Any]) -> list[Any]:
-                def on_one_node(comm: Communicator) -> Any:
-                    assert isinstance(comm.transport, ShmTransport)
-                    return fn(comm)
+            return functools.partial(run_on, ShmTransport, [0] * request.param)
 
-                return run_sharing(on_one_node, [0] * request.param)
+    # More than three ranks reduce parts of arrays, not all of them. Three are processes that do all of the contract, in
+    # TestMPI; two are threads in the tests below, and in test_inline.py.
+    class TestShared(Shared, ReductionsContract, MovementsContract, RandomContract):
+        pass
 
-            return run
+    @pytest.mark.long
+    class TestAllShared(Shared, Contract):
+        pass
 
     class TestHierarchy(Contract):
         # Two nodes of several ranks are processes, in TestMPIHierarchy.
@@ -57,14 +61,15 @@ if started is None:  # not inside a job of tests/collectives/test_contract.py
             params=[*(pytest.param(nodes, marks=pytest.mark.long) for nodes in NODES[:2]), NODES[2]], ids=str
         )
         def run(self, request: pytest.FixtureRequest) -> Run:
-            def run(fn: Callable[[Communicator], Any]) -> list[Any]:
-                def on_nodes(comm: Communicator) -> Any:
-                    assert isinstance(comm.transport, HierarchicalTransport)
-                    return fn(comm)
+            return functools.partial(run_on, HierarchicalTransport, request.param)
 
-                return run_sharing(on_nodes, request.param)
 
-            return run
+def run_on(transport: type, nodes: list[int], fn: Callable[[Communicator], Any]) -> list[Any]:
+    def check(comm: Communicator) -> Any:
+        assert isinstance(comm.transport, transport)
+        return fn(comm)
+
+    return run_sharing(check, nodes)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -126,12 +131,19 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
 
 if started is not None:
 
-    class TestMPIHierarchy(Contract):
+    class OnNodes:
         @pytest.fixture(params=OF_PROCESSES.get(started.size, []), ids=str)
         def run(self, request: pytest.FixtureRequest) -> Run:
             comm = on_nodes(tuple(request.param))
             assert isinstance(comm.transport, HierarchicalTransport)
             return lambda fn: [fn(comm)]
+
+    class TestMPIHierarchy(OnNodes, LifeContract, RandomContract):
+        pass
+
+    @pytest.mark.long
+    class TestMPIAllOnNodes(OnNodes, Contract):
+        pass
 
     @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES.get(started.size, [])[-1:]])
     def test_mpi_reduces_a_long_array_in_parts(nodes: list[int] | None) -> None:
