@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import collectives
-from collectives import Communicator
+from collectives import Communicator, run_threads
 from collectives.backends.mpi.mpi_world import rank_info_of
 from collectives.backends.shm.hierarchy import use_shared_memory
 from collectives.backends.threads import ThreadTransport
@@ -46,4 +45,4 @@ def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
 
 def run_sharing(fn: Callable[[Communicator], T], nodes: Sequence[int], timeout: float = 20.0) -> list[T]:
     """Runs `fn(comm)` on one thread a rank. nodes: each rank's"""
-    return collectives.run_threads(lambda world: fn(sharing(world, nodes)), len(nodes), timeout=timeout)
+    return run_threads(lambda world: fn(sharing(world, nodes)), len(nodes), timeout=timeout)
