@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import collectives
+from collectives import BackendError, run_threads
 from collectives.backends.device import cuda, nccl_transport, negotiation
 from tests.collectives.backends.device.fake_nccl import FakeNccl, Hub
 from tests.collectives.backends.device.machine import Machine
@@ -34,7 +34,7 @@ class Rig:
 
         def load_library() -> Any:
             if nccl is None:
-                raise collectives.BackendError("there is no NCCL here")
+                raise BackendError("there is no NCCL here")
             return nccl
 
         def connect(nccl: Any, unique_id: bytes, rank: int, size: int, *, timeout: float, **_: Any) -> FakeNccl:
@@ -64,7 +64,7 @@ class Rig:
             return fn(comm, self.cupy)
 
         try:
-            results = collectives.run_threads(rank, self.size, timeout=TIMEOUT)
+            results = run_threads(rank, self.size, timeout=TIMEOUT)
         except BaseException:
             self.machine.end()
             raise

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-import collectives
+from collectives import ArgumentError, DtypeError, MismatchError, ReduceOp
+from collectives.reduction import wire_dtype
 
 DTYPES = (
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
@@ -47,37 +48,40 @@ def is_over_nccl(comm: Any, cupy: Any) -> bool:
     return bool(comm._device_communicator._device_transport.name == "NCCL")
 
 
+def agree(comm: Any, cupy: Any, name: str, host: Any, *args: Any, close: bool = False, **options: Any) -> None:
+    """The call gives on the device what it gives on the host, and leaves its input as it is."""
+    x = cupy.asarray(host)
+    call = getattr(comm, name)
+    same(call(x, *args, **options), call(host, *args, **options), close)
+    assert_array_equal(x.get(), host)
+
+
 def reductions(comm: Any, cupy: Any) -> None:
     over_nccl = is_over_nccl(comm, cupy)
-    for dtype, op in itertools.product(DTYPES, collectives.ReduceOp):
+    for dtype, op in itertools.product(DTYPES, ReduceOp):
         host = values((7, 5), dtype, comm.rank)
-        x = cupy.asarray(host)
-        close = over_nccl and op is collectives.ReduceOp.MEAN
+        close = over_nccl and op is ReduceOp.MEAN
         try:
-            expected = comm.all_reduce(host, op)
-        except collectives.DtypeError:
-            with pytest.raises(collectives.DtypeError):
-                comm.all_reduce(x, op)
+            wire_dtype(np.dtype(dtype), op)
+        except DtypeError:
+            with pytest.raises(DtypeError):
+                comm.all_reduce(cupy.asarray(host), op)
             continue
-        same(comm.all_reduce(x, op), expected, close)
+        agree(comm, cupy, "all_reduce", host, op, close=close)
         if dtype not in FEW:
             continue
-        same(comm.reduce(x, op, comm.size - 1), comm.reduce(host, op, comm.size - 1), close)
-        same(comm.reduce_scatter(x, op), comm.reduce_scatter(host, op), close)
-        uneven = [0] * (comm.size - 1) + [7]
-        same(comm.reduce_scatter(x, op, lengths=uneven), comm.reduce_scatter(host, op, lengths=uneven), close)
-        assert_array_equal(x.get(), host)
+        agree(comm, cupy, "reduce", host, op, comm.size - 1, close=close)
+        for lengths in (None, [0] * (comm.size - 1) + [7]):
+            agree(comm, cupy, "reduce_scatter", host, op, lengths=lengths, close=close)
 
 
 def order_of_the_tree(comm: Any, cupy: Any) -> None:
     for dtype, op in itertools.product((np.float32, np.float16, np.float64), ("sum", "mean")):
         host = np.random.default_rng(comm.rank).normal(size=(11, 3)).astype(dtype)
-        x = cupy.asarray(host)
-        same(comm.reduce_scatter(x, op, order="tree"), comm.reduce_scatter(host, op, order="tree"))
+        agree(comm, cupy, "reduce_scatter", host, op, order="tree")
         for scale in (None, 0.3):
-            same(
-                comm.all_reduce(x, op, scale=scale, order="tree"), comm.all_reduce(host, op, scale=scale, order="tree")
-            )
+            agree(comm, cupy, "all_reduce", host, op, scale=scale, order="tree")
+        x = cupy.asarray(host)
         same(comm.all_reduce(x, op, order="tree", out=x), comm.all_reduce(host, op, order="tree"))
 
 
@@ -86,24 +90,22 @@ def scales(comm: Any, cupy: Any) -> None:
     late = cupy.asarray(np.array(0.25))  # a 0-d array on the device is never looked at by the host
     for dtype, op in itertools.product(FLOATING, ("sum", "mean")):
         host = values((6,), dtype, comm.rank)
-        x = cupy.asarray(host)
         for scale in (0.5, np.float32(0.5), lambda: 0.5):
-            same(comm.all_reduce(x, op, scale=scale), comm.all_reduce(host, op, scale=scale), close)
-        same(comm.all_reduce(x, op, scale=lambda: late), comm.all_reduce(host, op, scale=0.25), close)
-    with pytest.raises(collectives.DtypeError, match="scale needs a floating"):
+            agree(comm, cupy, "all_reduce", host, op, scale=scale, close=close)
+        on_device = comm.all_reduce(cupy.asarray(host), op, scale=lambda: late)
+        same(on_device, comm.all_reduce(host, op, scale=0.25), close)
+    with pytest.raises(DtypeError, match="scale needs a floating"):
         comm.all_reduce(cupy.asarray(np.arange(3)), scale=0.5)
 
 
 def nan_wins_max_and_min_on_every_rank(comm: Any, cupy: Any) -> None:
     for dtype, lost in itertools.product((np.float16, np.float32, np.float64), range(comm.size)):
         host = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
+        for op in ("max", "min"):
+            agree(comm, cupy, "all_reduce", host, op)
+            agree(comm, cupy, "reduce", host, op)
+            agree(comm, cupy, "reduce_scatter", np.tile(host, (comm.size, 1)), op)
         x = cupy.asarray(host)
-        for op, other in (("max", comm.size - 1), ("min", 0)):
-            assert_array_equal(comm.all_reduce(x, op).get(), np.array([np.nan, other], dtype))
-            on_root = comm.reduce(x, op)
-            assert on_root is None or np.isnan(on_root.get()[0])
-            rows = cupy.asarray(np.tile(host, (comm.size, 1)))
-            assert_array_equal(comm.reduce_scatter(rows, op).get(), np.array([[np.nan, other]], dtype))
         same(comm.all_reduce(x, "max", out=x), np.array([np.nan, comm.size - 1], dtype))
 
 
@@ -125,7 +127,7 @@ def layouts(comm: Any, cupy: Any) -> None:
             same(whole, mine)
         else:
             comm.broadcast(np.array(host), comm.size - 1)
-    with pytest.raises(collectives.ArgumentError, match="0-d"):
+    with pytest.raises(ArgumentError, match="0-d"):
         comm.all_to_all(cupy.ones(()))
 
 
@@ -134,9 +136,7 @@ def out_in_place_and_beside(comm: Any, cupy: Any) -> None:
         host = np.full((2, 3), comm.rank + 1, dtype)
         expected = np.full((2, 3), sum(range(comm.size + 1)), dtype)
         x = cupy.asarray(host)
-        out = cupy.empty((2, 3), dtype)
-        strided = cupy.empty((2, 6), dtype)[:, ::2]
-        for into in (out, strided, x):
+        for into in (cupy.empty((2, 3), dtype), cupy.empty((2, 6), dtype)[:, ::2], x):
             assert comm.all_reduce(x, out=into) is into
             same(into, expected)
         x = cupy.asarray(host)
@@ -145,27 +145,25 @@ def out_in_place_and_beside(comm: Any, cupy: Any) -> None:
     base = cupy.asarray(np.arange(10.0))
     comm.all_reduce(base[:8], out=base[2:])
     same(base[2:], comm.size * np.arange(8.0))
-    with pytest.raises(collectives.ArgumentError, match=r"out should be float64 \(3,\), is float64 \(4,\)"):
-        comm.all_reduce(cupy.asarray(np.ones(3)), out=cupy.empty(4))
+    with pytest.raises(ArgumentError, match=r"out should be float64 \(8,\), is float64 \(4,\)"):
+        comm.all_reduce(base[2:], out=cupy.empty(4))
     # What is found out only after an exchange leaves the order of calls intact.
-    with pytest.raises(collectives.ArgumentError, match="out should be"):
-        comm.all_gather(cupy.asarray(np.ones((1, 2))), out=cupy.empty((comm.size, 3)))
-    same(comm.all_reduce(cupy.asarray(np.ones(1))), np.full(1, float(comm.size)))
+    with pytest.raises(ArgumentError, match="out should be"):
+        comm.all_gather(base, out=cupy.empty(1))
+    agree(comm, cupy, "all_reduce", np.ones(1))
 
 
 def movements_of_uneven_parts(comm: Any, cupy: Any) -> None:
     lengths = [(5 * rank) % 7 for rank in range(comm.size)]
     host = values((lengths[comm.rank], 3), np.int16, comm.rank)
-    x = cupy.asarray(host)
     for known in (None, lengths):
-        same(comm.all_gather(x, lengths=known), comm.all_gather(host, lengths=known))
+        agree(comm, cupy, "all_gather", host, lengths=known)
         for root in (0, comm.size - 1):
-            same(comm.gather(x, root, lengths=known), comm.gather(host, root, lengths=known))
+            agree(comm, cupy, "gather", host, root, lengths=known)
     table = [[(source + 2 * to) % 4 for to in range(comm.size)] for source in range(comm.size)]
     host = values((sum(table[comm.rank]), 2), np.float64, comm.rank)
-    x = cupy.asarray(host)
     for known in (None, table[comm.rank], table):
-        same(comm.all_to_all(x, lengths=known), comm.all_to_all(host, lengths=known))
+        agree(comm, cupy, "all_to_all", host, lengths=known)
     host = values((13, 2), np.uint8, comm.rank)
     root = comm.size - 1
     for known in (None, [13] + [0] * (comm.size - 1)):
@@ -191,14 +189,15 @@ def messages_go_through_the_host(comm: Any, cupy: Any) -> None:
 
 def what_lies_elsewhere_is_named_on_every_rank(comm: Any, cupy: Any) -> None:
     x = np.ones(3)
-    if comm.size > 1:
-        with pytest.raises(collectives.MismatchError, match="sum on GPU"):
-            comm.all_reduce(cupy.asarray(x) if comm.rank == 0 else x)
-        with pytest.raises(collectives.MismatchError, match=r"float64 \(3,\)"):
-            comm.all_reduce(cupy.asarray(np.ones(3 if comm.rank else 4)))
-        with pytest.raises(collectives.MismatchError, match=r"sum on GPU scale 2\.0"):
-            comm.all_reduce(cupy.asarray(x), scale=comm.rank + 1.0)
-    same(comm.all_reduce(cupy.asarray(x)), x * comm.size)
+    mismatched = (
+        (x if comm.rank else cupy.asarray(x), None, "sum on GPU"),
+        (cupy.asarray(np.ones(3 if comm.rank else 4)), None, r"float64 \(3,\)"),
+        (cupy.asarray(x), comm.rank + 1.0, r"sum on GPU scale 2\.0"),
+    )
+    for array, scale, words in mismatched if comm.size > 1 else ():
+        with pytest.raises(MismatchError, match=words):
+            comm.all_reduce(array, scale=scale)
+    agree(comm, cupy, "all_reduce", x)
 
 
 def duplicates_and_parts(comm: Any, cupy: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import collectives
+from collectives import BackendError
 from collectives.backends.device import cuda
 from tests.collectives.backends.device.machine import Machine
 from tests.gpu.standin import Cupy
@@ -39,7 +39,7 @@ def test_who_is_shown_one_gpu_keeps_it_and_cupy_is_not_asked(
 
 def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: Cupy, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(index: int | None = None) -> Any:
-        raise collectives.BackendError("no kernel image")
+        raise BackendError("no kernel image")
 
     monkeypatch.setattr(cuda, "load", broken)
     cuda.take_local_gpu(1, {})

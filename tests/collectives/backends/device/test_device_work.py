@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import collectives
+from collectives import ArgumentError
 from collectives.backends.device.device_communicator import overlap
 from tests.collectives.backends.device.conftest import MakeRig, Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
@@ -158,7 +158,7 @@ def test_what_needs_the_host_cannot_be_captured(rig: MakeRig) -> None:
         x = cupy.empty(4, np.float32)
         stream = cupy.cuda.get_current_stream()
         stream.begin_capture()
-        with pytest.raises(collectives.ArgumentError, match="cannot be captured into a graph"):
+        with pytest.raises(ArgumentError, match="cannot be captured into a graph"):
             comm.all_reduce(x)
         stream.end_capture()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import collectives
+from collectives import BackendError, CollectivesError, CollectiveTimeout, DtypeError, NcclError, run_threads
 from collectives.backends.device import cuda
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.flight.reader import FlightReader
@@ -36,28 +36,6 @@ def state_of(work: Any) -> str:
     return next(call.state for call in calls if call.order == work._call.record)
 
 
-def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: MakeRig) -> None:
-    ranks = rig(2, FakeLibrary())
-
-    def rank(comm: Any, cupy: Any) -> None:
-        x = cupy.asarray(np.ones(4))
-        comm.all_reduce(x)
-        work = comm.all_reduce(x, async_op=True)
-        while not work.done():
-            time.sleep(1e-4)
-        comm.barrier()
-        for end in ranks.ends:
-            end.trouble = collectives.NcclError("the network is down")
-        broken(comm)
-        for call in (work.wait, lambda: comm.all_reduce(x), lambda: comm.all_reduce(np.ones(4))):
-            with pytest.raises(collectives.NcclError, match="the network is down"):
-                call()
-        assert comm._device_communicator.watchdog._received.is_set()
-
-    ranks.run(rank)
-    assert all(end.aborted for end in ranks.ends)
-
-
 def test_a_rank_that_never_comes_is_a_timeout(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = rig(2, FakeLibrary())
 
@@ -78,7 +56,7 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: MakeRig, monkeypatch: pytest.
         assert state_of(first) == state_of(work) == "done"  # on their streams
         broken(comm)
         assert (state_of(first), state_of(work)) == ("done", "failed")
-        with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
+        with pytest.raises(CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
             work.wait()
 
     issue = NcclTransport._issue
@@ -98,7 +76,7 @@ def test_an_error_of_the_launch_itself_breaks_the_call(rig: MakeRig) -> None:
         end_of(ranks, comm.rank).aborted = True
         work = comm.all_reduce(x, async_op=True)
         for call in (work.wait, lambda: comm.barrier()):
-            with pytest.raises(collectives.NcclError, match="aborted"):
+            with pytest.raises(NcclError, match="aborted"):
                 call()
 
     ranks.run(rank)
@@ -120,7 +98,7 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: MakeRig, size:
             broken(comm)
             comm.all_reduce(x)
 
-        with pytest.raises(collectives.CollectivesError, match="CUDA error 700"):
+        with pytest.raises(CollectivesError, match="CUDA error 700"):
             calls()
 
     ranks.run(rank)
@@ -132,9 +110,7 @@ def test_an_array_of_another_gpu_is_refused(rig: MakeRig) -> None:
         other = (comm.rank + 1) % comm.size
         with cupy.cuda.Device(other):
             there = cupy.asarray(np.ones(4))
-        with pytest.raises(
-            collectives.DtypeError, match=f"x is on GPU {other}, and this communicator's .* {comm.rank}"
-        ):
+        with pytest.raises(DtypeError, match=f"x is on GPU {other}, and this communicator's .* {comm.rank}"):
             comm.all_reduce(there)
 
     rig(2).run(rank)
@@ -150,30 +126,35 @@ def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cuda, "why_absent", lambda: "CuPy is not installed")
 
     def rank(comm: Any) -> None:
-        with pytest.raises(collectives.BackendError, match="Foreign x is on a GPU, but CuPy is not installed"):
+        with pytest.raises(BackendError, match="Foreign x is on a GPU, but CuPy is not installed"):
             comm.all_reduce(Foreign())
 
-    collectives.run_threads(rank, 2)
+    run_threads(rank, 2)
 
 
-def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: MakeRig) -> None:
+def test_an_error_of_nccl_after_the_launch_ends_the_wait_in_a_host_call_and_is_raised_by_the_next(rig: MakeRig) -> None:
     ranks = rig(2, FakeLibrary())
     heard = threading.Event()
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.all_reduce(cupy.asarray(np.ones(4)))
+        x = cupy.asarray(np.ones(4))
+        work = comm.all_reduce(x, async_op=True)
+        while not work.done():
+            time.sleep(1e-4)
         comm.barrier()
         if comm.rank == 1:
             time.sleep(0.2)  # rank 0 is in its call by then
             for end in ranks.ends:
-                end.trouble = collectives.NcclError("the network is down")
+                end.trouble = NcclError("the network is down")
             broken(comm)
         begun = time.monotonic()
-        with pytest.raises(collectives.NcclError, match="the network is down"):
-            comm.all_reduce(np.ones(4)) if comm.rank == 0 else comm.barrier()
+        for call in (lambda: comm.all_reduce(np.ones(4)), work.wait, lambda: comm.all_reduce(x), comm.barrier):
+            with pytest.raises(NcclError, match="the network is down"):
+                call()
         assert time.monotonic() - begun < 5
         assert comm._device_communicator.watchdog._received.is_set()
         # Rank 0's own watchdog may be the later one, and a rank that leaves ends the other's wait, too.
         heard.set() if comm.rank == 0 else heard.wait(5)
 
     ranks.run(rank)
+    assert all(end.aborted for end in ranks.ends)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import collectives
+from collectives import BackendError, NcclConfig, NcclError, run_threads
 from collectives.backends.device import negotiation
 from collectives.backends.device.negotiation import Capability, decide
 from collectives.engine.queue import run_to_completion
@@ -50,7 +51,7 @@ def test_a_capability_travels_whatever_its_length() -> None:
             assert mine.reason.startswith(each.reason)
             assert (each.node, each.gpu, each.nccl, each.allows_shared_gpu) == (3, "x", (2, 30, 4), True)
 
-    collectives.run_threads(rank, 2)
+    run_threads(rank, 2)
 
 
 def reduce_once(comm: Any, cupy: Any) -> str:
@@ -66,13 +67,13 @@ def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(rig: MakeRig, ca
 
     with caplog.at_level(logging.INFO, "collectives"):
         assert rig(3, FakeLibrary()).run(twice) == ["NCCL"] * 3
-    assert [record.message for record in caplog.records] == ["arrays on GPUs go over NCCL: NCCL 2.32.3 on every rank"]
+    assert caplog.messages == ["arrays on GPUs go over NCCL: NCCL 2.32.3 on every rank"]
 
 
 @pytest.mark.parametrize(("max_ctas", "name"), [(None, "NCCL"), (8, "host memory")])
 def test_a_config_that_sets_nothing_is_none(rig: MakeRig, max_ctas: int | None, name: str) -> None:
     def rank(comm: Any, cupy: Any) -> str:
-        comm.registry.nccl = collectives.NcclConfig(max_ctas=max_ctas) if comm.rank else None
+        comm.registry.nccl = NcclConfig(max_ctas=max_ctas) if comm.rank else None
         return reduce_once(comm, cupy)
 
     assert rig(2, FakeLibrary()).run(rank) == [name] * 2
@@ -82,24 +83,21 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
     rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = rig(2, FakeLibrary())
+    lacking = Capability(reason="libnccl is missing", gpu="B")
     cast = negotiation.capability
-
-    def one_lacks_it(device: Any, node: int, why_not: str, config: str) -> Any:
-        nccl, mine = cast(device, node, why_not, config)
-        return (nccl, mine) if device.index == 0 else (None, Capability(reason="libnccl is missing", gpu=mine.gpu))
-
-    monkeypatch.setattr(negotiation, "capability", one_lacks_it)
+    monkeypatch.setattr(
+        negotiation, "capability", lambda device, *rest: (None, lacking) if device.index else cast(device, *rest)
+    )
     with caplog.at_level(logging.INFO, "collectives"):
         assert ranks.run(reduce_once) == ["host memory"] * 2
-    expected = "arrays on GPUs go over host memory: rank 1: libnccl is missing"
-    assert [record.message for record in caplog.records] == [expected]
+    assert caplog.messages == ["arrays on GPUs go over host memory: rank 1: libnccl is missing"]
 
 
 def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         comm.registry.requested = "nccl"
         words = f'rank {comm.rank}: backend "nccl" was asked for, but cannot be used: .*rank 0: there is no NCCL here'
-        with pytest.raises(collectives.BackendError, match=words):
+        with pytest.raises(BackendError, match=words):
             comm.connect_nccl()
 
     rig(2, None).run(rank)
@@ -120,7 +118,7 @@ def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: MakeRig)
 def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectives.backends.device.cuda.why_absent", lambda: "CuPy is not installed")
     monkeypatch.setattr(collectives.init.__globals__["__name__"] + "._world", None)
-    with pytest.raises(collectives.BackendError, match="rank 0: CuPy is not installed"):
+    with pytest.raises(BackendError, match="rank 0: CuPy is not installed"):
         collectives.init("nccl")
 
 
@@ -130,7 +128,7 @@ def test_ranks_that_cannot_meet_in_nccl_fall_back_together(rig: MakeRig, monkeyp
 
     def refused(nccl: Any, unique_id: bytes, rank: int, *rest: Any, **more: Any) -> Any:
         if rank == 1:
-            raise collectives.NcclError("no route to host")
+            raise NcclError("no route to host")
         return connect(nccl, unique_id, rank, *rest, **more)
 
     monkeypatch.setattr(negotiation.NcclCommunicator, "connect", refused)

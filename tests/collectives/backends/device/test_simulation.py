@@ -21,17 +21,7 @@ from tests.collectives.backends.device.conftest import MakeRig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
 LENGTH = 60  # of an array
-OPS = (
-    "all_reduce",
-    "float16",
-    "reduce",
-    "reduce_scatter",
-    "broadcast",
-    "gather",
-    "all_gather",
-    "scatter",
-    "all_to_all",
-)
+OPS = "all_reduce", "float16", "reduce", "reduce_scatter", "broadcast", "gather", "all_gather", "scatter", "all_to_all"
 
 
 def program(comm: Any, cupy: Any, seed: int) -> None:
