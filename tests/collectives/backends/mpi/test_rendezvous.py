@@ -117,17 +117,22 @@ def test_ranks_meet_over_a_network_only_with_a_secret_or_if_told_to_trust_it(add
         assert secret(world(1, 2, one_host=not here), {**environ, **here})
 
 
-@pytest.mark.parametrize("one_host", [False, True])
-def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, str]) -> None:
-    with joined(environ, 2, one_host) as (first, second):
-        assert ask(first, "cmd=init pmi_version=1 pmi_subversion=1").startswith("cmd=response_to_init rc=0")
-        assert ask(first, "cmd=get_universe_size") == "cmd=universe_size rc=0 size=2"
-        assert ask(first, "cmd=put kvsname=ddp key=a value=x=y z") == "cmd=put_result rc=0 msg=success"
+INIT = "cmd=init pmi_version=1 pmi_subversion=1"
+
+
+def test_mpi_gets_its_keys_and_its_barrier(environ: dict[str, str]) -> None:
+    with joined(environ) as (first, second):
+        for rank, line, answer in (
+            (first, INIT, "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"),
+            (first, "cmd=get_universe_size", "cmd=universe_size rc=0 size=2"),
+            (first, "cmd=put kvsname=ddp key=a value=x=y z", "cmd=put_result rc=0 msg=success"),
+            (second, "cmd=get kvsname=ddp key=a", "cmd=get_result rc=0 msg=success value=x=y z"),
+            (second, "cmd=get kvsname=ddp key=b", "cmd=get_result rc=-1 msg=key_not_found"),
+        ):
+            assert ask(rank, line) == answer
+        assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
         first._pmi.sendall(b"cmd=barrier_in\n")
         assert ask(second, "cmd=barrier_in") == pmi_server.read_line(first._pmi, 2.0) == "cmd=barrier_out rc=0"
-        assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=0 msg=success value=x=y z"
-        assert ask(second, "cmd=get kvsname=ddp key=b") == "cmd=get_result rc=-1 msg=key_not_found"
-        assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
     names: list[str] = []
     for _ in range(2):
         KeyValueSpace(2).answer("cmd=get_my_kvsname", names.append)
@@ -245,14 +250,13 @@ def test_all_that_wait_learn_who_is_missing(environ: dict[str, str]) -> None:
             waiting[1].result()
 
 
-def test_two_processes_are_not_one_rank(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_are_not_one_rank_and_whoever_dies_is_named_and_ends_what_waits_in_mpi(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "_TAKEN", 0.2)
-    with joined(environ), pytest.raises(WorldError, match="rank 1 of 2 has joined already: RANK must be another"):
-        Rendezvous(world(1, 2), 20, environ)
-
-
-def test_whoever_dies_is_named_and_ends_what_waits_in_mpi(environ: dict[str, str]) -> None:
-    with joined(environ, 3) as ranks:
+    with joined(environ, 3, one_host=True) as ranks:
+        with pytest.raises(WorldError, match="rank 1 of 3 has joined already: RANK must be another"):
+            Rendezvous(world(1, 3, one_host=True), 20, environ)
         ranks[0]._pmi.sendall(b"cmd=barrier_in\n")
         ranks[1]._control.close()  # type: ignore[union-attr]  # as its death does
         assert pmi_server.read_line(ranks[0]._pmi, 2.0).startswith("cmd=barrier_out rc=-1")
@@ -272,9 +276,8 @@ SUM = (
 
 @pytest.mark.mpi
 @needs_mpich
-@pytest.mark.parametrize("one_host", [False, True])
-def test_plain_processes_become_one_world(one_host: bool, run_ranks: Start) -> None:
-    done = run_ranks(SUM, 2, **({"LOCAL_WORLD_SIZE": "2"} if one_host else {}))
+def test_plain_processes_become_one_world(run_ranks: Start) -> None:
+    done = run_ranks(SUM, 2)  # on one host by their own account: test_world.py
     assert [(each.returncode, each.stdout) for each in done] == [(0, "0 2 0 [3.]\n"), (0, "1 2 1 [3.]\n")], done
 
 
@@ -283,13 +286,7 @@ def test_plain_processes_become_one_world(one_host: bool, run_ranks: Start) -> N
 @pytest.mark.parametrize(
     ("victim", "end", "status", "others", "says"),
     [
-        (
-            0,
-            "os.kill(os.getpid(), 9)",
-            -signal.SIGKILL,
-            1,
-            "PeerLeft: rank 0 has ended without leaving (killed?) while",
-        ),
+        (0, "os.kill(os.getpid(), 9)", -signal.SIGKILL, 1, "rank 0 has ended without leaving (killed?) while"),
         (1, "sys.exit(3)", 3, 3, "rank 1 has failed (exit status 3)"),
     ],
     ids=["killed", "failed"],

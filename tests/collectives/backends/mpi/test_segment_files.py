@@ -84,8 +84,8 @@ def test_when_everything_is_killed_no_segment_file_stays(start_job: Any, mpiexec
 
 @pytest.mark.mpi
 def test_what_comes_later_works_without_the_files(run_script: Run) -> None:
-    done = run_script(LATER, 3)
+    done = run_script(LATER)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fine") == 3  # mpiexec may tear lines
+    assert done.stdout.count("fine") == 2  # mpiexec may tear lines
     assert "mpich_shm" not in done.stderr
     assert "sm_segment" not in done.stderr
