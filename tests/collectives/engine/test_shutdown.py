@@ -11,6 +11,7 @@ from collectives.transport import LOST
 from collectives.world import STOPPED
 from tests.conftest import Run
 
+LONG = pytest.mark.long
 SCRIPT = """
 import os, signal, sys, time
 import numpy as np
@@ -46,23 +47,27 @@ if comm.rank == 0:
 @pytest.mark.parametrize(
     ("middle", "status", "says"),
     [
-        ("", 0, "done"),
         (
             "if comm.rank == 1: raise ValueError('boom')",
             1,
             "rank 1 has failed (exit status 1) while rank 0 waits in all_reduce #1 (script.py:9)",
         ),
-        (
-            "if comm.rank == 1: raise SystemExit",
-            None,
-            "rank 1 has left (exit status 0) while rank 0 waits in all_reduce #1",
-        ),
         ("if comm.rank == 1: signal.raise_signal(signal.SIGINT)", 130, "KeyboardInterrupt"),
-        # How a status is found, and which of several counts, is tested below.
-        pytest.param("if comm.rank == 1: sys.exit(3)", 3, "rank 1 has failed (exit status 3)", marks=pytest.mark.long),
-        pytest.param("try: sys.exit(3)\nexcept SystemExit: pass", 0, "done", marks=pytest.mark.long),
         (QUEUED, 0, "2.0"),
         (FORGIVEN, 0, "forgiven"),
+        # How a status is found, and which of several counts, is tested below.
+        pytest.param("if comm.rank == 1: raise SystemExit", None, "rank 1 has left (exit status 0)", marks=LONG),
+        pytest.param("if comm.rank == 1: sys.exit(3)", 3, "rank 1 has failed (exit status 3)", marks=LONG),
+        pytest.param("try: sys.exit(3)\nexcept SystemExit: pass", 0, "done", marks=LONG),
+    ],
+    ids=[
+        "raises",
+        "is interrupted",
+        "has queued",
+        "has forgiven a timeout",
+        "exits",
+        "exits with 3",
+        "catches an exit",
     ],
 )
 def test_every_way_of_leaving(run_script: Run, middle: str, status: int | None, says: str) -> None:

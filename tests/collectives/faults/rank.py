@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 import collectives
+from collectives import MismatchError
 
 FAULT, NAME = sys.argv[1:]
 TAKES = {
@@ -32,11 +33,6 @@ def call(name=NAME, shape=(4, 3), dtype=np.float32, op="sum", root=0):
     getattr(comm, name)(*(given[each] for each in TAKES[name]))
 
 
-def branch(name):
-    given = {"x": np.ones((4, 3), np.float32), "op": "sum", "root": 0}
-    getattr(comm, name)(*(given[each] for each in TAKES[name]))
-
-
 def sleeps():
     time.sleep(600)
 
@@ -52,8 +48,8 @@ def raises():
 
 FAULTS = {
     "skips": lambda: None,
-    "same call elsewhere": lambda: branch(NAME),
-    "other branch": lambda: branch("barrier" if NAME != "barrier" else "all_reduce"),
+    "same call elsewhere": lambda: getattr(comm, NAME)(*([np.ones((4, 3), np.float32)] if TAKES[NAME] else [])),
+    "other branch": lambda: call("barrier" if NAME != "barrier" else "all_reduce"),
     "wrong shape": lambda: call(shape=(4, 5)),
     "wrong dtype": lambda: call(dtype=np.float64),
     "wrong op": lambda: call(op="max"),
@@ -77,7 +73,7 @@ try:
         FAULTS[FAULT]()
     else:
         call()
-except collectives.MismatchError:
+except MismatchError:
     comm.barrier()  # passed only if every rank has been told, and the communicator goes on
     raise
 if FAULT != "skips":
