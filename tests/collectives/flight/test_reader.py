@@ -33,7 +33,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kinds", [1, 100_000])
+@pytest.mark.parametrize("kinds", [pytest.param(1, marks=pytest.mark.long), 100_000], ids=["one text", "new texts"])
 def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
     recorded: Any, kinds: int, count: Callable[[int, int], int]
 ) -> None:
@@ -58,9 +58,6 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
             # The newest are missing where the reader lost its core between its two looks, and the ring went on.
             assert not calls or orders[-1] > newest - layout.CALLS
             newest = orders[-1] if calls else newest
-    os.kill(job.process.pid, signal.SIGSTOP)  # wherever it is: at most the call being written is missing
-    _await_state(job.process.pid, "T")
-    assert len(read(job.process.pid).calls) >= 999
 
 
 def _await_state(pid: int, state: str) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from collectives.flight.reader import FlightReader, Position
-from tests.conftest import python_path
-
-ROOT = Path(__file__).parents[3]
+from tests.conftest import ROOT, Run, python_path
 
 
 def _await_position(pid: int, function: str, after: int = 0) -> Position:
@@ -29,28 +24,41 @@ def _await_position(pid: int, function: str, after: int = 0) -> Position:
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("body", ["time.sleep(60)", "sum(range(100))", "queue.Queue().get()"])
-def test_a_process_that_sleeps_computes_or_waits_in_a_library(recorded: Any, body: str) -> None:
+SLEEPS = "time.sleep(0.3)"
+COMPUTES = "while time.monotonic() < end: sum(range(100))"
+WAITS = "Event().wait(0.3)"
+
+
+def test_a_process_that_sleeps_computes_or_waits_in_a_library(recorded: Any) -> None:
     pid = recorded(
         f"""
-        import queue
-        def work():
-            while True:
-                {body}
+        from threading import Event
+        def sleeps():
+            {SLEEPS}
+        def computes():
+            end = time.monotonic() + 0.3
+            {COMPUTES}
+        def waits():
+            {WAITS}
         start_sampler(recorder, period=0.05)
         ready()
-        work()
+        while True:
+            sleeps()
+            computes()
+            waits()
         """
     ).process.pid
-    position = _await_position(pid, "work")
-    assert os.path.basename(position.file) == "recorded.py"
-    assert Path(position.file).read_text().splitlines()[position.line - 1].strip() in ("while True:", body)
-    if "queue" in body:
-        assert (os.path.basename(position.within[0]), position.within[2]) == ("threading.py", "wait")
-    else:
-        assert position.within is None
-    later = _await_position(pid, "work", after=position.time)
-    assert later.time - position.time > 0.04e9
+    positions = {
+        line: _await_position(pid, function)
+        for function, line in (("sleeps", SLEEPS), ("computes", COMPUTES), ("waits", WAITS))
+    }
+    for line, position in positions.items():
+        assert os.path.basename(position.file) == "recorded.py"
+        assert Path(position.file).read_text().splitlines()[position.line - 1].strip() == line
+        within = (os.path.basename(position.within[0]), position.within[2]) if position.within else None
+        assert within == (("threading.py", "wait") if line == WAITS else None)
+    later = _await_position(pid, "sleeps", after=positions[SLEEPS].time)
+    assert later.time - positions[SLEEPS].time > 0.04e9
     assert later.time <= time.monotonic_ns()
 
 
@@ -61,43 +69,33 @@ import os
 from collectives.flight.recorder import main_thread_position
 def show():
     print([place and (os.path.basename(place[0]), place[2]) for place in main_thread_position()])
-def call(function):
-    function()
 """
 
 
-@pytest.mark.parametrize(
-    ("main", "user"),
-    [
-        ("import mine\nmine.show()", ("mine.py", "show")),
-        ("import lib\ndef step():\n    lib.show()\nstep()", ("main.py", "step")),
-        ("import runpy\nrunpy.run_path('LIBRARIES/lib_main.py')", ("main.py", "<module>")),
-    ],
-)
-def test_which_frame_is_the_users(tmp_path: Path, main: str, user: tuple[str, str]) -> None:
+MAIN = """
+import runpy, lib, mine
+mine.show()
+def step():
+    lib.show()
+step()
+runpy.run_path("LIBRARIES/lib_main.py")
+"""
+
+
+def test_which_frame_is_the_users(run_job: Run, tmp_path: Path) -> None:
     libraries = tmp_path / "site-packages"
     libraries.mkdir()
     (libraries / "lib_main.py").write_text("import lib\nlib.show()")
     (tmp_path / "mine.py").write_text(SHOW)
     (libraries / "lib.py").write_text(SHOW)
-    (tmp_path / "main.py").write_text(main.replace("LIBRARIES", str(libraries)))
-    assert _run(tmp_path / "main.py") == str([user, INNERMOST])
-
-
-def _run(script: Path) -> str:
-    path = python_path(ROOT, script.parent, script.parent / "site-packages")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    (tmp_path / "main.py").write_text(MAIN.replace("LIBRARIES", str(libraries)))
+    done = run_job([sys.executable, str(tmp_path / "main.py")], env={"PYTHONPATH": python_path(ROOT, libraries)})
     assert done.stderr == ""
-    return done.stdout.strip()
+    users = [("mine.py", "show"), ("main.py", "step"), ("main.py", "<module>")]
+    assert done.stdout.splitlines() == [str([user, INNERMOST]) for user in users]
 
 
-def test_it_delays_no_exit(run_job: Any) -> None:
+def test_it_delays_no_exit(run_job: Run) -> None:
     code = (
         "import time\n"
         "from collectives.flight.recorder import Recorder\n"
