@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-import collectives
-from collectives import monitored_section
+from collectives import monitored_section, run_threads
 from collectives.communicator import Communicator
 from collectives.errors import CollectivesError, CollectiveTimeout
 from collectives.monitored_section import MonitoredSection
@@ -27,7 +26,7 @@ def test_work_may_take_longer_than_the_time_limit() -> None:
         return time.monotonic()
 
     start = time.monotonic()
-    assert min(collectives.run_threads(main, size=3)) - start >= 0.7
+    assert min(run_threads(main, size=3)) - start >= 0.7
 
 
 def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
@@ -54,26 +53,19 @@ def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
         comm.barrier()
         return section.failed
 
-    assert collectives.run_threads(main, size=3) == [(2,)] * 3
+    assert run_threads(main, size=3) == [(2,)] * 3
 
 
 def test_who_failed_is_known_to_all() -> None:
     def main(comm: Communicator) -> tuple[int, ...]:
-        def work() -> None:
-            with section:
-                if comm.rank in (0, 2):
-                    raise KeyError(comm.rank)
-
-        section = MonitoredSection(comm)
-        if comm.rank in (0, 2):
-            with pytest.raises(KeyError, match=str(comm.rank)):
-                work()
-        else:
-            work()
+        fails = comm.rank in (0, 2)
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext(), MonitoredSection(comm) as section:
+            if fails:
+                raise KeyError
         comm.barrier()  # the communicator is as good as before
         return section.failed
 
-    assert collectives.run_threads(main, size=3) == [(0, 2)] * 3
+    assert run_threads(main, size=3) == [(0, 2)] * 3
 
 
 def test_a_rank_that_gets_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +81,7 @@ def test_a_rank_that_gets_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             work()
 
     for size in (2, 3):
-        collectives.run_threads(main, size=size)
+        run_threads(main, size=size)
 
 
 def test_progress_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +93,7 @@ def test_progress_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
                 time.sleep(0.1)
                 section.progress()
 
-    collectives.run_threads(main, size=2)
+    run_threads(main, size=2)
 
 
 def test_a_rank_that_has_left_ends_the_wait() -> None:
@@ -111,4 +103,4 @@ def test_a_rank_that_has_left_ends_the_wait() -> None:
         with pytest.raises(CollectivesError, match="rank 1 has left"), MonitoredSection(comm):
             pass
 
-    collectives.run_threads(main, size=2)
+    run_threads(main, size=2)

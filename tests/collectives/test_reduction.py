@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-import collectives
+from collectives import ArgumentError, DtypeError
 from collectives.reduction import BFLOAT16, ReduceOp, check_scale, combine_in_tree, divide_and_scale, tree, wire_dtype
 
 
@@ -23,7 +23,7 @@ from collectives.reduction import BFLOAT16, ReduceOp, check_scale, combine_in_tr
     ],
 )
 def test_pairs_without_meaning(dtype: str, op: str, why: str) -> None:
-    with pytest.raises(collectives.DtypeError, match=why):
+    with pytest.raises(DtypeError, match=why):
         wire_dtype(np.dtype(getattr(ml_dtypes, dtype, dtype)), ReduceOp(op))
 
 
@@ -32,9 +32,9 @@ def test_scales_are_real_numbers(dtype: str) -> None:
     for good in (0.5, 2, Fraction(1, 2), np.float32(0.5), np.array(0.5), BFLOAT16.type(0.5), lambda: 0.5):
         check_scale(np.dtype(dtype), good)
     for bad in ("0.5", 1j, np.ones(3), [0.5], np.array("a")):
-        with pytest.raises(collectives.ArgumentError, match="scale should be a real number"):
+        with pytest.raises(ArgumentError, match="scale should be a real number"):
             check_scale(np.dtype(dtype), bad)
-    with pytest.raises(collectives.DtypeError, match="scale needs a floating or complex dtype"):
+    with pytest.raises(DtypeError, match="scale needs a floating or complex dtype"):
         check_scale(np.dtype("i4"), 0.5)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import collectives
-from collectives import Communicator, time_limit, world
+from collectives import Communicator, run_threads, time_limit, world
 from collectives.errors import CollectiveTimeout
 from collectives.time_limit import StillRunning, run_within
 
@@ -95,10 +94,10 @@ def late(seconds: float) -> Callable[[Communicator], float]:
 
 def test_a_collective_outlives_its_time_limit_only_in_a_suspension(page: Page) -> None:
     page.begin()
-    assert collectives.run_threads(late(0.6), 2, timeout=0.2) == [2.0, 2.0]
+    assert run_threads(late(0.6), 2, timeout=0.2) == [2.0, 2.0]
     page.end(0.6)
     with pytest.raises(CollectiveTimeout, match=r"not complete after 0.2 s"):
-        collectives.run_threads(late(0.6), 2, timeout=0.2)
+        run_threads(late(0.6), 2, timeout=0.2)
 
 
 def test_waiting_for_work_and_for_a_call_that_blocks(page: Page) -> None:
@@ -109,11 +108,11 @@ def test_waiting_for_work_and_for_a_call_that_blocks(page: Page) -> None:
         work.wait(timeout=0.1)
 
     page.begin()
-    collectives.run_threads(fn, 2, timeout=5)
+    run_threads(fn, 2, timeout=5)
     assert run_within(0.1, lambda: time.sleep(0.3), "blocks") is None
     page.end(0.3)
     with pytest.raises(CollectiveTimeout, match=r"after waiting 0.1 s"):
-        collectives.run_threads(fn, 2, timeout=5)
+        run_threads(fn, 2, timeout=5)
     with pytest.raises(StillRunning):
         run_within(0.1, lambda: time.sleep(0.3), "blocks")
 
