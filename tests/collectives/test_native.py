@@ -59,6 +59,7 @@ def test_layouts(dtype: Any, length: int) -> None:
         copy(out, each)
         assert_array_equal(out, want)
     assert astype(turned, FLOAT32, "C").flags.c_contiguous
+    same(astype(np.arange(length), dtype), np.arange(length).astype(dtype))  # left to NumPy
     with pytest.raises(ValueError, match="read-only"):
         copy(np.broadcast_to(np.zeros(1, FLOAT32), (2 * length + 1,)), np.zeros(2 * length + 1, dtype))
 

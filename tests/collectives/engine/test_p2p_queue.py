@@ -138,7 +138,7 @@ if comm.rank != 1:
         comm.create_group([0, 1])
     except collectives.CollectiveTimeout as error:
         print(error)
-time.sleep(1.5)
+time.sleep(2)
 """
 
 
