@@ -211,7 +211,7 @@ def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nodes: list[int]
 ) -> None:
     create = segment.create
-    limit = 8 << 20
+    limit = 9 << 20
 
     def rationed(nbytes: int) -> segment.Segment:
         if nbytes > limit:
