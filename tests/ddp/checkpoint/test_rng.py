@@ -13,7 +13,7 @@ from ddp.serialization.structure import Decoder, encode
 
 
 def through_json(state: Any) -> Any:
-    kept: dict[str, Any] = {}
+    kept = {}
 
     def keep(name: str, array: Any, _: Any) -> str:
         kept[name] = np.array(array)

@@ -3,69 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import collectives
 import ddp
-from ddp import nn
 from ddp.checkpoint import Checkpointer
-from ddp.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from ddp.data import DataLoader, DistributedSampler, TensorDataset
 from ddp.errors import ArgumentError
-from ddp.optim import SGD
-from tests.ddp.checkpoint.training import Interrupted, assert_same, everything, interrupted, net
-
-ROWS, BATCH = 22, 8  # of all ranks; the last batch of a pass has 6
+from tests.ddp.checkpoint.training import SAMPLES, assert_same, interrupted, net, training_on_samples
+from tests.ddp.data.samples import Augmented
 
 
-class Noisy(Dataset[Any]):
-    """Samples that are augmented with random numbers."""
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> Any:
-        x = np.random.default_rng(index).standard_normal(6)
-        noise = ddp.randn(6, dtype=ddp.float64).numpy() * 0.1
-        return index, x + noise, int(np.abs(x).argmax() % 3)
-
-
-def training(folder: Path, **options: Any) -> Callable[..., Any]:
-    def train(comm: collectives.Communicator, end: int | None) -> Any:
-        model = ddp.DataParallel(net(dropout=0.2, dtype=ddp.float64), comm)
-        ddp.manual_seed(50 + comm.rank)
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        data = Noisy()
-        sampler = DistributedSampler(data, comm=comm, tail="exact")
-        loader = DataLoader(data, batch_size=BATCH // comm.size, sampler=sampler, **options)
-        losses: dict[int, float] = {}
-        seen: list[tuple[int, int]] = []
-        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, every=1) as ckpt:
-            for ids, x, y in ckpt.resume(loader, epochs=3):
-                if ckpt.step == end:
-                    raise Interrupted((losses, seen))
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
-                model.backward(loss, weight=len(ids))
-                optimizer.step()
-                losses[ckpt.step] = loss.item()
-                seen += [(loader.epoch, int(each)) for each in ids]
-        return losses, seen, everything(model, [optimizer])
-
-    return train
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["here", "in a worker"])
-def test_it_goes_on_with_the_same_numbers(options: dict[str, Any], folder: Path) -> None:
-    [whole] = interrupted(training(folder / "whole"), [None], 2)
-    ends = [2, 3, 7, None] if not options else [4, None]
-    parts = interrupted(training(folder / "parts", **options), ends, 2)
+@pytest.mark.parametrize(
+    ("ends", "options"),
+    [([2, 3, 7, None], {}), ([4, None], {"num_workers": 1})],
+    ids=["here", "in a worker"],
+)
+def test_it_goes_on_with_the_same_numbers(ends: list[int | None], options: Any, folder: Path) -> None:
+    random = {"noise": 0.1, "dropout": 0.2}
+    [whole] = interrupted(training_on_samples(folder / "whole", **random), [None], 2)
+    parts = interrupted(training_on_samples(folder / "parts", **random, **options), ends, 2)
     for rank, (losses, seen, state) in enumerate(whole):
-        got: dict[int, float] = {}
+        got = {}
         for part in parts:
             got.update(part[rank][0])
         assert got == losses
@@ -73,60 +35,40 @@ def test_it_goes_on_with_the_same_numbers(options: dict[str, Any], folder: Path)
         assert_same(parts[-1][rank][2], state)
 
 
-def test_another_number_of_ranks_has_every_sample_once(folder: Path) -> None:
-    parts = interrupted(training(folder), [2, 4, None], [2, 1, 4])
-    seen = Counter(each for part in parts for rank in part for each in rank[1])
-    assert seen == Counter((epoch, row) for epoch in range(3) for row in range(ROWS))
+def bare_loop(folder: Path, loops: int = 1, *, end: int = -1, save: bool = False) -> tuple[list[int], int]:
+    """The samples that loops of as many passes had, and the step after them. end: the first breaks after that step"""
+    data = Augmented(SAMPLES)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    seen = []
+    with Checkpointer(folder, user={}) as ckpt:
+        for _ in range(loops):
+            for ids, _, _ in ckpt.resume(loader, epochs=loops):
+                seen += map(int, ids)
+                if ckpt.step == end:
+                    if save:
+                        ckpt.save()
+                    break
+    return seen, ckpt.step
 
 
 def test_a_loop_that_is_left_goes_on_behind_its_last_batch(folder: Path) -> None:
-    def run(end: int) -> tuple[list[int], int]:
-        data = Noisy()
-        loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-        seen: list[int] = []
-        with Checkpointer(folder, user={}) as ckpt:
-            for _ in range(2):
-                for ids, _, _ in ckpt.resume(loader, epochs=2):
-                    seen += map(int, ids)
-                    if ckpt.step + 1 == end:
-                        break
-        return seen, ckpt.step
-
-    first, step = run(4)
+    seen, step = bare_loop(folder, 2, end=3)
     assert step == 12  # six batches a pass: the second loop went on behind the break, to the end
-    assert Counter(first) == Counter([*range(ROWS)] * 2)
+    assert Counter(seen) == Counter([*range(SAMPLES)] * 2)
 
 
 def test_a_save_in_the_body_is_of_the_step_that_it_makes(folder: Path) -> None:
-    def run(end: int | None) -> tuple[list[int], list[int]]:
-        data = Noisy()
-        loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-        seen, steps = [], []
-        with Checkpointer(folder, user={}) as ckpt:
-            for ids, _, _ in ckpt.resume(loader, epochs=1):
-                seen += map(int, ids)
-                steps.append(ckpt.step)
-                if ckpt.step == end:
-                    ckpt.save()
-                    break
-        return seen, steps
-
-    first, steps = run(2)
-    assert steps == [0, 1, 2]
-    rest, steps = run(None)
-    assert steps == [3, 4, 5]
-    assert sorted(first + rest) == list(range(ROWS))
+    first, _ = bare_loop(folder, end=2, save=True)
+    rest, step = bare_loop(folder)
+    assert (len(first), step) == (12, 6)
+    assert sorted(first + rest) == list(range(SAMPLES))
 
 
-Draws = list[tuple[int, list[int], float]]
-
-
-def drawing(folder: Path, epochs: int, *, shuffle: bool = True, end: int | None = None) -> Draws:
+def drawing(folder: Path, epochs: int, *, shuffle: bool = True, end: int | None = None) -> list[Any]:
     """Batches, and a number that is drawn in the body of each. end: break in that step"""
     ddp.manual_seed(3)
     data = TensorDataset(np.arange(8))
-    order: dict[str, Any] = {"shuffle": True} if shuffle else {"sampler": DistributedSampler(data, 1, 0)}
-    loader = DataLoader(data, 4, **order)
+    loader = DataLoader(data, 4, shuffle=shuffle, sampler=None if shuffle else DistributedSampler(data, 1, 0))
     results = []
     with Checkpointer(folder, user={}) as ckpt:
         for (ids,) in ckpt.resume(loader, epochs):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import collectives
 import ddp
+from collectives.communicator import Communicator
 from ddp import nn
+from ddp.checkpoint import Checkpointer
+from ddp.data import DataLoader, DistributedSampler
+from ddp.optim import SGD
+from tests.ddp.data.samples import Augmented
 
 ROWS = 24
 
@@ -21,7 +28,7 @@ class Loader:
     batch: samples that all ranks take together
     """
 
-    def __init__(self, comm: collectives.Communicator, rows: int = ROWS, batch: int = 8) -> None:
+    def __init__(self, comm: Communicator, rows: int = ROWS, batch: int = 8) -> None:
         self._comm = comm
         self._rows = rows
         self._batch = batch
@@ -63,7 +70,7 @@ def data(dtype: Any = ddp.float32) -> tuple[ddp.Tensor, ddp.Tensor]:
 
 def net(dropout: float = 0.0, norm: bool = False, dtype: Any = ddp.float32) -> nn.Module:
     ddp.manual_seed(11)
-    layers: list[nn.Module] = [nn.Linear(6, 8)]
+    layers = [nn.Linear(6, 8)]
     if norm:
         layers.append(nn.BatchNorm1d(8))
     layers.append(nn.ReLU())
@@ -74,7 +81,7 @@ def net(dropout: float = 0.0, norm: bool = False, dtype: Any = ddp.float32) -> n
 
 def everything(model: Any, optimizers: Sequence[Any], *others: Any) -> dict[str, Any]:
     """All state, as NumPy arrays and plain values, to be compared bit for bit."""
-    by_name: dict[str, Any] = {f"model.{name}": t.numpy().copy() for name, t in model.state_dict().items()}
+    by_name = {f"model.{name}": t.numpy().copy() for name, t in model.state_dict().items()}
     for number, optimizer in enumerate(optimizers):
         told = optimizer.state_dict()
         for at, entry in told["state"].items():
@@ -107,7 +114,7 @@ def interrupted(train: Train, ends: Sequence[int | None], size: int | Sequence[i
     """
     sizes = [size] * len(ends) if isinstance(size, int) else size
 
-    def run(comm: collectives.Communicator, end: int | None) -> Any:
+    def run(comm: Communicator, end: int | None) -> Any:
         try:
             return train(comm, end)
         except Interrupted as error:
@@ -118,3 +125,45 @@ def interrupted(train: Train, ends: Sequence[int | None], size: int | Sequence[i
         collectives.run_threads(lambda comm, end=end: run(comm, end), size=each)
         for end, each in zip(ends, sizes, strict=True)
     ]
+
+
+SAMPLES = 22
+
+
+def training_on_samples(
+    folder: Path, make: Any = None, *, noise: float = 0.0, dropout: float = 0.0, **options: Any
+) -> Train:
+    """Trains for 3 passes of batches of 8, of which a rank has its part, and the last has 6; see `interrupted`.
+
+    Returns, or is interrupted with, the loss of all ranks by step, the samples that this rank had, and `everything`.
+    make: an optimizer of the model; options: of the loader
+    """
+
+    def train(comm: Communicator, end: int | None) -> Any:
+        model = ddp.DataParallel(net(dropout, dtype=ddp.float64), comm)
+        optimizer = make(model) if make else SGD(model.parameters(), lr=0.1, momentum=0.9)
+        ddp.manual_seed(50 + comm.rank)
+        samples = Augmented(SAMPLES, noise)
+        sampler = DistributedSampler(samples, comm=comm, tail="exact")
+        loader = DataLoader(samples, 8 // comm.size, sampler=sampler, **options)
+        losses = {}
+        seen = []
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, every=1) as ckpt:
+            for ids, x, y in ckpt.resume(loader, epochs=3):
+                if ckpt.step == end:
+                    raise Interrupted((losses, seen))
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+                model.backward(loss, weight=len(ids))
+                optimizer.step()
+                losses[ckpt.step] = comm.all_reduce(np.array(loss.item())).item()
+                seen += [(loader.epoch, int(each)) for each in ids]
+        return losses, seen, everything(model, [optimizer])
+
+    return train
+
+
+def all_samples(parts: Sequence[Any]) -> bool:
+    """Whether each sample was had once in each of 3 passes. parts: results of `interrupted`"""
+    seen = Counter(each for part in parts for rank in part for each in rank[1])
+    return seen == Counter((epoch, sample) for epoch in range(3) for sample in range(SAMPLES))

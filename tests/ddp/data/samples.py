@@ -1,4 +1,7 @@
-"""Datasets and functions in a module, where workers find them as users' do."""
+"""Datasets and functions in a module, where workers find them as users' do.
+
+All that tests give to workers is here: their server is started anew for each module that it has not yet imported.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +71,36 @@ class Drawn(Dataset[Any]):
         return (own, np.random.rand(), random.random()) if self.everywhere else own
 
 
+class Numbered(Drawn):
+    """Sample i is i, and a number that is drawn for it."""
+
+    def __init__(self) -> None:
+        super().__init__(everywhere=False)
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([index, ddp.rand(1).item()])
+
+
+class Augmented(Dataset[Any]):
+    """Sample i is (i, six numbers, a class); noise: how much random numbers change the numbers."""
+
+    def __init__(self, length: int, noise: float = 0.0) -> None:
+        self.length = length
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.random.default_rng(index).standard_normal(6)
+        noise = ddp.randn(6, dtype=ddp.float64).numpy()
+        return index, x + self.noise * noise, int(np.abs(x).argmax() % 3)
+
+
 class Failing(Dataset[Any]):
-    """Sample 5 cannot be had. how: "raise", "kill", "exit", "hang" or "slow"."""
+    """Sample 5 cannot be had while `fails`. how: "raise", "kill", "exit", "hang" or "slow"."""
+
+    fails = True
 
     def __init__(self, how: str, kind: Any = ValueError) -> None:
         self.how = how
@@ -79,7 +110,7 @@ class Failing(Dataset[Any]):
         return 16
 
     def __getitem__(self, index: int) -> Any:
-        if index == 5:
+        if index == 5 and self.fails:
             if self.how == "raise":
                 raise self.kind("sample five is rotten")
             if self.how == "kill":
@@ -90,6 +121,11 @@ class Failing(Dataset[Any]):
                 time.sleep(100)
             time.sleep(0.3)
         return np.array(index)
+
+
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError
 
 
 class Stream(IterableDataset[Any]):
@@ -178,6 +214,20 @@ class EpochStream(IterableDataset[Any]):
             yield np.array([self.epoch, os.getpid()])
 
 
+class Objects(Squares):
+    """No sample can be part of a batch."""
+
+    def __getitem__(self, index: int) -> Any:
+        return object()
+
+
+class LongIndices(Squares):
+    """Its errors are long."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        raise ValueError(f"none of {indices}")
+
+
 class Dictlike(Exception):
     """Answers for attributes that it has not with an error of another kind."""
 
@@ -262,10 +312,15 @@ def refuse(worker: int) -> None:
     raise ValueError(f"worker {worker} will not begin")
 
 
-def plain(samples: list[Any]) -> Any:
+def broken(samples: Any) -> Any:
+    """A collate_fn that fails."""
+    return 1 / 0
+
+
+def plain(samples: Any) -> Any:
     """A collate_fn that gives what it got."""
     return samples
 
 
-def long_text(samples: list[Any]) -> Any:
+def long_text(samples: Any) -> Any:
     return ["words " * 2000, len(samples)]

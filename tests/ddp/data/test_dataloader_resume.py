@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,7 @@ from ddp.data import (
     WeightedRandomSampler,
 )
 from ddp.errors import StateDictError
-from tests.ddp.data.samples import Counted, Drawn, Squares, Stream
-
-
-class Numbered(Drawn):
-    """Sample i is i, and a number that is drawn for it."""
-
-    def __init__(self) -> None:
-        super().__init__(everywhere=False)
-
-    def __getitem__(self, index: int) -> Any:
-        return np.array([index, ddp.rand(1).item()])
+from tests.ddp.data.samples import Counted, Numbered, Squares, Stream
 
 
 class Foreign:
@@ -42,17 +32,14 @@ class Foreign:
         return 12
 
 
-ORDERS: dict[str, Any] = {
-    "shuffle": lambda: {"shuffle": True, "batch_size": 2},
-    "sequential": lambda: {"sampler": SequentialSampler(range(12)), "batch_size": 2},
-    "generator": lambda: {
-        "sampler": RandomSampler(range(12), generator=ddp.Generator().manual_seed(4)),
-        "batch_size": 2,
-    },
-    "weighted": lambda: {"sampler": WeightedRandomSampler(np.arange(12), 12), "batch_size": 2},
-    "distributed": lambda: {"sampler": DistributedSampler(range(12), 1, 0), "batch_size": 2},
-    "foreign": lambda: {"sampler": Foreign(), "batch_size": 2},
-    "lists": lambda: {"batch_sampler": [[2 * k, 2 * k + 1] for k in range(6)]},
+ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffle": lambda: {"shuffle": True},
+    "sequential": lambda: {"sampler": SequentialSampler(range(12))},
+    "generator": lambda: {"sampler": RandomSampler(range(12), generator=ddp.Generator().manual_seed(4))},
+    "weighted": lambda: {"sampler": WeightedRandomSampler(np.arange(12), 12)},
+    "distributed": lambda: {"sampler": DistributedSampler(range(12), 1, 0)},
+    "foreign": lambda: {"sampler": Foreign()},
+    "lists": lambda: {"batch_sampler": [[2 * k, 2 * k + 1] for k in range(6)], "batch_size": 1},
     "no batches": lambda: {"sampler": RandomSampler(range(12), num_samples=6), "batch_size": None},
 }
 
@@ -70,7 +57,7 @@ def test_a_new_process_goes_on_with_the_next_batch(order: str, workers: tuple[in
     before, after = workers
 
     def loader(workers: int) -> DataLoader:
-        return DataLoader(Numbered(), num_workers=workers, **ORDERS[order]())
+        return DataLoader(Numbered(), num_workers=workers, **{"batch_size": 2, **ORDERS[order]()})
 
     ddp.manual_seed(1)
     whole = list(passes(loader(before), 3))
@@ -96,32 +83,29 @@ def test_a_new_process_goes_on_with_the_next_batch(order: str, workers: tuple[in
 
 def test_what_a_state_is() -> None:
     loader = DataLoader(Squares(6), batch_size=2, num_workers=2, sampler=SequentialSampler(range(6)))
-    position = {"cursor": 0, "length": 6}
-    assert loader.state_dict() == {"epoch": 0, "batches": 0, "seed": None, "sampler": {"sampler": position}}
-    ddp.manual_seed(0)
+
+    def check(epoch: int, batches: int, seed: int | None) -> None:
+        sampler = {"sampler": {"cursor": 2 * batches, "length": 6}}
+        assert loader.state_dict() == {"epoch": epoch, "batches": batches, "seed": seed, "sampler": sampler}
+
+    check(0, 0, None)
     iterator = iter(loader)
     next(iterator)
     seed = loader.state_dict()["seed"]
     assert type(seed) is int
-    position["cursor"] = 2
-    assert loader.state_dict() == {"epoch": 0, "batches": 1, "seed": seed, "sampler": {"sampler": position}}
+    check(0, 1, seed)
     list(iterator)
-    position["cursor"] = 0
-    assert loader.state_dict() == {"epoch": 1, "batches": 0, "seed": seed, "sampler": {"sampler": position}}
+    check(1, 0, seed)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_that_has_run_out_gets_empty_batches(workers: int) -> None:
-    dataset = Squares(5)
-    rows = []
-    for rank in range(2):
-        sampler = DistributedSampler(dataset, 2, rank, shuffle=False, tail="exact")
-        loader = DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=workers)
-        rows.append([(x.shape, x.dtype, index.tolist()) for x, index in loader])
-        assert (loader.epoch, len(loader)) == (1, 2)
-    float32 = np.dtype(np.float32)
-    assert rows[0] == [((2, 2), float32, [0, 2]), ((1, 2), float32, [4])]
-    assert rows[1] == [((2, 2), float32, [1, 3]), ((0, 2), float32, [])]
+@pytest.mark.parametrize(("rank", "last"), [(0, (1, [4])), (1, (0, []))])
+def test_a_rank_that_has_run_out_gets_empty_batches(workers: int, rank: int, last: Any) -> None:
+    sampler = DistributedSampler(range(5), 2, rank, shuffle=False, tail="exact")
+    loader = DataLoader(Squares(5), batch_size=2, sampler=sampler, num_workers=workers)
+    rows = [(x.shape, x.dtype, index.tolist()) for x, index in loader]
+    assert rows == [((2, 2), ddp.float32, [rank, rank + 2]), ((last[0], 2), ddp.float32, last[1])]
+    assert (loader.epoch, len(loader)) == (1, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -35,12 +35,6 @@ def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.Monke
     assert fork_server.fork_server(()).pid == pid
 
 
-def test_any_number_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["program", *map(str, range(20_000))])  # more than a variable can hold
-    monkeypatch.setattr(fork_server, "_server", None)
-    assert around()[0] == sys.argv
-
-
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
     """Writes a module `ddp_test_edited`, whose dataset's one sample is a given text, and gives it."""
@@ -63,18 +57,21 @@ def read(module: Any) -> Any:
     return next(iter(DataLoader(module.Edited(), num_workers=1)))
 
 
-def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
+def test_a_module_that_was_loaded_again(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, range(20_000))])  # more than a variable can hold
     edited = module("old")
     assert read(edited) == ["old"]
+    assert around()[0] == sys.argv
     before = iter(DataLoader(Squares(10**6), num_workers=1))
     next(before)
+    server = fork_server.fork_server(())
     module("edited")
     assert read(edited) == ["old"]  # as in this process
+    assert server.fits(set())
+    importlib.reload(colorsys)  # as a module that the dataset's own uses
+    assert not server.fits(set())
     importlib.reload(edited)
     assert read(edited) == ["edited"]
     assert next(before)[1].item() == 1  # its worker is as it was
     del sys.modules["ddp_test_edited"]
     assert read(module("anew")) == ["anew"]
-    server = fork_server.fork_server(())
-    importlib.reload(colorsys)  # as a module that the dataset's own uses
-    assert fork_server.fork_server(()) is not server

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ddp
 from ddp.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 from ddp.data.distributed_sampler import epoch_order
+from tests.ddp.data.samples import Drawn, Failing
 
 
 def numbers(batch: Any) -> list[int]:
@@ -63,10 +63,10 @@ def test_a_pass_left_early_begins_again(length: int, batches: int, workers: int)
 def test_a_pass_that_another_has_followed_keeps_its_batches(kind: str) -> None:
     dataset = TensorDataset(np.arange(9))
     sampler = DistributedSampler(dataset, 1, 0, shuffle=False)
-    given: dict[str, Any] = {"batch_size": 2, "sampler": sampler}
-    if kind == "batch_sampler":
-        given = {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)}
-    loader = DataLoader(dataset, **given)
+    if kind == "sampler":
+        loader = DataLoader(dataset, 2, sampler=sampler)
+    else:
+        loader = DataLoader(dataset, batch_sampler=BatchSampler(sampler, 2, drop_last=False))
     first = iter(loader)
     next(first)
     second = iter(loader)
@@ -76,27 +76,16 @@ def test_a_pass_that_another_has_followed_keeps_its_batches(kind: str) -> None:
     assert (loader.epoch, sampler.epoch) == (1, 1)
 
 
-class Failing(TensorDataset):
-    """Fails as long as it shall."""
-
-    fails = True
-
-    def __getitem__(self, index: Any) -> Any:
-        if self.fails:
-            raise ValueError("not yet")
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_that_failed_begins_again(workers: int) -> None:
-    dataset = Failing(np.arange(3))
+    dataset = Failing("raise")
     sampler = DistributedSampler(dataset, 1, 0)
-    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=workers)  # one batch, and its end is read with it
-    with pytest.raises(ValueError, match="not yet"):
+    loader = DataLoader(dataset, 17, sampler=sampler, num_workers=workers)  # one batch, and its end is read with it
+    with pytest.raises(ValueError, match="rotten"):
         list(loader)
     assert (loader.epoch, sampler.epoch) == (0, 0)
     dataset.fails = False
-    assert flat(map(numbers, loader)) == epoch_order(3, 0, 0).tolist()
+    assert [batch.tolist() for batch in loader] == [epoch_order(16, 0, 0).tolist()]
 
 
 def test_a_sampler_that_fails_has_not_come_to_its_end() -> None:
@@ -112,12 +101,11 @@ def test_a_sampler_that_fails_has_not_come_to_its_end() -> None:
     assert loader.epoch == 0
 
 
-class Noisy(TensorDataset):
-    def __getitem__(self, index: Any) -> Any:
-        return [ddp.randint(0, 2**31, (1,)).item()]
-
-
 def test_random_numbers_of_a_pass_are_its_own() -> None:
-    loader = DataLoader(Noisy(np.arange(4)), 2)
-    assert taken(loader, 2) != taken(loader, 2)
-    assert taken(loader, 1) == taken(loader, 1)  # left early: the same pass
+    loader = DataLoader(Drawn(everywhere=False), 6)
+
+    def drawn(batches: int) -> list[Any]:
+        return [batch.tolist() for _, batch in zip(range(batches), loader, strict=False)]
+
+    assert drawn(2) != drawn(2)
+    assert drawn(1) == drawn(1)  # left early: the same pass

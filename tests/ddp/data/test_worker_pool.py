@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import pickle
+import re
 import signal
 import time
 import traceback
@@ -14,7 +15,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ddp.data import DataLoader, Dataset, fork_server
+from ddp.data import DataLoader, fork_server
 from ddp.errors import ArgumentError, DtypeError, WorkerError
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Failing, Squares, Whoami
@@ -49,13 +50,8 @@ def test_an_exception_that_ends_loops_ends_none(workers: int) -> None:
         list(DataLoader(Failing("raise", StopIteration), batch_size=8, num_workers=workers))
 
 
-class _Mute(ValueError):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
 def test_an_error_whose_message_fails() -> None:
-    _, error = until_it_fails(DataLoader(Failing("raise", _Mute), batch_size=8, num_workers=1))
+    _, error = until_it_fails(DataLoader(Failing("raise", samples.Mute), batch_size=8, num_workers=1))
     assert "index 5: (its message cannot be shown)" in error.args[0]
 
 
@@ -92,7 +88,7 @@ def test_errors_of_classes_with_methods_of_their_own(make: Any, attributes: dict
         (Squares(4), {"collate_fn": samples.raise_http_error}),
     ],
 )
-def test_an_error_with_attributes_wherever_it_is_raised(dataset: Any, options: dict[str, Any]) -> None:
+def test_an_error_with_attributes_wherever_it_is_raised(dataset: Any, options: Any) -> None:
     _, error = until_it_fails(DataLoader(dataset, num_workers=1, **options))
     assert isinstance(error, HTTPError)
     assert error.code == 404
@@ -100,45 +96,32 @@ def test_an_error_with_attributes_wherever_it_is_raised(dataset: Any, options: d
 
 
 def test_collating_names_the_batch() -> None:
-    loader = DataLoader(samples.Mixed(), batch_size=2, sampler=[6, 1], num_workers=1, collate_fn=_broken)
+    loader = DataLoader(samples.Mixed(), batch_size=2, sampler=[6, 1], num_workers=1, collate_fn=samples.broken)
     with pytest.raises(ZeroDivisionError, match=r"batch 0, indices \[6, 1\]"):
         next(iter(loader))
     with pytest.raises(DtypeError, match=r"worker 0 of 1, batch 0, indices \[0, 1, 2, 3, 4, 5, ...\]"):
-        next(iter(DataLoader(_Objects(), batch_size=9, num_workers=1)))
-
-
-def _broken(batch: list[Any]) -> Any:
-    return 1 / 0
-
-
-class _Objects(Squares):
-    def __init__(self) -> None:
-        super().__init__(9)
-
-    def __getitem__(self, index: int) -> Any:
-        return object()
+        next(iter(DataLoader(samples.Objects(9), batch_size=9, num_workers=1)))
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("kill", r"\(pid \d+\) was killed by SIGKILL; the kernel kills so"), ("exit", "has ended with exit code 7")],
+    [
+        ("kill", r"worker 0 of 2 \(pid \d+\) was killed by SIGKILL; the kernel kills so"),
+        ("exit", "has ended with exit code 7"),
+    ],
 )
 def test_a_worker_that_dies(how: str, said: str) -> None:
     start = time.monotonic()
     got, error = until_it_fails(DataLoader(Failing(how), batch_size=2, num_workers=2))
     assert got == [[0, 1], [2, 3]]
-    assert error.args
-    with pytest.raises(WorkerError, match=f"worker 0 of 2 {said}" if how == "kill" else said):
-        raise error
+    assert re.search(said, str(error))
     assert time.monotonic() - start < 10
 
 
 def test_a_worker_that_takes_too_long() -> None:
-    start = time.monotonic()
     got, error = until_it_fails(DataLoader(Failing("hang"), batch_size=5, num_workers=1, timeout=0.5))
     assert got == [[0, 1, 2, 3, 4]]
     assert str(error) == "DataLoader worker 0 of 1 took longer than timeout=0.5 s for a batch"
-    assert 0.5 <= time.monotonic() - start < 10
 
 
 def test_a_worker_that_cannot_begin() -> None:
@@ -195,18 +178,7 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
-class _LongIndices(Dataset[Any]):
-    def __len__(self) -> int:
-        return 400_000
-
-    def __getitem__(self, index: int) -> Any:
-        raise AssertionError("it is read by __getitems__")
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        raise ValueError(f"none of {indices}")
-
-
 def test_a_long_error_meets_long_tasks() -> None:
-    loader = DataLoader(_LongIndices(), batch_size=100_000, num_workers=1, prefetch_factor=3)
+    loader = DataLoader(samples.LongIndices(400_000), batch_size=100_000, num_workers=1, prefetch_factor=3)
     with pytest.raises(ValueError, match="99997, 99998, 99999]"):
         next(iter(loader))
