@@ -20,8 +20,10 @@ from ddp.checkpoint.checkpoint_reader import Saved
 from ddp.checkpoint.state import split_evenly
 from ddp.checkpoint.store import Store
 
+Arrays = dict[str, np.ndarray[Any, Any]]
 
-def arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+
+def arrays(seed: int = 0) -> Arrays:
     """Of every kind of shape and several dtypes; not the same for two seeds."""
     rng = np.random.default_rng(seed)
     return {
@@ -57,7 +59,7 @@ def check(saved: Saved | None, step: int) -> None:
     same(saved.read_all(), arrays(step))
 
 
-def same(actual: dict[str, np.ndarray[Any, Any]], expected: dict[str, np.ndarray[Any, Any]]) -> None:
+def same(actual: Arrays, expected: Arrays) -> None:
     assert actual.keys() == expected.keys()
     for name, array in expected.items():
         assert actual[name].dtype == array.dtype, name

@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
+from collectives.communicator import Communicator
 from ddp import nn
 from ddp.checkpoint import Checkpointer, open_checkpoint
 from ddp.checkpoint import snapshot as snapshots
 from ddp.checkpoint.snapshot import Snapshot
 from ddp.errors import CheckpointError
 from ddp.optim import SGD
+from tests.ddp.checkpoint.stores import Arrays
 from tests.ddp.checkpoint.training import Loader
 
 PROGRAM = """
@@ -49,16 +50,12 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
-def make(folder: Path, comm: collectives.Communicator | None = None, **options: Any) -> tuple[Any, Any, Checkpointer]:
-    ddp.manual_seed(1)
+def make(folder: Path, comm: Communicator | None = None, **options: Any) -> tuple[Any, Any, Checkpointer]:
     net: Any = nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
     model = net if comm is None else ddp.DataParallel(net, comm)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return (
-        model,
-        optimizer,
-        Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, async_save=True, **options),
-    )
+    ckpt = Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, async_save=True, **options)
+    return model, optimizer, ckpt
 
 
 def inputs() -> ddp.Tensor:
@@ -71,11 +68,11 @@ def step(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-def tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(model: Any) -> Arrays:
     return {f"model.{name}": value.numpy().copy() for name, value in model.state_dict().items()}
 
 
-def assert_saved(path: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+def assert_saved(path: Path, expected: Arrays) -> None:
     saved = open_checkpoint(path)
     for name, array in expected.items():
         assert_array_equal(saved.read(name), array, err_msg=name)
@@ -85,9 +82,8 @@ def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(folder: Path,
     model, optimizer, ckpt = make(folder)
     step(model, optimizer)
     expected = tensors(model)
-    expected["optimizer.0.0.weight.momentum_buffer"] = (
-        optimizer.state[model[0].weight]["momentum_buffer"].numpy().copy()
-    )
+    momentum = optimizer.state[model[0].weight]["momentum_buffer"]
+    expected["optimizer.0.0.weight.momentum_buffer"] = momentum.numpy().copy()
     ckpt.save()
     optimizer.zero_grad()
     model(inputs()).pow(3).sum().backward()  # running statistics change, and gradients
@@ -136,39 +132,35 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
 ) -> None:
     """One rank has no memory for a part that it copies in the background."""
     copier = snapshots._copier
-    failing: list[int] = []
+    failures = iter([MemoryError("no memory")])
 
-    def failing_copier(array: Any, target: Any) -> Callable[[], None]:
+    def failing_copier(array: Any, target: Any) -> Any:
         def copy() -> None:
-            if not failing:
-                failing.append(1)
-                raise MemoryError("no memory")
+            for failure in failures:
+                raise failure
             copier(array, target)()
 
         return copy
 
     monkeypatch.setattr(snapshots, "_copier", failing_copier)
 
-    def train(comm: collectives.Communicator) -> tuple[int, str]:
+    def train(comm: Communicator) -> int:
         model, optimizer, ckpt = make(folder, comm, every=2)
-        seen = 0
-        try:
-            with ckpt:
-                for _ in ckpt.resume(Loader(comm), epochs=50):
-                    seen = ckpt.step
-                    time.sleep(0.005 * comm.rank)
-                    step(model, optimizer)
-        except CheckpointError as error:
-            return seen, str(error)
-        return seen, "nothing"
 
-    by_rank = collectives.run_threads(train, size=size)
-    assert len({seen for seen, _ in by_rank}) == 1
-    assert all("step 2 was not saved" in message and "no memory" in message for _, message in by_rank)
+        def loop() -> None:
+            for _ in ckpt.resume(Loader(comm), epochs=50):
+                time.sleep(0.005 * comm.rank)
+                step(model, optimizer)
+
+        with pytest.raises(CheckpointError, match=r"step 2 was not saved.*no memory"), ckpt:
+            loop()
+        return ckpt.step
+
+    assert len(set(collectives.run_threads(train, size=size))) == 1
     assert not list(folder.glob("step-*"))
 
 
-def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Callable[..., Any]) -> None:
+def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Any) -> None:
     code = PROGRAM.replace("ckpt.save()", "ckpt._store.write = lambda *_, **__: 1 // 0; ckpt.save()")
     done = run_job([sys.executable, "-c", code, str(folder)])
     assert done.returncode == 0

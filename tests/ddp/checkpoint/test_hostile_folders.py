@@ -14,7 +14,7 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import folder_lock
-from ddp.checkpoint.checkpoint_reader import Saved, find, open_checkpoint
+from ddp.checkpoint.checkpoint_reader import find, open_checkpoint
 from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
@@ -134,7 +134,7 @@ def test_anything_anywhere(place: str, folder: Path, outside: Path) -> None:
     for kind in KINDS:
         runs = prepared(folder, outside)
         put(runs, outside, place, kind)
-        seen: list[Saved | None] = [None]
+        seen = [None]
         error = use(runs, lambda store, comm: seen.append(store.newest()))  # noqa: B023  # called here
         result = seen[-1]
         if place != ".lock":

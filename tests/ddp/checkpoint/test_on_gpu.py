@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.optim import AdamW
-from tests.ddp.parallel.gpu.conftest import Rig, rig
+from tests.ddp.parallel.gpu.conftest import rig
 
 __all__ = ["rig"]
 WIDE = 160  # a weight of 200 kB is copied in the background
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_was_saved_is_what_was_there(background: bool, rig: Callable[..., Rig], folder: Path) -> None:
+def test_what_was_saved_is_what_was_there(background: bool, rig: Any, folder: Path) -> None:
     def rank(comm: Any, cupy: Any) -> list[Any]:
         ddp.manual_seed(3)
         model = nn.Linear(WIDE, WIDE, bias=False, dtype=ddp.float64).to(f"cuda:{comm.rank}")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,21 +26,40 @@ from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_what_was_written_is_read(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "ranks"),
+    [
+        ("{}/a/b", 1),
+        ("{}/a/b", 2),
+        ("{}/a/b", 5),
+        ("memory:/{}/a/b", 1),
+        ("file://{}/a/b", 1),
+        ("local://{}/a/b", 3),
+    ],
+    ids=["1 rank", "2 ranks", "5 ranks", "memory", "file", "local"],
+)
+def test_what_was_written_is_read(folder: str, ranks: int, tmp_path: Path) -> None:
+    folder = folder.format(tmp_path)
+    if "://" in folder:
+        pytest.importorskip("fsspec")
+
     def main(comm: Communicator) -> None:
-        store = Store(tmp_path / "a/b", comm)
+        store = Store(folder, comm, keep=2)
         assert store.newest() is None
-        for step in (3, 4):
-            assert write(store, comm, step) == tmp_path / f"a/b/step-000000000{step}"
+        for step, name in ((3, "3"), (4, "4"), (5, "5"), (4, "4.2")):
+            assert str(write(store, comm, step)) == f"{folder}/step-000000000{name}"
         saved = store.newest()
         check(saved, 4)
-        assert saved is not None
-        assert saved.size == ranks
+        assert (saved.size, str(saved.path)) == (ranks, f"{folder}/step-0000000004.2")
+        check(store.find(f"{folder}/step-0000000005"), 5)
+        with pytest.raises(CheckpointError, match=r"no checkpoint in|No such file"):
+            store.find(f"{folder}/step-0000000003")
         store.close()
 
     collectives.run_threads(main, size=ranks)
-    files = {each.name for each in (tmp_path / "a/b/step-0000000003").iterdir()}
+    if "memory" in folder:
+        return
+    files = {each.name for each in (tmp_path / "a/b/step-0000000005").iterdir()}
     assert files == {"manifest.json", *(f"rank-000{rank}.safetensors" for rank in range(ranks))}
     assert leftovers(tmp_path / "a/b") == []
 
@@ -67,10 +85,8 @@ def test_parts_of_it_are_read_without_a_communicator(tmp_path: Path) -> None:
 def test_large_ones_are_read_under_a_progress_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def main(comm: Communicator) -> None:
-        Store(tmp_path, comm).write(1, {"x": np.zeros(3_000_000, np.uint8), "y": np.zeros(5)}, None, None)
-
-    collectives.run_threads(main, size=1)
+    given = {"x": np.zeros(3_000_000, np.uint8), "y": np.zeros(5)}
+    Store(tmp_path, collectives.init("single")).write(1, given, None, None)
     bar = checkpoint_reader.progress_bar
     monkeypatch.setattr(
         checkpoint_reader, "progress_bar", lambda **options: bar(**{**options, "delay": 0, "leave": True})
@@ -78,7 +94,6 @@ def test_large_ones_are_read_under_a_progress_bar(
     for large, names in ((1 << 28, []), (1 << 20, ["verifying", "reading"])):
         monkeypatch.setattr(checkpoint_reader, "_LARGE", large)
         result = find(rank_group.RankGroup(), tmp_path)
-        assert result is not None
         result.read_all()
         lines = capsys.readouterr().err.splitlines()
         assert [line.split()[0] for line in lines] == names
@@ -87,12 +102,9 @@ def test_large_ones_are_read_under_a_progress_bar(
 
 def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
     numpy = pytest.importorskip("safetensors.numpy")
-
-    def main(comm: Communicator) -> Path:
-        return Store(tmp_path, comm).write(1, {"x": np.arange(6.0).reshape(2, 3)}, None, None)
-
-    [path] = collectives.run_threads(main, size=1)
-    same(numpy.load_file(path / "rank-0000.safetensors"), {"x": np.arange(6.0).reshape(2, 3)})
+    given = {"x": np.arange(6.0).reshape(2, 3)}
+    path = Store(tmp_path, collectives.init("single")).write(1, given, None, None)
+    same(numpy.load_file(path / "rank-0000.safetensors"), given)
 
 
 def test_arrays_of_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,14 +113,9 @@ def test_arrays_of_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
     given = {"t": base.T, "s": base[:, ::-3], "f": np.asfortranarray(base), "r": base.view(), "0": base[0, 0, 0:0]}
     given["r"].flags.writeable = False
-
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-        saved = open_checkpoint(store.write(1, given, None, None))
-        same(saved.read_all(), given)
-        saved.verify()
-
-    collectives.run_threads(main, size=1)
+    saved = open_checkpoint(Store(tmp_path, collectives.init("single")).write(1, given, None, None))
+    same(saved.read_all(), given)
+    saved.verify()
 
 
 class SlowChecksum:
@@ -128,60 +135,42 @@ class SlowChecksum:
 def test_neither_side_holds_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = np.zeros(24_000_000, np.uint8)
     monkeypatch.setattr(checkpoint_files, "hashlib", SimpleNamespace(sha256=SlowChecksum))
-
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-        tracemalloc.start()
+    store = Store(tmp_path, collectives.init("single"))
+    tracemalloc.start()
+    try:
         path = store.write(1, {"x": big, "t": big.reshape(6000, -1).T}, None, None)
         assert tracemalloc.get_traced_memory()[1] < 16_000_000
         tracemalloc.reset_peak()
         assert open_checkpoint(path).read("x").nbytes == big.nbytes
         assert tracemalloc.get_traced_memory()[1] < big.nbytes + 16_000_000
-
-    try:
-        collectives.run_threads(main, size=1)
     finally:
         tracemalloc.stop()
 
 
-def test_as_many_are_kept_as_was_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keep", "steps", "newest", "left"),
+    [
+        (2, [1, 2, 3, 5, 8], 8, ["0005", "0008"]),
+        (None, [9, 10, 11], 11, ["0009", "0010", "0011"]),
+        (3, [100, 200, 300, 150], 150, ["0150.2", "0200", "0300"]),
+        (3, [100, 200, 300, 150, 200, 200], 200, ["0150.2", "0200.2", "0200.3"]),
+    ],
+    ids=["2", "all", "a run that went back", "and came there again"],
+)
+def test_as_many_are_kept_as_was_asked(
+    keep: int | None, steps: list[int], newest: int, left: list[str], tmp_path: Path
+) -> None:
     def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm, keep=2)
-        for step in (1, 2, 3, 5, 8):
+        store = Store(tmp_path, comm, keep=keep)
+        for step in steps:
             write(store, comm, step)
-        store.close()
-        store = Store(tmp_path, comm, keep=None)
-        for step in (9, 10):
-            write(store, comm, step)
+        check(store.newest(), newest)
 
     collectives.run_threads(main, size=2)
-    assert sorted(each.name[-2:] for each in tmp_path.glob("step-*")) == ["05", "08", "09", "10"]
-
-
-def test_a_run_that_went_back_is_the_newer_one(tmp_path: Path) -> None:
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm, keep=3)
-        for step in (100, 200, 300):
-            write(store, comm, step)
-        assert write(store, comm, 150).name == "step-0000000150.2"
-        check(store.newest(), 150)
-        assert write(store, comm, 200).name == "step-0000000200.2"
-        assert write(store, comm, 200).name == "step-0000000200.3"
-        check(store.newest(), 200)
-
-    collectives.run_threads(main, size=2)
-    left = sorted(each.name for each in tmp_path.glob("step-*"))
-    assert left == ["step-0000000150.2", "step-0000000200.2", "step-0000000200.3"]
+    assert [each.name[11:] for each in sorted(tmp_path.glob("step-*"))] == left
 
 
 # -- all ranks or none
-
-
-def fails(store: Store, comm: Communicator, message: str, call: Callable[[], object]) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        call()
-    if comm.rank == 0:
-        assert leftovers(store.folder) == []
 
 
 @pytest.mark.parametrize(
@@ -189,7 +178,6 @@ def fails(store: Store, comm: Communicator, message: str, call: Callable[[], obj
     [
         (lambda rank: (1 + rank, {}, None, None), r"ranks are at different steps: \[1, 2, 3\]"),
         (lambda rank: (1, {"x": np.zeros(3)}, None, None), "x: element 0 is written by several ranks"),
-        (lambda rank: (1, {"x": 3 if rank == 2 else np.zeros(2)}, None, None), "rank 2: x should be a NumPy array"),
         (lambda rank: (1, {}, None, {1} if rank == 1 else 3), "rank 1: own_state: Object of type set is not JSON"),
         (lambda rank: (1, {}, {1} if rank == 0 else 3, None), "rank 0: state: Object of type set is not JSON"),
     ],
@@ -197,15 +185,27 @@ def fails(store: Store, comm: Communicator, message: str, call: Callable[[], obj
 def test_what_one_rank_cannot_write_none_does(what: Any, message: str, tmp_path: Path) -> None:
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
-        fails(store, comm, message, lambda: store.write(*what(comm.rank)))
+        with pytest.raises(CheckpointError, match=message):
+            store.write(*what(comm.rank))
+        if comm.rank == 0:
+            assert leftovers(tmp_path) == []
         assert store.newest() is None
         write(store, comm, 1)
 
     collectives.run_threads(main, size=3)
 
 
-@pytest.mark.parametrize("error", [MemoryError("none left"), KeyboardInterrupt()])
-def test_a_rank_that_cannot_even_begin(error: BaseException, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "own", "said"),
+    [
+        (MemoryError("none left"), CheckpointError, "step 7 was not saved, those before are as they were: rank 1: Mem"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "rank 1 was interrupted|^$"),
+    ],
+    ids=["error", "Ctrl-C"],
+)
+def test_a_rank_that_cannot_even_begin(
+    error: BaseException, own: type[BaseException], said: str, tmp_path: Path
+) -> None:
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
 
@@ -214,10 +214,7 @@ def test_a_rank_that_cannot_even_begin(error: BaseException, tmp_path: Path) -> 
                 raise error
             return True
 
-        message = "step 7 was not saved, those before are as they were: rank 1: MemoryError: none left"
-        interrupted = isinstance(error, KeyboardInterrupt)
-        kind = KeyboardInterrupt if interrupted and comm.rank == 1 else CheckpointError
-        with pytest.raises(kind, match="rank 1 was interrupted|^$" if interrupted else message):
+        with pytest.raises(own if comm.rank == 1 else CheckpointError, match=said):
             write(store, comm, 7, ready=ready)
         if comm.rank == 0:
             assert leftovers(store.folder) == []
@@ -280,30 +277,23 @@ def test_another_folder_on_another_rank(tmp_path: Path, monkeypatch: pytest.Monk
     Store(tmp_path / "a", collectives.init("single"))  # nobody has it
 
 
-def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = f"{TAKE}; print('taken', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "taken\n"
-            monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
-            with pytest.raises(CheckpointError, match=f"by process {process.pid} on"):
-                Store(tmp_path, collectives.init("single"))
-        finally:
-            process.kill()
-        monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
-        Store(tmp_path, collectives.init("single")).close()
-
-
-def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 5.0)
-    code = f"{TAKE}\nif os.fork() == 0:\n    print('forked', flush=True); time.sleep(60)\nos.wait()"
+@pytest.mark.parametrize(
+    "more",
+    ["", "\nif os.fork():\n    os.kill(os.getpid(), 9)"],
+    ids=["its process", "its process, though a forked child lives"],
+)
+def test_the_lock_is_gone_with(more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"{TAKE}{more}\nprint('taken', flush=True); time.sleep(60)"
     args = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "forked\n"
-            process.kill()
+            assert process.stdout.readline() == "taken\n"
+            if not more:
+                monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
+                with pytest.raises(CheckpointError, match=f"by process {process.pid} on"):
+                    Store(tmp_path, collectives.init("single"))
+                process.kill()
+            monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
             Store(tmp_path, collectives.init("single")).close()
         finally:
             os.killpg(process.pid, 9)

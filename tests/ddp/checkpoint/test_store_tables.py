@@ -44,7 +44,6 @@ def test_the_next_one_is_the_newest(step: int, names: list[str], name: str) -> N
     assert next_name(step, names) == name
     assert newest_first([*names, name])[0] == name
     key = folder_order(name)
-    assert key is not None
     assert key[1] == step
 
 
