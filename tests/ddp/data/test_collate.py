@@ -64,22 +64,26 @@ def test_structures_are_pytorchs() -> None:
             assert plain(default_convert(sample)) == plain(torch_data.default_convert(sample)), name
 
 
-def test_tensors() -> None:
-    batch = default_collate([ddp.ones(2), ddp.zeros(2)])
-    assert batch.tolist() == [[1, 1], [0, 0]]
-    halves = default_collate([ddp.ones(2, dtype=ddp.bfloat16)] * 2)
-    assert halves.dtype == ddp.bfloat16
-    grad = [ddp.ones(2, requires_grad=True), ddp.zeros(2)]
-    default_collate(grad).sum().backward()
-    assert grad[0].grad.tolist() == [1, 1]
+@pytest.mark.parametrize(
+    ("samples", "dtype", "expected"),
+    [
+        ([ddp.ones(2), ddp.zeros(2)], ddp.float32, [[1, 1], [0, 0]]),
+        ([ddp.ones(2, dtype=ddp.bfloat16)] * 2, ddp.bfloat16, [[1, 1]] * 2),
+        ([np.ones(2, np.float32), np.ones(2)], ddp.float64, [[1, 1]] * 2),
+        ([np.ones(2, np.int64), np.ones(2, np.float32)], ddp.float32, [[1, 1]] * 2),
+        ([np.ones(2, ml_dtypes.bfloat16), np.full(2, 3, np.int64)], ddp.bfloat16, [[1, 1], [3, 3]]),
+    ],
+    ids=["tensors", "halves", "float64 of float32", "float32 of int64", "bfloat16 of int64"],
+)
+def test_dtypes_are_promoted_as_tensors_are(samples: Any, dtype: Any, expected: Any) -> None:
+    batch = default_collate(samples)
+    assert (batch.dtype, batch.tolist()) == (dtype, expected)
 
 
-def test_dtypes_are_promoted_as_tensors_are() -> None:
-    assert default_collate([np.ones(2, np.float32), np.ones(2)]).dtype == ddp.float64
-    assert default_collate([np.ones(2, np.int64), np.ones(2, np.float32)]).dtype == ddp.float32
-    half = default_collate([np.ones(2, ml_dtypes.bfloat16), np.full(2, 3, np.int64)])
-    assert half.dtype == ddp.bfloat16
-    assert half.tolist() == [[1, 1], [3, 3]]
+def test_gradients_reach_the_samples() -> None:
+    sample = ddp.ones(2, requires_grad=True)
+    default_collate([sample, ddp.zeros(2)]).sum().backward()
+    assert sample.grad.tolist() == [1, 1]
 
 
 def test_arrays_are_copied_and_converted_ones_are_shared() -> None:
@@ -92,21 +96,18 @@ def test_arrays_are_copied_and_converted_ones_are_shared() -> None:
 
 
 def test_a_batch_is_written_to_the_memory_that_is_given() -> None:
-    memory = np.zeros(4096, np.uint8)
-    given: list[tuple[tuple[int, ...], Any]] = []
+    given = []
 
     def out(shape: tuple[int, ...], dtype: Any) -> Any:
-        at = 512 * len(given)
-        given.append((shape, np.dtype(dtype).name))
-        return memory[at : at + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+        given.append(np.empty(shape, dtype))
+        return given[-1]
 
     samples = [
         {"x": row, "n": i, "t": ddp.full((2,), float(i), requires_grad=True)} for i, row in enumerate(rows(2, 3))
     ]
     batch = default_collate(samples, out=out)
-    assert given == [((3, 2, 3), "float32"), ((3,), "int64"), ((3, 2), "float32")]
     assert plain(batch) == plain(default_collate(samples))
-    for leaf in batch.values():
+    for leaf, memory in zip(batch.values(), given, strict=True):
         assert not leaf.requires_grad
         assert np.shares_memory(leaf.numpy(), memory)
 
@@ -129,7 +130,7 @@ def test_a_batch_is_written_to_the_memory_that_is_given() -> None:
         ([np.array("text")], DtypeError, r"batch\[0\] or others are of dtype <U4, which no tensor has"),
     ],
 )
-def test_what_is_no_batch_is_named(batch: list[Any], error: type[Exception], told: str) -> None:
+def test_what_is_no_batch_is_named(batch: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         default_collate(batch)
 

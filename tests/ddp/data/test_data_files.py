@@ -163,22 +163,24 @@ ARRAYS = {
 
 
 def test_npy_files_are_mapped(tmp_path: Path) -> None:
+    x = tmp_path / "x.npy"
     for array in ARRAYS.values():
-        np.save(tmp_path / "x.npy", array)
+        np.save(x, array)
         np.save(tmp_path / "y.npy", np.arange(len(array)))
-        dataset = NpyDataset(tmp_path / "x.npy", tmp_path / "y.npy")
-        assert len(pickle.dumps(dataset)) < 500
-        for each in (dataset, pickle.loads(pickle.dumps(dataset))):
-            for at, ((actual, number), expected) in enumerate(zip(each, array, strict=True)):
-                assert actual.dtype.isnative
-                assert_array_equal(actual, expected)
-                assert number == at
+        dataset = NpyDataset(x, tmp_path / "y.npy")
+        copy = pickle.dumps(dataset)
+        assert len(copy) < 500
+        for each in (dataset, pickle.loads(copy)):
+            rows = [actual for actual, _ in each]
+            assert all(row.dtype.isnative for row in rows)
+            assert_array_equal(rows, [*array])
+            assert [number for _, number in each] == [*range(len(array))]
             with pytest.raises(IndexError):
                 each[len(array)]
-    assert not NpyDataset(tmp_path / "x.npy")[0][0].flags.writeable
+    assert not NpyDataset(x)[0][0].flags.writeable
     np.save(tmp_path / "z.npy", np.zeros(4))
     with pytest.raises(DataFileError, match="expected arrays of one length in dimension 0, found shapes"):
-        NpyDataset(tmp_path / "x.npy", tmp_path / "z.npy")
+        NpyDataset(x, tmp_path / "z.npy")
     with pytest.raises(ArgumentError, match="NpyDataset: expected one path or more"):
         NpyDataset()
 
@@ -213,75 +215,79 @@ def test_blocks_of_tokens(count: int, block_size: int, stride: int | None, begin
                 assert_array_equal(target, source + 1, strict=True)
 
 
-def test_wrong_use_of_tokens(tmp_path: Path) -> None:
-    for dtype, block_size, stride in (("f4", 4, None), ("u2", 0, None), ("u2", 4, 0)):
-        with pytest.raises((DtypeError, ArgumentError), match="TokenFile: expected"):
-            TokenFile(tmp_path / "tokens", dtype, block_size, stride)
+@pytest.mark.parametrize("args", [("f4", 4), ("u2", 0), ("u2", 4, 0)])
+def test_wrong_use_of_tokens(args: Any, tmp_path: Path) -> None:
+    with pytest.raises((DtypeError, ArgumentError), match="TokenFile: expected"):
+        TokenFile(tmp_path / "tokens", *args)
 
 
 # -- pictures
 
 
-@pytest.mark.parametrize(("packed", "below"), [(False, "."), (True, "MNIST/raw")])
-def test_mnist(packed: bool, below: str, tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match=r"MNIST: there is no train-images-idx3-ubyte in"):
-        MNIST(tmp_path)
-    (tmp_path / below).mkdir(parents=True, exist_ok=True)
+def put_mnist(path: Path, name: str, array: Array) -> None:
+    data = idx(array)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+
+
+@pytest.mark.parametrize(("below", "ending"), [(".", ""), ("MNIST/raw", ".gz")])
+@pytest.mark.parametrize(("train", "part"), [(True, "train"), (False, "t10k")])
+def test_mnist(below: str, ending: str, train: bool, part: str, tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=rf"MNIST: there is no {part}-images-idx3-ubyte in"):
+        MNIST(tmp_path, train=train)
     rng = np.random.default_rng(0)
-    for part, count in (("train", 7), ("t10k", 3)):
-        pictures = rng.integers(0, 256, (count, 28, 28), np.uint8)
-        labels = rng.integers(0, 10, count, np.uint8)
-        for name, array in (("images-idx3", pictures), ("labels-idx1", labels)):
-            path = tmp_path / below / (f"{part}-{name}-ubyte" + (".gz" if packed else ""))
-            path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
-        dataset = MNIST(tmp_path, train=part == "train")
-        for (picture, label), expected, number in zip(dataset, pictures, labels, strict=True):
-            assert type(label) is int
-            assert label == number
-            assert_array_equal(picture, expected, strict=True)
-        with pytest.raises(IndexError):
-            dataset[count]
-    labels = dataset.targets
-    for name, wrong in (
-        ("images-idx3", np.zeros((3, 28, 28), "f4")),
-        ("labels-idx1", np.zeros(2, "u1")),
-        ("labels-idx1", np.zeros(3, "i2")),
-    ):
-        (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(labels))
-        (tmp_path / f"t10k-{name}-ubyte").write_bytes(idx(wrong))
-        with pytest.raises(DataFileError, match=r"expected pictures \(N, H, W\) and labels \(N\) of uint8"):
-            MNIST(tmp_path, train=False)
-        (tmp_path / f"t10k-{name}-ubyte").write_bytes(idx(dataset.data if name == "images-idx3" else labels))
+    pictures = rng.integers(0, 256, (7, 28, 28), np.uint8)
+    labels = rng.integers(0, 10, 7, np.uint8)
+    put_mnist(tmp_path / below, f"{part}-images-idx3-ubyte{ending}", pictures)
+    put_mnist(tmp_path / below, f"{part}-labels-idx1-ubyte{ending}", labels)
+    dataset = MNIST(tmp_path, train=train)
+    assert_array_equal([picture for picture, _ in dataset], pictures, strict=True)
+    assert [label for _, label in dataset] == labels.tolist()
+    assert type(dataset[0][1]) is int
+    with pytest.raises(IndexError):
+        dataset[7]
 
 
-def test_read_cifar(tmp_path: Path) -> None:
-    for classes, labels, expected in ((10, TEN, TEN[:, 0]), (100, HUNDRED, HUNDRED)):
-        data, pictures = cifar(labels)
-        (tmp_path / "x.bin").write_bytes(data)
-        actual = read_cifar(tmp_path / "x.bin", classes)
-        assert_array_equal(actual[0], pictures, strict=True)
-        assert_array_equal(actual[1], expected.astype(np.uint8), strict=True)
+@pytest.mark.parametrize(
+    ("pictures", "labels"),
+    [
+        (np.zeros((3, 28, 28), "f4"), np.zeros(3, "u1")),
+        (np.zeros((3, 28, 28), "u1"), np.zeros(2, "u1")),
+        (np.zeros((3, 28, 28), "u1"), np.zeros(3, "i2")),
+    ],
+    ids=["dtype of pictures", "number of labels", "dtype of labels"],
+)
+def test_what_is_no_mnist(pictures: Array, labels: Array, tmp_path: Path) -> None:
+    put_mnist(tmp_path, "train-images-idx3-ubyte", pictures)
+    put_mnist(tmp_path, "train-labels-idx1-ubyte", labels)
+    with pytest.raises(DataFileError, match=r"expected pictures \(N, H, W\) and labels \(N\) of uint8"):
+        MNIST(tmp_path)
+
+
+def test_read_cifar_of_another_number_of_classes(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="expected 10 or 100 classes, got 20"):
-        read_cifar(tmp_path / "x.bin", 20)
+        read_cifar(tmp_path, 20)
 
 
 @pytest.mark.parametrize("below", [".", "cifar-10-batches-bin"])
 def test_cifar(below: str, tmp_path: Path) -> None:
-    (tmp_path / below).mkdir(exist_ok=True)
-    everything = []
+    folder = tmp_path / below
+    folder.mkdir(exist_ok=True)
+    expected = []
     for number in range(1, 6):  # of different lengths, unlike the real ones
         data, pictures = cifar(np.full((number, 1), number), number)
-        (tmp_path / below / f"data_batch_{number}.bin").write_bytes(data)
-        everything += [(picture, number) for picture in pictures]
-    (tmp_path / below / "test_batch.bin").write_bytes(cifar(TEN)[0])
-    for (picture, label), (expected, number) in zip(CIFAR10(tmp_path), everything, strict=True):
+        (folder / f"data_batch_{number}.bin").write_bytes(data)
+        expected += [(picture, number) for picture in pictures]
+    for (picture, label), (expected_picture, number) in zip(CIFAR10(tmp_path), expected, strict=True):
         assert type(label) is int
         assert label == number
-        assert_array_equal(picture, expected, strict=True)
+        assert_array_equal(picture, expected_picture, strict=True)
+    data, pictures = cifar(TEN)
+    (folder / "test_batch.bin").write_bytes(data)
     test = CIFAR10(tmp_path, train=False, transform=np.mean, target_transform=lambda label: -label)
-    assert [label for _, label in test] == [-3, -9, 0]
-    assert test[1][0] == cifar(TEN)[1][1].mean()
+    assert list(test) == [(picture.mean(), -label) for picture, (label,) in zip(pictures, TEN, strict=True)]
     (tmp_path / "train.bin").write_bytes(cifar(HUNDRED)[0])
+    assert_array_equal(read_cifar(tmp_path / "train.bin", 100)[1], HUNDRED.astype(np.uint8), strict=True)
     assert [label for _, label in CIFAR100(tmp_path)] == [99, 7, 0]
     with pytest.raises(DataFileError, match=r"CIFAR100: there is no test.bin in .*, nor in cifar-100-binary there"):
         CIFAR100(tmp_path, train=False)

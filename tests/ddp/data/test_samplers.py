@@ -6,7 +6,7 @@ import itertools
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ every_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    again: dict[str, Any] = json.loads(json.dumps(state))
+    again = json.loads(json.dumps(state))
     assert again == state
     return again
 
@@ -55,15 +55,16 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 @every_sampler
 @given(read=st.integers(0, 12), more=st.integers(0, 12), seed=st.integers(0, 99))
 @settings(max_examples=15, deadline=None, derandomize=True)
-def test_another_process_goes_on_with_the_next_index(make: Callable[[], Any], read: int, more: int, seed: int) -> None:
+def test_another_process_goes_on_with_the_next_index(make: Any, read: int, more: int, seed: int) -> None:
     ddp.manual_seed(seed)
     sampler = make()
     assert len(sampler) == 11
     indices = iter(sampler)
     began = through_json(sampler.state_dict())
     whole = list(itertools.islice(indices, read))
+    position = sampler.state_after(began, read)
     if read <= 11:
-        assert sampler.state_dict() == sampler.state_after(began, read)
+        assert sampler.state_dict() == position
     drawn = ddp.get_rng_state()
     whole += list(indices)
     assert len(whole) == 11
@@ -71,11 +72,11 @@ def test_another_process_goes_on_with_the_next_index(make: Callable[[], Any], re
 
     ddp.manual_seed(seed + 1)  # what is drawn there must not matter to the pass that is gone on with
     resumed = make()
-    resumed.load_state_dict(sampler.state_after(began, read))
-    assert through_json(resumed.state_dict()) == sampler.state_after(began, read)
+    resumed.load_state_dict(position)
+    assert through_json(resumed.state_dict()) == position
     ddp.set_rng_state(drawn)
     again = iter(resumed)
-    assert resumed.state_dict() == sampler.state_after(began, read)
+    assert resumed.state_dict() == position
     rest = list(itertools.islice(again, more))
     assert rest == whole[read : read + more]
     if len(rest) == more:
@@ -88,7 +89,7 @@ def test_another_process_goes_on_with_the_next_index(make: Callable[[], Any], re
 
 
 @every_sampler
-def test_between_two_passes_nothing_is_drawn_yet_and_a_pass_left_early_is_no_position(make: Callable[[], Any]) -> None:
+def test_between_two_passes_nothing_is_drawn_yet_and_a_pass_left_early_is_no_position(make: Any) -> None:
     ddp.manual_seed(0)
     sampler = make()
     state = through_json(sampler.state_dict())
@@ -116,7 +117,7 @@ LARGE = 10**10  # indices of 8 bytes would take 75 GiB
     ],
     ids=["replaced", "orders", "sequential"],
 )
-def test_a_pass_larger_than_memory_is_drawn_in_parts(make: Callable[[], Any]) -> None:
+def test_a_pass_larger_than_memory_is_drawn_in_parts(make: Any) -> None:
     sampler = make()
     assert len(sampler) == LARGE
     tracemalloc.start()
@@ -151,10 +152,8 @@ def test_nothing_to_draw_is_an_empty_pass() -> None:
 def test_batches_are_pytorchs(drop_last: bool) -> None:
     torch_data = pytest.importorskip("torch.utils.data")
     for length, size in itertools.product(range(9), range(1, 5)):
-        theirs = torch_data.BatchSampler(range(length), size, drop_last)
-        mine = BatchSampler(range(length), size, drop_last)
-        assert list(mine) == list(theirs)
-        assert len(mine) == len(theirs)
+        mine, theirs = (each.BatchSampler(range(length), size, drop_last) for each in (ddp.data, torch_data))
+        assert (list(mine), len(mine)) == (list(theirs), len(theirs))
 
 
 @pytest.mark.parametrize(
@@ -168,9 +167,12 @@ def test_batches_are_pytorchs(drop_last: bool) -> None:
         (lambda: BatchSampler(range(3), 0, False), "batch_size should be a number above 0, is 0"),
     ],
 )
-def test_misuse(make: Callable[[], Any], told: str) -> None:
+def test_misuse(make: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         make()
+
+
+RANDOM = {"seed": 1, "cursor": 1, "length": 11, "num_samples": 11, "replacement": False}
 
 
 @pytest.mark.parametrize(
@@ -178,8 +180,8 @@ def test_misuse(make: Callable[[], Any], told: str) -> None:
     [
         ("sequential", {"cursor": 1, "length": 12}, "length 12, this sampler 11"),
         ("sequential", {"cursor": 12, "length": 11}, "cursor 12, expected 0 to 11"),
-        ("random", {"seed": 1, "cursor": 1, "length": 11, "num_samples": 9, "replacement": False}, "num_samples 9"),
-        ("random", {"seed": -1, "cursor": 1, "length": 11, "num_samples": 11, "replacement": False}, "seed -1"),
+        ("random", {**RANDOM, "num_samples": 9}, "num_samples 9"),
+        ("random", {**RANDOM, "seed": -1}, "seed -1"),
         ("random", {"generator": "00"}, "the state has one of a generator, and this sampler none"),
         ("own generator", {"cursor": 1}, "the state has no state of its generator"),
         ("batches", {"sampler": 3}, "expected the state of a sampler, got .*3"),
@@ -203,16 +205,16 @@ def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
     class Evens(Sampler[int]):
         start = 0
 
-        def __iter__(self) -> Iterator[int]:
+        def __iter__(self) -> Any:
             return iter(range(self.start, 12, 2))
 
-        def state_dict(self) -> dict[str, Any]:
+        def state_dict(self) -> Any:
             return {"start": self.start}
 
-        def state_after(self, state: dict[str, Any], n: int) -> dict[str, Any]:
+        def state_after(self, state: Any, n: int) -> Any:
             return {"start": state["start"] + 2 * n}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
+        def load_state_dict(self, state: Any) -> None:
             self.start = state["start"]
 
     batches = BatchSampler(Evens(), 2, False)
