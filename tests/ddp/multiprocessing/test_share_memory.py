@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,17 +27,17 @@ TENSORS = {
 }
 
 
-def test_a_tensor_stays_what_it_is() -> None:
-    for make in TENSORS.values():
-        x, same = make(), make()
-        assert not x.is_shared()
-        assert x.share_memory_() is x
-        assert x.is_shared()
-        assert (x.shape, x.dtype, x.stride()) == (same.shape, same.dtype, same.stride())
-        assert ddp.equal(x, same)
-        assert x.array.flags.writeable == same.array.flags.writeable
-        array = x.array
-        assert x.share_memory_().array is array, "once is enough"
+@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_stays_what_it_is(make: Any) -> None:
+    x, same = make(), make()
+    assert not x.is_shared()
+    assert x.share_memory_() is x
+    assert x.is_shared()
+    assert (x.shape, x.dtype, x.stride()) == (same.shape, same.dtype, same.stride())
+    assert ddp.equal(x, same)
+    assert x.array.flags.writeable == same.array.flags.writeable
+    array = x.array
+    assert x.share_memory_().array is array, "once is enough"
 
 
 def test_all_that_share_the_memory_follow() -> None:
