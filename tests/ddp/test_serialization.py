@@ -58,11 +58,15 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected or actual != actual
 
 
-def through(obj: Any) -> Any:
+def saved(obj: Any) -> io.BytesIO:
     file = io.BytesIO()
     ddp.save(obj, file)
     file.seek(0)
-    return ddp.load(file)
+    return file
+
+
+def through(obj: Any) -> Any:
+    return ddp.load(saved(obj))
 
 
 def header(path: Any) -> dict[str, Any]:
@@ -98,21 +102,19 @@ def test_pytorch_reads_what_is_written_here(tmp_path: Path) -> None:
     assert_same({name: back[name] for name in expected}, expected)
 
 
-def test_what_is_not_contiguous(tmp_path: Path) -> None:
-    x = ddp.tensor(np.arange(24.0).reshape(2, 3, 4))
-    for array in (x.array.T, x.array[:, ::2], x.array[::-1], np.broadcast_to(x.array[0, 0], (5, 4))):
-        view = ddp._tensor.base.wrap(array, x.device)
-        loaded = through({"x": view})["x"]
+def test_what_is_not_contiguous() -> None:
+    x = np.arange(24.0).reshape(2, 3, 4)
+    for array in (x.T, x[:, ::2], x[::-1], np.broadcast_to(x[0, 0], (5, 4))):
+        loaded = through(ddp._tensor.base.wrap(array, ddp.device("cpu")))
         assert_array_equal(loaded.array, array)
         assert loaded.is_contiguous()
 
 
 def test_a_checkpoint(tmp_path: Path) -> None:
-    net = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.Linear(4, 2))
+    net = nn.Linear(3, 4)
     optimizer = ddp.optim.AdamW(net.parameters(), lr=0.1, amsgrad=True)
     scheduler = ddp.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2, 2])
-    for p in net.parameters():
-        p.grad = ddp.ones(*p.shape)
+    net(ddp.ones(1, 3)).sum().backward()
     optimizer.step()
     scheduler.step()
     checkpoint = {
@@ -121,47 +123,37 @@ def test_a_checkpoint(tmp_path: Path) -> None:
         "scheduler": scheduler.state_dict(),
         "epoch": 3,
     }
-    ddp.save(checkpoint, tmp_path / "x.safetensors")
-    loaded = ddp.load(tmp_path / "x.safetensors", weights_only=True, mmap=True)
+    path = tmp_path / "x.safetensors"
+    ddp.save(checkpoint, path)
+    loaded = ddp.load(path, weights_only=True, mmap=True)
     assert_same(loaded, checkpoint)
-    assert set(header(tmp_path / "x.safetensors")) >= {"model.0.weight", "optimizer.state.0.exp_avg"}
-    other = ddp.nn.Sequential(ddp.nn.Linear(3, 4), ddp.nn.Linear(4, 2))
-    resumed = ddp.optim.AdamW(other.parameters())
-    again = ddp.optim.lr_scheduler.MultiStepLR(resumed, [])
-    other.load_state_dict(loaded["model"])
-    resumed.load_state_dict(loaded["optimizer"])
-    again.load_state_dict(loaded["scheduler"])
-    for o, s, n in ((optimizer, scheduler, net), (resumed, again, other)):
-        for p in n.parameters():
-            p.grad = ddp.ones(*p.shape)
-        o.step()
-        s.step()
-    for p, q in zip(net.parameters(), other.parameters(), strict=True):
-        assert bits(p) == bits(q)
-    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert set(header(path)) >= {"model.weight", "optimizer.state.0.exp_avg"}
+    resumed = ddp.optim.lr_scheduler.MultiStepLR(optimizer, [])
+    optimizer.load_state_dict(loaded["optimizer"])
+    resumed.load_state_dict(loaded["scheduler"])
+    assert_same(resumed.state_dict(), checkpoint["scheduler"])
 
 
 def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
     x = values(dtypes.float32, (100, 10))
-    ddp.save({"a": x, "b": x.detach(), "c": x.clone()}, tmp_path / "x.safetensors")
-    assert header(tmp_path / "x.safetensors")["__metadata__"] == {"tied": '{"b": "a"}'}
-    assert 8000 < os.path.getsize(tmp_path / "x.safetensors") < 8500
-    loaded = ddp.load(tmp_path / "x.safetensors")
+    ddp.save({"a": x, "b": x.detach(), "c": x.clone()}, path)
+    assert header(path)["__metadata__"] == {"tied": '{"b": "a"}'}
+    assert 8000 < os.path.getsize(path) < 8500
+    loaded = ddp.load(path)
     assert_same(loaded, {"a": x, "c": x, "b": x})
-    loaded["a"][0, 0] = 5
+    loaded["a"].fill_(5)
     assert loaded["b"][0, 0].item() == 5
     assert loaded["c"][0, 0].item() != 5
     assert loaded["a"].version is loaded["b"].version
 
 
 def test_map_location() -> None:
-    file = io.BytesIO()
-    ddp.save({"x": ddp.ones(2)}, file)
-    for where in (None, "cpu", ddp.device("cpu")):
-        file.seek(0)
-        assert ddp.load(file, map_location=where)["x"].device is ddp.device("cpu")
+    cpu = ddp.device("cpu")
+    for where in (None, "cpu", cpu):
+        assert ddp.load(saved(ddp.ones(2)), map_location=where).device is cpu
     with pytest.raises(ArgumentError, match="map_location is a device or its name, not function"):
-        ddp.load(file, map_location=lambda storage, where: storage)
+        ddp.load(saved(1), map_location=lambda storage, where: storage)
 
 
 def test_kinds_of_files(tmp_path: Path) -> None:
@@ -177,10 +169,9 @@ def test_kinds_of_files(tmp_path: Path) -> None:
         sink.close()
         assert_same(ddp.load(source), x)
     for wrong in (io.StringIO(), 3, b"path"):
-        with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
-            ddp.load(wrong)
-        with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
-            ddp.save(x, wrong)
+        for call in (ddp.load, lambda file: ddp.save(x, file)):
+            with pytest.raises(ArgumentError, match="expected a path or an open binary file"):
+                call(wrong)
 
 
 PLAIN = [
@@ -218,15 +209,15 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
 def test_arrays_come_back_as_arrays(array: Any) -> None:
-    loaded = through({"data": array, "list": [array.T, *array.reshape(-1)[:1]], "tensor": ddp.ones(3)})
-    for mine, theirs in zip([loaded["data"], *loaded["list"]], [array, array.T, *array.reshape(-1)[:1]], strict=True):
+    expected = [array, array.T, *array.reshape(-1)[:1]]
+    swapped = array.astype(array.dtype.newbyteorder("S"))
+    *loaded, native, tensor = through([*expected, swapped, ddp.ones(3)])
+    for mine, theirs in zip([*loaded, native], [*expected, array], strict=True):
         assert (type(mine), mine.dtype, mine.shape) == (type(theirs), theirs.dtype, theirs.shape)
         assert mine.tobytes() == theirs.tobytes()
-    assert loaded["data"].flags.writeable
-    assert isinstance(loaded["tensor"], ddp.Tensor)
+    assert loaded[0].flags.writeable
+    assert isinstance(tensor, ddp.Tensor)
     assert through(array).tobytes() == array.tobytes()
-    swapped = through([array.astype(array.dtype.newbyteorder("S"))])[0]
-    assert (swapped.dtype, swapped.tobytes()) == (array.dtype, array.tobytes())
 
 
 class Unsaveable:
@@ -253,16 +244,16 @@ def test_what_cannot_be_saved(obj: Any, message: str, tmp_path: Path) -> None:
 
 def test_a_file_stays_where_a_save_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
-    ddp.save({"x": ddp.zeros(2)}, path)
+    ddp.save(1, path)
 
     def full(number: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        ddp.save({"x": ddp.full((2,), 7.0)}, path)
-    assert ddp.load(path)["x"].tolist() == [0.0, 0.0]
-    assert os.listdir(tmp_path) == ["x.safetensors"]
+        ddp.save(2, path)
+    assert ddp.load(path) == 1
+    assert os.listdir(tmp_path) == [path.name]
 
 
 class Net(nn.Module):
@@ -284,40 +275,29 @@ class Net(nn.Module):
 
     def forward(self, x: ddp.Tensor) -> ddp.Tensor:
         y, _ = self.rnn(self.embedding(x) * self.scale)
-        for layer in self.layers:
-            y = layer(self.act(y))
-        return self.head(self.norm(y[:, 0]))
-
-
-def saved(obj: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    ddp.save(obj, file)
-    file.seek(0)
-    return file
+        return self.head(self.norm(self.layers[0](self.act(y))[:, 0]))
 
 
 def test_a_whole_model_as_scripts_save_it() -> None:
     net = Net().eval()
     x = ddp.tensor([[0, 1], [4, 2]])
     with ddp.serialization.safe_globals([Net]):
-        result, epoch = ddp.load(saved((net, 3)))
+        result, epoch = through((net, 3))
     assert epoch == 3
     assert_array_equal(result(x).numpy(force=True), net(x).numpy(force=True))
     assert result.head.weight is result.embedding.weight
-    assert [(name, p.requires_grad) for name, p in result.named_parameters()] == [
-        (name, p.requires_grad) for name, p in net.named_parameters()
-    ]
+    for name, p in net.named_parameters():
+        assert result.get_parameter(name).requires_grad == p.requires_grad, name
     assert list(result.state_dict()) == list(net.state_dict())
     assert not result.training
     assert (result.act, result.shape, result.options) == (net.act, net.shape, net.options)
-    ddp.optim.SGD(result.parameters(), 0.1).zero_grad()
     result(x).sum().backward()
 
 
 def test_a_class_is_not_made_unless_it_is_listed() -> None:
     def refused() -> None:
         with pytest.raises(SerializationError, match=r"Net', which is none of ddp.nn's; .*safe_globals\(\[Net\]\)"):
-            ddp.load(saved(Net()))
+            through(Net())
 
     refused()
     with ddp.serialization.safe_globals([Net]):
@@ -325,14 +305,14 @@ def test_a_class_is_not_made_unless_it_is_listed() -> None:
     refused()
     with ddp.serialization.safe_globals([]):  # which forgets it again
         ddp.serialization.add_safe_globals([Net])
-        assert type(ddp.load(saved(Net()))) is Net
+        assert type(through(Net())) is Net
     refused()
 
 
 def test_a_module_under_two_names_stays_one() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     net.add_module("again", net[0])
-    result, other = ddp.load(saved((net, {"first": net[0]})))
+    result, other = through((net, {"first": net[0]}))
     assert result.again is result[0] is other["first"]
     assert result[1] is not result[0]
     assert len(list(result.modules())) == 3

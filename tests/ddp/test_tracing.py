@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collectives
 import ddp
 import ddp.tracing
+from collectives.communicator import Communicator
 from ddp import nn
 from ddp.errors import ArgumentError
 from ddp.parallel import step_trace
@@ -41,21 +41,17 @@ def make_part(rank: int, *models: list[Step], size: int = 2) -> TracePart:
 
 def assert_valid(events: list[dict[str, Any]]) -> None:
     """Every event has what viewers need; slices of a row are nested or disjoint."""
-    rows: dict[Any, list[tuple[int, int]]] = {}
+    rows = defaultdict(list)
     for event in events:
         assert {"ph", "ts", "pid", "tid", "name"} <= event.keys()
         assert event["ts"] >= 0
         if event["ph"] == "X":
             assert event["dur"] >= 0
             begin, length = round(1000 * event["ts"]), round(1000 * event["dur"])  # ns, as they were
-            rows.setdefault((event["pid"], event["tid"]), []).append((begin, begin + length))
+            rows[event["pid"], event["tid"]].append((begin, -begin - length))
     for spans in rows.values():
-        open_: list[int] = []
-        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while open_ and open_[-1] <= begin:
-                open_.pop()
-            assert not open_ or end <= open_[-1]
-            open_.append(end)
+        for (_, end), (begin, later) in itertools.combinations(sorted(spans), 2):
+            assert begin >= -end or later >= end
 
 
 def slices(events: list[dict[str, Any]], rank: int, row: str) -> list[tuple[str, float, float]]:
@@ -114,8 +110,8 @@ def test_a_bucket_waits_for_a_rank_only_where_all_ranks_have_the_step() -> None:
 
 
 def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> None:
-    assert typical_step([make_part(0, [make_step(0, 0)])]) is None
-    assert typical_step([make_part(0, [])]) is None
+    for steps in ([make_step(0, 0)], []):
+        assert typical_step([make_part(0, steps)]) is None
     steps = [make_step(number, 100 * number) for number in range(9)]
     for place, longer in ((5, 30), (6, 2), (7, 50)):  # the lengths are 130, 72, 148, 50 then
         steps[place].ended += longer * MS
@@ -148,45 +144,44 @@ def record(folder: Path, size: int = 2, steps: int = 8, ahead: int = 0) -> None:
 @pytest.mark.usefixtures("_no_environment")
 def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path, ahead=10**15)
-    assert [(part.rank, part.size) for part in read_parts(tmp_path)] == [(0, 2), (1, 2)]
     line = f"trace of 2 ranks, 8 steps: {tmp_path}/trace.json (open it at ui.perfetto.dev)"
     assert merge(tmp_path) == f"{line}, {tmp_path}/step.png"
-    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
-    document = json.loads((tmp_path / "trace.json").read_text())
-    assert_valid(document["traceEvents"])
-    assert slices(document["traceEvents"], 1, "compute")[0] == ("forward", 4, 29)
-    files = ["rank-0.steps.json", "rank-1.steps.json", "step.png", "trace.json"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    picture = tmp_path / "step.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert_valid(events)
+    assert slices(events, 1, "compute")[0] == ("forward", 4, 29)
+    assert sorted(os.listdir(tmp_path)) == ["rank-0.steps.json", "rank-1.steps.json", "step.png", "trace.json"]
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
     missing = "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
     assert merge(tmp_path) == line + missing
-    assert not (tmp_path / "step.png").exists()
+    assert not picture.exists()
 
 
 @pytest.mark.usefixtures("_no_environment")
 def test_missing_parts_and_parts_of_an_older_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 1
-    assert "no rank has written a part" in capsys.readouterr().err
+    def refused() -> str:
+        assert main([str(tmp_path)]) == 1
+        return capsys.readouterr().err
+
+    assert "no rank has written a part" in refused()
     assert main([]) == main(["--help"]) == 2
     assert "usage" in capsys.readouterr().err
     record(tmp_path, size=3)
-    (tmp_path / "rank-1.steps.json").unlink()
+    path = tmp_path / "rank-1.steps.json"
+    path.unlink()
     assert main([str(tmp_path)]) == 0
     line = capsys.readouterr().out
     assert "trace of 2 ranks, 8 steps" in line
     assert line.endswith("; rank 1 left no part\n")
     record(tmp_path, steps=2)
     assert [(part.rank, part.size) for part in read_parts(tmp_path)] == [(0, 2), (1, 2)]
-    path = tmp_path / "rank-1.steps.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "job": 255}))
-    assert main([str(tmp_path)]) == 1
     words = f"the parts in {tmp_path} are of several jobs (rank 0 of job 1, rank 1 of job ff): keep those of one"
-    assert capsys.readouterr().err == f"ddp.tracing: {words}\n"
-    (tmp_path / "rank-0.steps.json").write_text('{"format":"another"}')
-    assert main([str(tmp_path)]) == 1
-    assert "rank-0.steps.json is no part of a trace that this version can read" in capsys.readouterr().err
+    assert refused() == f"ddp.tracing: {words}\n"
+    path.write_text('{"format":"another"}')
+    assert "rank-1.steps.json is no part of a trace that this version can read" in refused()
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -199,23 +194,24 @@ def test_a_clock_that_is_set_back_loses_no_part(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("_no_environment")
 def test_recording_real_ranks(tmp_path: Path) -> None:
-    def train(rank: int) -> list[list[float]]:
+    def train(_: Communicator) -> list[Any]:
         ddp.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
         model = ddp.DataParallel(net, bucket_cap_mb=0.0001)
         for step in range(4):
-            x = ddp.from_numpy(np.full((2, 4), 1.0 + step, np.float32))
-            model(x).sum().backward()
-        assert model.stats().steps == 4
-        grads = [p.grad.numpy().ravel().tolist() for p in net.parameters()]
+            model(ddp.full((2, 4), 1.0 + step)).sum().backward()
         model.close()
-        return grads
+        return [p.grad.tolist() for p in net.parameters()]
 
-    plain = collectives.run_threads(lambda comm: train(comm.rank), 2)
-    with ddp.tracing.recording(tmp_path):
-        with pytest.raises(ArgumentError, match=f"recorded to {tmp_path} already"):
-            ddp.tracing.start(tmp_path)
-        assert collectives.run_threads(lambda comm: train(comm.rank), 2) == plain
+    plain = collectives.run_threads(train, 2)
+    jobs = []
+    for _ in range(2):
+        with ddp.tracing.recording(tmp_path):
+            with pytest.raises(ArgumentError, match=f"recorded to {tmp_path} already"):
+                ddp.tracing.start(tmp_path)
+            assert collectives.run_threads(train, 2) == plain
+        jobs += {part.job for part in read_parts(tmp_path)}
+    assert len(set(jobs)) == len(jobs) == 2
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert_valid(events)
     for rank in range(2):
@@ -223,10 +219,6 @@ def test_recording_real_ranks(tmp_path: Path) -> None:
         assert [names.count(name) for name in ("forward", "backward", "wait for communication")] == [4, 4, 4]
     assert {tuple(event["args"]["parameters"]) for event in events if event["ph"] == "i"} >= {("2.weight",)}
     assert (tmp_path / "step.png").exists()
-    (job,) = {part.job for part in read_parts(tmp_path)}
-    with ddp.tracing.recording(tmp_path):
-        collectives.run_threads(lambda comm: train(comm.rank), 2)
-    assert len({job, *(part.job for part in read_parts(tmp_path))}) == 2
     with pytest.raises(ArgumentError, match="no trace is being recorded"):
         ddp.tracing.stop()
 
@@ -244,18 +236,18 @@ def test_recording_ends_when_the_block_raises_and_needs_a_folder(tmp_path: Path)
     assert list(part.models[0]) == list(range(100, 1100))
 
 
-def test_the_environment_starts_a_trace(tmp_path: Path, run_job: Any) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
+def test_the_environment_starts_a_trace(tmp_path: Path, run_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
         "import sys, ddp\n"
         "model = ddp.DataParallel(ddp.nn.Linear(2, 1))\n"
         "for _ in range(3): model(ddp.ones(4, 2)).sum().backward()\n"
         "sys.exit(7)\n"
     )
     trace = tmp_path / "trace"
-    done: subprocess.CompletedProcess[str] = run_job([sys.executable, script], env={"DDP_TRACE": str(trace)})
+    done = run_job([sys.executable, "-c", script], env={"DDP_TRACE": str(trace)})
     assert (done.returncode, done.stderr) == (7, "")
     assert os.listdir(trace) == ["rank-0.steps.json"]
-    (tmp_path / "file").touch()
-    done = run_job([sys.executable, script], env={"DDP_TRACE": str(tmp_path / "file")})
-    assert "ArgumentError: the trace's folder" in done.stderr
+    monkeypatch.setenv("DDP_TRACE", str(trace / "rank-0.steps.json"))
+    monkeypatch.setattr(step_trace, "_environment_read", False)
+    with pytest.raises(ArgumentError, match="the trace's folder"):
+        ddp.DataParallel(nn.Linear(2, 1))

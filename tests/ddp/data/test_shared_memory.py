@@ -79,7 +79,7 @@ def test_arrays_of_every_dtype(dtype: Any) -> None:
     array = np.arange(6).astype(dtype).reshape(2, 3)
     sent = array, array[:, ::-1], array[0, 0]
     for got, expected in zip(Pipe()(lambda empty: sent), sent, strict=True):
-        assert got.dtype == array.dtype
+        assert got.dtype == expected.dtype
         assert_array_equal(got, expected)
 
 
