@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ddp
 from ddp._tensor.base import apply
 from ddp.ops import convolution
-from tests.ddp.cases.table import Case, draw, function
+from tests.ddp.cases.table import Case, draw, draws, function
 
 
-def images() -> Iterator[Case]:
-    def conv(**how: Any) -> Callable[..., Any]:
-        return function("conv2d", **how)
+IMAGES = (2, 4, 6, 5)
+FILTERS = (6, 4, 3, 2)
+BIAS = (6,)
+# Enough channels for the layout with channels last.
+CHANNELS = ((3, 12, 4, 3), (2, 12, 2, 2))
+ALL = {"stride": (2, 1), "padding": 1, "dilation": (1, 2)}
+# A function, options, and shapes of the images, the filters and the bias.
+CONVOLUTIONS: list[tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
+    ("conv2d", {}, (IMAGES, FILTERS, BIAS)),
+    ("conv2d", {}, (IMAGES, FILTERS)),
+    ("conv2d", {"stride": 2}, (IMAGES, FILTERS, BIAS)),
+    ("conv2d", {"padding": (1, 2)}, (IMAGES, FILTERS, BIAS)),
+    ("conv2d", {"padding": "same", "dilation": (1, 2)}, (IMAGES, FILTERS, BIAS)),
+    ("conv2d", ALL, (IMAGES, FILTERS, BIAS)),
+    ("conv2d", {"groups": 2, "padding": 1}, (IMAGES, (6, 2, 3, 2), BIAS)),
+    ("conv2d", {"groups": 4}, (IMAGES, (4, 1, 2, 2), (4,))),
+    ("conv2d", {}, (IMAGES, (3, 4, 1, 1), (3,))),
+    ("conv2d", {}, ((4, 6, 5), FILTERS, BIAS)),
+    ("conv2d", {"padding": 1}, ((0, 4, 6, 5), FILTERS, BIAS)),
+    ("conv2d", {}, (*CHANNELS, (2,))),
+    ("conv2d", ALL, CHANNELS),
+    ("conv2d", {"groups": 2}, ((2, 24, 3, 3), (4, 12, 2, 2), (4,))),
+    ("conv1d", {"stride": 2, "padding": 1}, ((2, 3, 7), (4, 3, 3), (4,))),
+]
+BACK = (2, 4, 3, 4)
+TRANSPOSED = (4, 3, 3, 2)
+TRANSPOSES: list[tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
+    ("conv_transpose2d", {}, (BACK, TRANSPOSED, (3,))),
+    ("conv_transpose2d", {}, (BACK, TRANSPOSED)),
+    ("conv_transpose2d", {"stride": (2, 1), "padding": 1}, (BACK, TRANSPOSED, (3,))),
+    ("conv_transpose2d", {"stride": (3, 2), "output_padding": (2, 1)}, (BACK, TRANSPOSED, (3,))),
+    ("conv_transpose2d", {"dilation": (1, 2)}, (BACK, TRANSPOSED, (3,))),
+    ("conv_transpose2d", {"groups": 2, "stride": 2}, (BACK, (4, 2, 2, 2), (4,))),
+    ("conv_transpose2d", {}, ((4, 3, 4), TRANSPOSED, (3,))),
+    ("conv_transpose2d", {"stride": 2}, ((0, 4, 3, 4), TRANSPOSED, (3,))),
+    ("conv_transpose2d", {"stride": 2, "padding": 1}, ((2, 3, 3, 2), (3, 12, 3, 3), (12,))),
+    ("conv_transpose1d", {"stride": 2, "padding": 1, "output_padding": 1}, ((2, 3, 4), (3, 2, 3), (2,))),
+]
 
-    x = draw(2, 4, 6, 5)
-    w = draw(6, 4, 3, 2, seed=1)
-    b = draw(6, seed=2)
-    yield Case("conv2d", "plain", conv(), (x, w, b))
-    yield Case("conv2d", "no bias", conv(), (x, w))
-    yield Case("conv2d", "stride", conv(stride=2), (x, w, b))
-    yield Case("conv2d", "padding", conv(padding=(1, 2)), (x, w, b))
-    yield Case("conv2d", "same", conv(padding="same", dilation=(1, 2)), (x, w, b))
-    yield Case("conv2d", "dilation", conv(dilation=(2, 3)), (x, w, b))
-    yield Case("conv2d", "all", conv(stride=(2, 1), padding=1, dilation=(1, 2)), (x, w, b))
-    yield Case("conv2d", "groups", conv(groups=2, padding=1), (x, draw(6, 2, 3, 2, seed=1), b))
-    yield Case("conv2d", "depthwise", conv(groups=4), (x, draw(4, 1, 2, 2, seed=1), draw(4)))
-    yield Case("conv2d", "1x1", conv(), (x, draw(3, 4, 1, 1, seed=1), draw(3)))
-    yield Case("conv2d", "one image", conv(), (draw(4, 6, 5), w, b))
-    yield Case("conv2d", "empty", conv(padding=1), (draw(0, 4, 6, 5), w, b))
 
-    lines = function("conv1d", stride=2, padding=1)
-    yield Case("conv2d", "1-d", lines, (draw(2, 3, 7), draw(4, 3, 3, seed=1), draw(4)))
-
-    # Enough channels for the layout with channels last.
-    x = draw(3, 12, 4, 3)
-    w = draw(2, 12, 2, 2, seed=1)
-    yield Case("conv2d", "channels", conv(), (x, w, draw(2)))
-    yield Case("conv2d", "channels all", conv(stride=(2, 1), padding=1, dilation=(1, 2)), (x, w))
-    yield Case("conv2d", "channels groups", conv(groups=2), (draw(2, 24, 3, 3), draw(4, 12, 2, 2, seed=1), draw(4)))
-
-
-def transposes() -> Iterator[Case]:
-    def back(**how: Any) -> Callable[..., Any]:
-        return function("conv_transpose2d", **how)
-
-    name = "conv_transpose2d"
-    x = draw(2, 4, 3, 4)
-    w = draw(4, 3, 3, 2, seed=1)
-    b = draw(3, seed=2)
-    yield Case(name, "plain", back(), (x, w, b))
-    yield Case(name, "no bias", back(), (x, w))
-    yield Case(name, "stride", back(stride=2), (x, w, b))
-    yield Case(name, "padding", back(stride=(2, 1), padding=1), (x, w, b))
-    yield Case(name, "output padding", back(stride=(3, 2), output_padding=(2, 1)), (x, w, b))
-    yield Case(name, "dilation", back(dilation=(1, 2)), (x, w, b))
-    yield Case(name, "groups", back(groups=2, stride=2), (x, draw(4, 2, 2, 2, seed=1), draw(4)))
-    yield Case(name, "one image", back(), (draw(4, 3, 4), w, b))
-    yield Case(name, "empty", back(stride=2), (draw(0, 4, 3, 4), w, b))
-    yield Case(name, "channels", back(stride=2, padding=1), (draw(2, 3, 3, 2), draw(3, 12, 3, 3, seed=1), draw(12)))
-    lines = function("conv_transpose1d", stride=2, padding=1, output_padding=1)
-    yield Case(name, "1-d", lines, (draw(2, 3, 4), draw(3, 2, 3, seed=1), draw(2)))
+def convolutions() -> Iterator[Case]:
+    for name, options, shapes in CONVOLUTIONS + TRANSPOSES:
+        label = f"{'empty ' * (0 in shapes[0])}{options} {shapes}"
+        yield Case(name.replace("1d", "2d"), label, function(name, **options), draws(*shapes))
 
 
 def columns() -> Iterator[Case]:
@@ -91,4 +84,4 @@ def filters() -> Iterator[Case]:
     yield Case("conv_filters", "empty", gradient, (draw(0, 4, 6, 5), draw(0, 6, 3, 6)))
 
 
-CASES = [*images(), *transposes(), *columns(), *filters()]
+CASES = [*convolutions(), *columns(), *filters()]

@@ -3,65 +3,63 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, draw, function
+from tests.ddp.cases.table import Case, draw, draws, function
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
+def weights(t: Any, x: Any) -> Any:
+    """Of three classes."""
+    return t.tensor([0.5, 1.5, 2.0], dtype=x.dtype)
+
+
+# Where the classes are.
+ROWS = draw(4, 3), np.array([0, 2, 2, 1])
+IGNORING = draw(4, 3), np.array([0, -100, 2, 1])
+ONE = draw(3), np.array(2)
+SERIES = draw(2, 3, 2), np.array([[0, -100], [1, 2]])
+
+
 def of_classes() -> Iterator[Case]:
-    for name in ("cross_entropy", "nll_loss"):
-        for reduction in REDUCTIONS:
-            loss = function(name, reduction=reduction)
-            yield Case(name, reduction, loss, (draw(4, 3), np.array([0, 2, 2, 1])))
-            yield Case(name, f"{reduction} 2-d", loss, (draw(2, 3, 2, 1), np.array([[[0], [2]]] * 2)))
-            yield Case(name, f"{reduction} one", loss, (draw(3), np.array(2)))
-            yield Case(name, f"{reduction} ignoring", loss, (draw(4, 3), np.array([0, -100, 2, 1])))
-            inside = function(name, reduction=reduction, ignore_index=2)
-            yield Case(name, f"{reduction} ignoring a class", inside, (draw(2, 3, 2), np.array([[0, 2], [1, 1]])))
+    def loss(name: str, weighted: bool, **options: Any) -> Callable[..., Any]:
+        def run(t: Any, x: Any, y: Any) -> Any:
+            weight = weights(t, x) if weighted else None
+            return getattr(t.nn.functional, name)(x, y, weight, **options)
 
-            def weighted(t: Any, x: Any, y: Any, name: str = name, reduction: str = reduction, **options: Any) -> Any:
-                weight = t.tensor([0.5, 1.5, 2.0], dtype=x.dtype)
-                return getattr(t.nn.functional, name)(x, y, weight, reduction=reduction, **options)
+        return run
 
-            yield Case(name, f"{reduction} weighted", weighted, (draw(2, 3, 2), np.array([[0, -100], [1, 2]])))
-            if name == "cross_entropy":
-                for inputs in (
-                    (draw(4, 3), np.array([0, -100, 2, 1])),
-                    (draw(2, 3, 2), np.array([[0, -100], [1, 2]])),
-                    (draw(3), np.array(1)),
-                ):
-                    smooth = function(name, reduction=reduction, label_smoothing=0.3)
-                    yield Case(name, f"{reduction} smooth {inputs[0].ndim}", smooth, inputs)
-                    both = lambda t, x, y, f=weighted: f(t, x, y, label_smoothing=0.2)  # noqa: E731  # one line a case
-                    yield Case(name, f"{reduction} smooth and weighted {inputs[0].ndim}", both, inputs)
-        yield Case(name, "empty", function(name, reduction="sum"), (draw(0, 3), np.zeros(0, np.int64)))
-    yield Case(
-        "cross_entropy",
-        "large",
-        lambda t, x, y: t.nn.functional.cross_entropy(x * 400, y),
-        (draw(4, 3), np.array([0, 2, 2, 1])),
-    )
+    for name, reduction in itertools.product(("cross_entropy", "nll_loss"), REDUCTIONS):
+        plain = loss(name, False, reduction=reduction)
+        for label, inputs in {"rows": ROWS, "2-d": (draw(2, 3, 2, 1), np.array([[[0], [2]]] * 2))}.items():
+            yield Case(name, f"{reduction} {label}", plain, inputs)
+        yield Case(name, f"{reduction} one", plain, ONE)
+        yield Case(name, f"{reduction} ignoring", plain, IGNORING)
+        inside = loss(name, False, reduction=reduction, ignore_index=2)
+        yield Case(name, f"{reduction} ignoring a class", inside, (SERIES[0], np.array([[0, 2], [1, 1]])))
+        yield Case(name, f"{reduction} weighted", loss(name, True, reduction=reduction), SERIES)
+        yield Case(name, f"{reduction} empty", loss(name, False, reduction="sum"), (draw(0, 3), np.zeros(0, np.int64)))
+    for reduction, weighted, inputs in itertools.product(REDUCTIONS, (False, True), (IGNORING, SERIES, ONE)):
+        smooth = loss("cross_entropy", weighted, reduction=reduction, label_smoothing=0.3)
+        yield Case("cross_entropy", f"{reduction} smooth {weighted} {inputs[0].shape}", smooth, inputs)
+    large = lambda t, x, y: t.nn.functional.cross_entropy(x * 400, y)  # noqa: E731
+    yield Case("cross_entropy", "large", large, ROWS)
 
 
 def of_probabilities() -> Iterator[Case]:
     def soft(t: Any, x: Any, y: Any, weighted: bool = False, **options: Any) -> Any:
-        weight = t.tensor([0.5, 1.5, 2.0], dtype=x.dtype) if weighted else None
-        return t.nn.functional.cross_entropy(x, t.softmax(y, -1), weight, **options)
+        return t.nn.functional.cross_entropy(x, t.softmax(y, -1), weights(t, x) if weighted else None, **options)
 
-    for reduction in REDUCTIONS:
-        for weighted in (False, True):
-            for smoothing in (0.0, 0.3):
-                options = {"reduction": reduction, "weighted": weighted, "label_smoothing": smoothing}
-                run = lambda t, x, y, options=options: soft(t, x, y, **options)  # noqa: E731  # one line a case
-                for shape in ((4, 3), (2, 3, 2), (3,)):
-                    label = f"{reduction} {weighted} {smoothing} {shape}"
-                    yield Case("soft_cross_entropy", label, run, (draw(*shape), draw(*shape, seed=1)))
-    yield Case("soft_cross_entropy", "empty", lambda t, x, y: soft(t, x, y, reduction="sum"), (draw(0, 3), draw(0, 3)))
+    for reduction, weighted, smoothing in itertools.product(REDUCTIONS, (False, True), (0.0, 0.3)):
+        run = functools.partial(soft, reduction=reduction, weighted=weighted, label_smoothing=smoothing)
+        for shape in ((4, 3), (2, 3, 2), (3,)):
+            yield Case("soft_cross_entropy", f"{reduction} {weighted} {smoothing} {shape}", run, draws(shape, shape))
+    yield Case("soft_cross_entropy", "empty", functools.partial(soft, reduction="sum"), draws((0, 3), (0, 3)))
 
 
 def unit(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -96,50 +94,43 @@ def of_pairs() -> Iterator[Case]:
 
 
 def with_weights() -> Iterator[Case]:
+    logits = "binary_cross_entropy_with_logits"
+
+    def loss(name: str, weigh: bool = True, positive: bool = False, **options: Any) -> Callable[..., Any]:
+        def run(t: Any, x: Any, y: Any) -> Any:
+            more = {"pos_weight": weights(t, x) + 0.2} if positive else {}
+            weight = weights(t, x).expand(2, 3) if weigh else None
+            return getattr(t.nn.functional, name)(x, y, weight=weight, **more, **options)
+
+        return run
+
     for reduction in REDUCTIONS:
         for name in ("mse_loss", "l1_loss", "huber_loss", "binary_cross_entropy"):
-
-            def run(t: Any, x: Any, y: Any, name: str = name, reduction: str = reduction) -> Any:
-                weight = t.tensor([[0.5, 1.5, 2.0]] * 2, dtype=x.dtype)
-                return getattr(t.nn.functional, name)(x, y, weight=weight, reduction=reduction)
-
-            yield Case(name, f"{reduction} weighted", run, (unit(2, 3), unit(2, 3, seed=1)))
-
-        def logits(t: Any, x: Any, y: Any, reduction: str = reduction, weigh: bool = False) -> Any:
-            weight = t.tensor([[0.5, 1.5, 2.0]] * 2, dtype=x.dtype) if weigh else None
-            positive = t.tensor([0.7, 1.2, 3.0], dtype=x.dtype)
-            return t.nn.functional.binary_cross_entropy_with_logits(
-                x, y, weight=weight, pos_weight=positive, reduction=reduction
-            )
-
-        op = "binary_cross_entropy_with_logits"
-        yield Case(op, f"{reduction} positive", logits, (draw(2, 3), unit(2, 3)))
-        yield Case(op, f"{reduction} both", lambda t, x, y, f=logits: f(t, x, y, weigh=True), (draw(2, 3), unit(2, 3)))
-
-
-def far_logits() -> Iterator[Case]:
-    run = lambda t, x, y: t.nn.functional.binary_cross_entropy_with_logits(x * 300, y)  # noqa: E731
-    yield Case("binary_cross_entropy_with_logits", "far", run, (draw(3, 4), unit(3, 4)))
+            yield Case(name, f"{reduction} weighted", loss(name, reduction=reduction), (unit(2, 3), unit(2, 3, seed=1)))
+        for weigh in (False, True):
+            run = loss(logits, weigh, positive=True, reduction=reduction)
+            yield Case(logits, f"{reduction} positive {weigh}", run, (draw(2, 3), unit(2, 3)))
+    far = lambda t, x, y: getattr(t.nn.functional, logits)(x * 300, y)  # noqa: E731
+    yield Case(logits, "far", far, (draw(3, 4), unit(3, 4)))
 
 
 def temporal() -> Iterator[Case]:
-    times, sizes = np.array([6, 4]), np.array([3, 2])
+    lengths = np.array([6, 4]), np.array([3, 2])
+    x = draw(6, 2, 4)
 
     def loss(t: Any, x: Any, target: Any, times: Any, sizes: Any, **options: Any) -> Any:
         return t.nn.functional.ctc_loss(x.log_softmax(-1).to(x.dtype), target, times, sizes, **options)
 
-    for reduction in REDUCTIONS:
-        for zero_infinity in (False, True):
-            label = f"{reduction} zero_infinity={zero_infinity}"
-            run = functools.partial(loss, reduction=reduction, zero_infinity=zero_infinity)
-            yield Case("ctc_loss", label, run, (draw(6, 2, 4), np.array([[1, 1, 2], [3, 2, -1]]), times, sizes))
-    yield Case("ctc_loss", "targets in one", loss, (draw(6, 2, 4), np.array([1, 2, 1, 3, 3]), times, sizes))
+    padded = x, np.array([[1, 1, 2], [3, 2, -1]]), *lengths
+    for reduction, zero_infinity in itertools.product(REDUCTIONS, (False, True)):
+        run = functools.partial(loss, reduction=reduction, zero_infinity=zero_infinity)
+        yield Case("ctc_loss", f"{reduction} zero_infinity={zero_infinity}", run, padded)
+    yield Case("ctc_loss", "targets in one", loss, (x, np.array([1, 2, 1, 3, 3]), *lengths))
     last = functools.partial(loss, blank=3)
-    yield Case("ctc_loss", "blank is the last", last, (draw(6, 2, 4), np.array([[0, 1, 2], [2, 2, 0]]), times, sizes))
-    nothing = np.zeros((2, 0), np.int64), times, np.array([0, 0])
-    yield Case("ctc_loss", "empty", loss, (draw(6, 2, 4), *nothing))
+    yield Case("ctc_loss", "blank is the last", last, (x, np.array([[0, 1, 2], [2, 2, 0]]), *lengths))
+    yield Case("ctc_loss", "empty", loss, (x, np.zeros((2, 0), np.int64), lengths[0], np.array([0, 0])))
     one = draw(5, 4), np.array([1, 2]), np.array(5), np.array(2)
     yield Case("ctc_loss", "one", functools.partial(loss, reduction="none"), one)
 
 
-CASES = [*of_classes(), *of_probabilities(), *of_pairs(), *with_weights(), *far_logits(), *temporal()]
+CASES = [*of_classes(), *of_probabilities(), *of_pairs(), *with_weights(), *temporal()]

@@ -2,57 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, function
+from tests.ddp.cases.table import Case, draws, function
+
+IMAGES = (2, 4, 6, 5)
+MAXIMA: list[tuple[str, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+    ("plain", IMAGES, (2,), {}),
+    ("overlapping", IMAGES, (3, 1), {}),
+    ("gaps", IMAGES, (2, 3), {}),
+    ("padding", IMAGES, (3, 2, 1), {}),
+    ("sizes", IMAGES, ((2, 3), (1, 2), (1, 0)), {}),
+    ("dilation", IMAGES, (2, 1), {"dilation": 2}),
+    ("ceil padding", IMAGES, (3, 2, 1), {"ceil_mode": True}),
+    ("ceil beyond the padding", (1, 2, 5, 6), (2, 3, 1), {"ceil_mode": True}),
+    ("one image", (2, 4, 4), (2,), {}),
+    ("empty", (0, 2, 4, 4), (2,), {}),
+    ("stride of nothing", IMAGES, (2, ()), {}),
+]
+MEANS: list[tuple[str, str, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+    ("avg", "plain", IMAGES, (2,), {}),
+    ("avg", "overlapping", IMAGES, (3, 1), {}),
+    ("avg", "padding", IMAGES, ((3, 2), 2, 1), {}),
+    ("avg", "padding not counted", IMAGES, (3, 2, 1), {"count_include_pad": False}),
+    ("avg", "ceil", IMAGES, (3, 2, 1), {"ceil_mode": True}),
+    ("avg", "ceil, not counted", IMAGES, (2, 3, 1), {"ceil_mode": True, "count_include_pad": False}),
+    ("avg", "divisor", IMAGES, (2,), {"divisor_override": 3}),
+    ("avg", "one image", (2, 4, 4), (2,), {}),
+    ("avg", "empty", (0, 2, 4, 4), (2,), {}),
+    ("avg", "stride of nothing", IMAGES, ((2, 3), ()), {}),
+    ("adaptive_avg", "one", IMAGES, (1,), {}),
+    ("adaptive_avg", "overlapping", IMAGES, ((4, 3),), {}),
+    ("adaptive_avg", "larger", IMAGES, ((7, 8),), {}),
+    ("adaptive_avg", "a side left", IMAGES, ((None, 2),), {}),
+    ("adaptive_avg", "one image", (2, 4, 5), (2,), {}),
+    ("adaptive_avg", "empty", (0, 2, 4, 4), (2,), {}),
+]
 
 
 def maxima() -> Iterator[Case]:
-    x = draw(2, 4, 6, 5)
-    for op, more in (("max_pool2d", {}), ("max_pool2d_with_indices", {"return_indices": True})):
-
-        def pool(*how: Any, name: str = "max_pool2d", more: Any = more, **rest: Any) -> Callable[..., Any]:
-            run = function(name, *how, **rest, **more)
-            return (lambda t, x: run(t, x)[0]) if more else run
-
-        yield Case(op, "plain", pool(2), (x,))
-        yield Case(op, "overlapping", pool(3, 1), (x,))
-        yield Case(op, "gaps", pool(2, 3), (x,))
-        yield Case(op, "padding", pool(3, 2, 1), (x,))
-        yield Case(op, "sizes", pool((2, 3), (1, 2), (1, 0)), (x,))
-        yield Case(op, "dilation", pool(2, 1, dilation=2), (x,))
-        yield Case(op, "ceil padding", pool(3, 2, 1, ceil_mode=True), (x,))
-        yield Case(op, "ceil beyond the padding", pool(2, 3, 1, ceil_mode=True), (draw(1, 2, 5, 6),))
-        yield Case(op, "one image", pool(2), (draw(2, 4, 4),))
-        yield Case(op, "empty", pool(2), (draw(0, 2, 4, 4),))
-        yield Case(op, "1-d", pool(3, 2, 1, name="max_pool1d", ceil_mode=True), (draw(2, 3, 8),))
-        yield Case(op, "stride of nothing", pool(2, ()), (x,))
+    for label, shape, how, options in MAXIMA:
+        yield Case("max_pool2d", label, function("max_pool2d", *how, **options), draws(shape))
+        found = function("max_pool2d", *how, return_indices=True, **options)
+        yield Case("max_pool2d_with_indices", label, lambda t, x, found=found: found(t, x)[0], draws(shape))
 
 
 def means() -> Iterator[Case]:
-    x = draw(2, 3, 6, 5)
-    op = "avg_pool2d"
-    yield Case(op, "plain", function(op, 2), (x,))
-    yield Case(op, "overlapping", function(op, 3, 1), (x,))
-    yield Case(op, "padding", function(op, (3, 2), 2, 1), (x,))
-    yield Case(op, "padding not counted", function(op, 3, 2, 1, count_include_pad=False), (x,))
-    yield Case(op, "ceil", function(op, 3, 2, 1, ceil_mode=True), (x,))
-    yield Case(op, "ceil, not counted", function(op, 2, 3, 1, ceil_mode=True, count_include_pad=False), (x,))
-    yield Case(op, "divisor", function(op, 2, divisor_override=3), (x,))
-    yield Case(op, "one image", function(op, 2), (draw(2, 4, 4),))
-    yield Case(op, "empty", function(op, 2), (draw(0, 2, 4, 4),))
-    yield Case(op, "stride of nothing", function(op, (2, 3), ()), (x,))
-    yield Case(op, "1-d", function("avg_pool1d", 3, 2, 1), (draw(2, 3, 8),))
-
-    op = "adaptive_avg_pool2d"
-    yield Case(op, "one", function(op, 1), (x,))
-    yield Case(op, "overlapping", function(op, (4, 3)), (x,))
-    yield Case(op, "larger", function(op, (7, 8)), (x,))
-    yield Case(op, "a side left", function(op, (None, 2)), (x,))
-    yield Case(op, "one image", function(op, 2), (draw(2, 4, 5),))
-    yield Case(op, "empty", function(op, 2), (draw(0, 2, 4, 4),))
-    yield Case(op, "1-d", function("adaptive_avg_pool1d", 3), (draw(2, 3, 8),))
+    for kind, label, shape, how, options in MEANS:
+        op = f"{kind}_pool2d"
+        yield Case(op, label, function(op, *how, **options), draws(shape))
 
 
-CASES = [*maxima(), *means()]
+def lines() -> Iterator[Case]:
+    for kind, how in {"max": (3, 2, 1), "avg": (3, 2, 1), "adaptive_avg": (3,)}.items():
+        yield Case(f"{kind}_pool2d", "1-d", function(f"{kind}_pool1d", *how), draws((2, 3, 8)))
+
+
+CASES = [*maxima(), *means(), *lines()]

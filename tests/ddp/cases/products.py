@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from ddp._tensor.base import apply
 from ddp.ops import products as ops
-from tests.ddp.cases.table import Case, draw, function
+from tests.ddp.cases.table import Case, draw, draws, function, function_of, method
 
 
 def products() -> Iterator[Case]:
@@ -23,15 +24,16 @@ def products() -> Iterator[Case]:
         ((2, 0), (0, 4)),
         ((0, 2, 3), (3, 4)),
     ]:
-        label = f"{'empty ' * (0 in a)}{a} @ {b}"
-        yield Case("matmul", label, lambda t, x, y: x @ y, (draw(*a), draw(*b, seed=1)))
-
-    linear = function("linear")
-    yield Case("linear", "bias", linear, (draw(5, 3), draw(4, 3, seed=1), draw(4, seed=2)))
-    yield Case("linear", "no bias", linear, (draw(5, 3), draw(4, 3, seed=1)))
-    yield Case("linear", "batches", linear, (draw(2, 5, 3), draw(4, 3, seed=1), draw(4, seed=2)))
-    yield Case("linear", "empty", linear, (draw(0, 3), draw(4, 3, seed=1), draw(4, seed=2)))
-    yield Case("linear", "no features", linear, (draw(2, 0), draw(4, 0), draw(4, seed=2)))
+        yield Case("matmul", f"{'empty ' * (0 in a)}{a} @ {b}", lambda t, x, y: x @ y, draws(a, b))
+    w, b = (4, 3), (4,)
+    for label, shapes in {
+        "bias": ((5, 3), w, b),
+        "no bias": ((5, 3), w),
+        "batches": ((2, 5, 3), w, b),
+        "empty": ((0, 3), w, b),
+        "no features": ((2, 0), (4, 0), b),
+    }.items():
+        yield Case("linear", label, function("linear"), draws(*shapes))
 
     def fused(name: str, activation: str) -> Any:
         def run(t: Any, x: Any, *parameters: Any) -> Any:
@@ -43,58 +45,49 @@ def products() -> Iterator[Case]:
 
         return run
 
-    for activation in ops.ACTIVATIONS:
-        run = fused("linear_act", activation)
-        w = draw(4, 3, seed=1)
-        b = draw(4, seed=2)
-        yield Case("linear_act", f"{activation} bias", run, (draw(5, 3), w, b))
-        yield Case("linear_act", f"{activation} empty", run, (draw(0, 3), w, b))
+    last = ((2, 4), (2,))
+    for activation, rows in itertools.product(ops.ACTIVATIONS, (5, 0)):
+        label = activation + " empty" * (not rows)
+        yield Case("linear_act", label, fused("linear_act", activation), draws((rows, 3), w, b))
         run = fused("feed_forward", activation)
-        last = draw(2, 4, seed=3), draw(2, seed=4)
-        yield Case("feed_forward", f"{activation} biases", run, (draw(5, 3), w, b, *last))
-        yield Case("feed_forward", f"{activation} empty", run, (draw(0, 3), w, b, *last))
-        yield Case(
-            "feed_forward",
-            f"{activation} no biases",
-            lambda t, x, v, w, run=run: run(t, x, v, None, w, None),
-            (draw(5, 3), w, last[0]),
-        )
+        yield Case("feed_forward", label, run, draws((rows, 3), w, b, *last))
+        without = lambda t, x, v, w, run=run: run(t, x, v, None, w, None)  # noqa: E731
+        yield Case("feed_forward", f"{label}, no biases", without, draws((rows, 3), w, last[0]))
 
 
-# Equations, and shapes of their operands.
-SUMS = [
-    ("ij,jk->ik", (2, 3), (3, 4)),
-    ("i,j->ij", (2,), (3,)),
-    ("i,i", (3,), (3,)),
-    ("ij,ij->", (2, 3), (2, 3)),
-    ("...ij,...jk->...ik", (5, 2, 3), (3, 4)),
-    ("...ij,...jk", (5, 1, 2, 3), (4, 3, 2)),
-    ("i...,i->...", (3, 2, 4), (3,)),
-    ("ii,ij->j", (3, 3), (3, 2)),
+# An op below an equation, and shapes of its operands.
+SUMS: list[tuple[Any, ...]] = [
+    ("einsum", "ij,jk->ik", (2, 3), (3, 4)),
+    ("einsum", "ij,jk->ik", (0, 3), (3, 4)),
+    ("einsum", "ij,jk->ik", (2, 0), (0, 4)),
+    ("einsum", "i,i", (3,), (3,)),
+    ("einsum", "...ij,...jk", (5, 1, 2, 3), (4, 3, 2)),
+    ("einsum", "i...,i->...", (3, 2, 4), (3,)),
+    ("einsum", "ii,ij->j", (3, 3), (3, 2)),
+    ("einsum", "ij,jk,ki->", (2, 3), (3, 4), (4, 2)),
+    ("einsum", "ij,jk,kl,lm->im", (2, 3), (3, 4), (4, 5), (5, 2)),
+    ("einsum", "abc,cd,db->ad", (2, 3, 4), (4, 5), (5, 3)),
+    ("mul", "i,j->ij", (2,), (3,)),
+    ("mul", "i,j,k->ijk", (2,), (3,), (4,)),
+    ("mul", "ij,ij->ij", (2, 3), (1, 3)),
+    ("mul", "ij,kj->kij", (2, 3), (4, 3)),
+    ("diagonals", "ii->i", (3, 3)),
+    ("diagonals", "ii->i", (0, 0)),
+    ("diagonals", "ii", (3, 3)),
+    ("diagonals", "iji->ji", (3, 2, 3)),
+    ("diagonals", "...ii->...i", (2, 3, 3)),
 ]
 
 
 def sums() -> Iterator[Case]:
-    for i, (equation, a, b) in enumerate(SUMS):
-        run = lambda t, x, y, equation=equation: t.einsum(equation, x, y)  # noqa: E731  # one line a case
-        op = "mul" if equation == "i,j->ij" else "einsum"  # which sums nothing
-        yield Case(op, f"{equation} {i}", run, (draw(*a), draw(*b, seed=1)))
-    for equation, shape in [("ii->i", (3, 3)), ("ii", (3, 3)), ("iji->ji", (3, 2, 3)), ("...ii->...i", (2, 3, 3))]:
-        run_one = lambda t, x, equation=equation: t.einsum(equation, x)  # noqa: E731
-        yield Case("diagonals", equation, run_one, (draw(*shape),))
-    yield Case("diagonals", "empty", lambda t, x: t.einsum("ii->i", x), (draw(0, 0),))
-    yield Case("einsum", "empty", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(0, 3), draw(3, 4)))
-    yield Case("einsum", "empty inside", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(2, 0), draw(0, 4)))
-    three = (draw(2, 3), draw(3, 4, seed=1), draw(4, 2, seed=2))
-    yield Case("einsum", "three", lambda t, x, y, z: t.einsum("ij,jk,kl->il", x, y, z), three)
-    yield Case(
-        "einsum", "lists", lambda t, x, y: t.einsum(x, [..., 0, 1], y, [1, 30], [30, 0]), (draw(2, 3), draw(3, 4))
-    )
-    yield Case("einsum", "three to nothing", lambda t, x, y, z: t.einsum("ij,jk,ki->", x, y, z), three)
-    yield Case("einsum", "dims", lambda t, x, y: t.tensordot(x, y, 1), three[:2])
-    yield Case(
-        "einsum", "pairs", lambda t, x, y: t.tensordot(x, y, ([0, 2], [1, 0])), (draw(2, 5, 3), draw(3, 2, 4, seed=1))
-    )
+    for op, equation, *shapes in SUMS:
+        run = lambda t, *xs, equation=equation: t.einsum(equation, *xs)  # noqa: E731
+        yield Case(op, f"{'empty ' * (0 in shapes[0])}{equation} {shapes}", run, draws(*shapes))
+    lists = lambda t, x, y: t.einsum(x, [..., 0, 1], y, [1, 30], [30, 0])  # noqa: E731
+    yield Case("einsum", "lists", lists, draws((2, 3), (3, 4)))
+    for dims, *shapes in [(1, (2, 3), (3, 4)), (([0, 2], [1, 0]), (2, 5, 3), (3, 2, 4))]:
+        contract = lambda t, x, y, dims=dims: t.tensordot(x, y, dims)  # noqa: E731
+        yield Case("einsum", f"tensordot {dims}", contract, draws(*shapes))
 
 
 # A function's name, an op below it, and shapes of its arguments.
@@ -119,28 +112,14 @@ FUNCTIONS: list[tuple[Any, ...]] = [
 
 
 def functions() -> Iterator[Case]:
-    def several(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
-        return tuple([draw(*shape, seed=i) for i, shape in enumerate(shapes)])
-
     for name, op, *shapes in FUNCTIONS:
-        yield Case(op, f"{name} {shapes}", lambda t, *xs, name=name: getattr(t, name)(*xs), several(*shapes))
+        yield Case(op, f"{name} {shapes}", function_of(name), draws(*shapes))
         if name.startswith("add") or name == "baddbmm":
-            scaled = lambda t, x, *xs, name=name: getattr(x, name)(*xs, beta=0.5, alpha=2)  # noqa: E731  # one line a case
-            yield Case(op, f"{name} {shapes} scaled", scaled, several(*shapes))
-    for name, op, *shapes in FUNCTIONS[8:12]:
-        within = lambda t, x, *xs, name=name: getattr(x * 1, f"{name}_")(*xs, beta=0.5, alpha=2)  # noqa: E731
-        yield Case(op, f"{name}_", within, several(*shapes))
-    for op, equation, *shapes in [
-        ("einsum", "ij,jk,kl,lm->im", (2, 3), (3, 4), (4, 5), (5, 2)),
-        ("einsum", "abc,cd,db->ad", (2, 3, 4), (4, 5), (5, 3)),
-        ("mul", "i,j,k->ijk", (2,), (3,), (4,)),
-        ("mul", "ij,ij->ij", (2, 3), (1, 3)),
-        ("mul", "ij,kj->kij", (2, 3), (4, 3)),
-    ]:
-        yield Case(op, equation, lambda t, *xs, equation=equation: t.einsum(equation, list(xs)), several(*shapes))
-    bilinear = function("bilinear")
-    yield Case("matmul", "bilinear", bilinear, several((5, 2), (5, 3), (4, 2, 3), (4,)))
-    yield Case("matmul", "bilinear of vectors", bilinear, several((2,), (3,), (4, 2, 3), (4,)))
+            for form in [name] if shapes[0] == (1, 4) else [name, f"{name}_"]:
+                scaled = method(form, beta=0.5, alpha=2)
+                yield Case(op, f"{form} {shapes} scaled", scaled, draws(*shapes))
+    for first, second in (((5, 2), (5, 3)), ((2,), (3,))):
+        yield Case("matmul", f"bilinear {first}", function("bilinear"), draws(first, second, (4, 2, 3), (4,)))
 
 
 def factors() -> Iterator[Case]:

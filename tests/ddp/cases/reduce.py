@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from tests.ddp.cases.table import Case, along, draw, over, reduction
+from tests.ddp.cases.table import Case, along, draw, draws, over, reduction
 
 INF = float("inf")
 
@@ -29,81 +28,60 @@ def quietly(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moments() -> Iterator[Case]:
-    for name, op in (("var", "var"), ("std", "var")):
-        for dim in (None, 0, (0, 2), -1):
-            for correction in (0, 1, 1.5):
-                options = {"dim": dim, "correction": correction, "keepdim": dim == 0}
-                yield Case(op, f"{dim} {correction}", over(name, **options), (draw(2, 3, 4),))
-        yield Case(op, "empty", quietly(over(name, dim=0)), (draw(3, 0),))
-    for p in (0.5, 1, 1.5, 2, 3, -1, INF, -INF):
-        for dim in (None, 1, (0, 1)):
-            options = {"p": p, "dim": dim, "keepdim": dim == 1}
-            yield Case("vector_norm", f"{p} {dim}", over("norm", **options), (draw(2, 3),))
-    yield Case("vector_norm", "0-d", over("norm"), (draw(),))
-    yield Case("vector_norm", "empty", over("norm"), (draw(0, 3),))
+    for name in ("var", "std"):
+        for dim, correction in itertools.product((None, 0, (0, 2), -1), (0, 1, 1.5)):
+            run = over(name, dim=dim, correction=correction, keepdim=dim == 0)
+            yield Case("var", f"{name} {dim} {correction}", run, draws((2, 3, 4)))
+        yield Case("var", f"{name} empty", quietly(over(name, dim=0)), draws((3, 0)))
+    for p, dim in itertools.product((0.5, 1, 1.5, 2, 3, -1, INF, -INF), (None, 1, (0, 1))):
+        yield Case("vector_norm", f"{p} {dim}", over("norm", p=p, dim=dim, keepdim=dim == 1), draws((2, 3)))
+    for label, shape in {"0-d": (), "empty": (0, 3)}.items():
+        yield Case("vector_norm", label, over("norm"), draws(shape))
 
 
 def products() -> Iterator[Case]:
-    for dim in (0, 1, -1):
-        yield Case("prod", f"{dim}", over("prod", dim=dim, keepdim=dim == 1), (draw(2, 3, 4),))
-    yield Case("prod", "all", over("prod"), (draw(2, 3),))
-    yield Case("prod", "0-d", over("prod"), (draw(),))
-    yield Case("prod", "empty", over("prod", dim=1), (draw(0, 3),))
-    yield Case("prod", "empty along", over("prod", dim=1), (draw(3, 0),))
+    for shape, how in [
+        ((2, 3, 4), {"dim": 0}),
+        ((2, 3, 4), {"dim": 1, "keepdim": True}),
+        ((2, 3), {}),
+        ((), {}),
+        ((0, 3), {"dim": 1}),
+        ((3, 0), {"dim": 1}),
+    ]:
+        yield Case("prod", f"{'empty ' * (0 in shape)}{shape} {how}", over("prod", **how), draws(shape))
     for zeros in (1, 2):
         x = draw(3, 4)
         x[0, :zeros] = x[1:, 3] = 0
-        yield Case("prod", f"{zeros} zeros", over("prod", dim=1), (x,))
-        yield Case("prod", f"{zeros} zeros of all", over("prod"), (x,))
-        yield Case("cumprod", f"{zeros} zeros", over("cumprod", dim=1), (x,))
+        for op, how in (("prod", {"dim": 1}), ("prod", {}), ("cumprod", {"dim": 1})):
+            yield Case(op, f"{zeros} zeros {how}", over(op, **how), (x,))
+
+
+ROWS = (("0", 0, (3, 4)), ("-1", -1, (3, 4)), ("empty", 1, (0, 3)))
 
 
 def running() -> Iterator[Case]:
-    for op in ("cumsum", "cumprod"):
-        for dim in (0, -1):
-            yield Case(op, f"{dim}", over(op, dim=dim), (draw(3, 4),))
-        yield Case(op, "0-d", over(op, dim=0), (draw(),))
-        yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
-    for name in ("cummax", "cummin"):
-        for dim in (0, -1):
-            yield Case("running_extreme", f"{name} {dim}", values(name, dim=dim), (draw(3, 4),))
-        yield Case("running_extreme", f"{name} empty", values(name, dim=1), (draw(0, 3),))
-
-
-def picked() -> Iterator[Case]:
-    for name in ("max", "min", "median"):
-        for dim in (0, -1):
-            yield Case("select", f"{name} {dim}", values(name, dim=dim, keepdim=dim == 0), (draw(4, 5),))
-        yield Case("select", f"{name} empty", values(name, dim=1), (draw(0, 3),))
+    for label, dim, shape in (*ROWS, ("0-d", 0, ())):
+        for op in ("cumsum", "cumprod"):
+            yield Case(op, label, over(op, dim=dim), draws(shape))
+    for label, dim, shape in ROWS:
+        for name in ("cummax", "cummin"):
+            yield Case("running_extreme", f"{name} {label}", values(name, dim=dim), draws(shape))
+        for name in ("max", "min", "median"):
+            yield Case("select", f"{name} {label}", values(name, dim=dim, keepdim=dim == 0), draws(shape))
     for shape in ((5,), (2, 3), ()):
-        yield Case("median", str(shape), lambda t, x: t.median(x), (draw(*shape),))
+        yield Case("median", str(shape), over("median"), draws(shape))
     yield Case("median", "ties, and a slice which is empty", lambda t, x: t.median(x.round()[:3]), (draw(5) * 2,))
 
 
-def missing(*shape: int) -> np.ndarray[Any, Any]:
-    x = draw(*shape)
-    x[0] = np.nan
-    return x
-
-
 CASES = [
-    *reduction("sum"),
-    *reduction("nansum"),
-    *reduction("mean"),
-    *reduction("amax", empty=False),
-    *reduction("amin", empty=False),
+    *(case for op in ("sum", "nansum", "mean") for case in reduction(op)),
+    *(case for op in ("amax", "amin") for case in reduction(op, empty=False)),
     *(case for case in reduction("logsumexp", always_dim=True) if case.label[:8] != "dim=None"),
-    Case("amax", "empty", over("amax", dim=1), (draw(0, 3),)),
-    Case("amin", "empty", over("amin", dim=1), (draw(0, 3),)),
+    *(Case(op, "empty", over(op, dim=1), draws((0, 3))) for op in ("amax", "amin")),
     Case("amax", "ties", lambda t, x: t.amax(t.stack([x, x, x - 1]), dim=0), (draw(3),)),
-    Case("sum", "all at once", lambda t, x: x.sum(), (draw(2, 3),)),
     Case("logsumexp", "large", lambda t, x: t.logsumexp(x * 400, dim=1), (draw(2, 3),)),
-    *along("softmax"),
-    *along("log_softmax"),
-    Case("softmax", "middle", over("softmax", dim=1), (draw(2, 3, 4),)),
-    Case("log_softmax", "middle", over("log_softmax", dim=1), (draw(2, 3, 4),)),
+    *(case for op in ("softmax", "log_softmax") for case in along(op)),
     *moments(),
     *products(),
     *running(),
-    *picked(),
 ]

@@ -2,142 +2,130 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
-from tests.ddp.cases.table import Case, draw, function, spaced
+from tests.ddp.cases.table import Case, draw, draws, function, methods, spaced
+
+CUBE = draws((2, 3, 4))
+MATRIX = draws((5, 4))
+NUMBER = draws(())
+NOTHING = draws((0, 3))
 
 
 def shapes() -> Iterator[Case]:
-    x = (draw(2, 3, 4),)
+    yield from methods(
+        "reshape",
+        CUBE,
+        ("reshape", 4, -1),
+        ("view", -1, 3),
+        ("flatten", 1),
+        ("unflatten", 2, (2, -1)),
+        ("unsqueeze", -2),
+        ("repeat_interleave", 2),
+        ("repeat_interleave", 3, -2),
+    )
+    yield from methods("reshape", draws((1, 1, 4)), ("squeeze",), ("squeeze", 1))
+    yield from methods("reshape", NUMBER, ("reshape", 1, 1), ("flatten",))
+    yield from methods("reshape", NOTHING, ("reshape", 3, 0))
+    yield from methods(
+        "permute",
+        CUBE,
+        ("permute", -1, 0, 1),
+        ("transpose", -1, 0),
+        ("swapaxes", 0, 1),
+        ("movedim", 0, -1),
+        ("moveaxis", (0, 1), (2, 0)),
+    )
+    yield from methods("permute", draws((3,)), ("t",))
+    yield from methods("permute", NOTHING, ("t",))
+    yield from methods("permute", NUMBER, ("permute", ()))
+    column = draws((3, 1))
+    yield from methods("expand", column, ("expand", 2, -1, 4), ("broadcast_to", (2, 3, 2)))
+    yield from methods("expand", NUMBER, ("expand", 2, 2))
+    yield from methods("expand", draws((1, 3)), ("expand", 0, 3))
     for label, fn in {
-        "inferred": lambda t, x: x.reshape(4, -1),
-        "copy": lambda t, x: t.transpose(x, 0, 2).reshape(6, 4),
-        "view": lambda t, x: x.view(-1, 3),
-        "flatten": lambda t, x: t.flatten(x, 1),
-        "unflatten": lambda t, x: t.unflatten(x, 2, (2, -1)),
-        "squeeze": lambda t, x: t.squeeze(x[:, :1]),
-        "squeeze dim": lambda t, x: t.squeeze(x[:1, :1], 1),
-        "unsqueeze": lambda t, x: t.unsqueeze(x, -2),
-        "repeat_interleave": lambda t, x: x.repeat_interleave(2),
-        "repeat_interleave dim": lambda t, x: t.repeat_interleave(x, 3, dim=-2),
-    }.items():
-        yield Case("reshape", label, fn, x)
-    yield Case("reshape", "0-d", lambda t, x: x.reshape(1, 1), (draw(),))
-    yield Case("reshape", "flatten 0-d", lambda t, x: x.flatten(), (draw(),))
-    yield Case("reshape", "empty", lambda t, x: x.reshape(3, 0), (draw(0, 3),))
-    for label, fn in {
-        "three": lambda t, x: t.permute(x, (2, 0, 1)),
-        "negative": lambda t, x: x.permute(-1, 0, 1),
-        "transpose": lambda t, x: x.transpose(-1, 0),
-        "swapaxes": lambda t, x: t.swapaxes(x, 0, 1),
-        "movedim": lambda t, x: t.movedim(x, 0, -1),
-        "moveaxis": lambda t, x: x.moveaxis((0, 1), (2, 0)),
-    }.items():
-        yield Case("permute", label, fn, x)
-    yield Case("permute", "t", lambda t, x: x.t(), (draw(3),))
-    yield Case("permute", "empty", lambda t, x: x.T, (draw(0, 3),))
-    yield Case("permute", "0-d", lambda t, x: x.permute(()), (draw(),))
-    for label, fn in {
-        "ones": lambda t, x: x.expand(2, 3, 4),
-        "kept": lambda t, x: x.expand(2, -1, 4),
-        "broadcast_to": lambda t, x: t.broadcast_to(x, (2, 3, 2)),
-        "broadcast_tensors": lambda t, x: t.broadcast_tensors(x, t.zeros(4, 1, 2))[0],
+        "empty broadcast_tensors": lambda t, x: t.broadcast_tensors(x, t.zeros(4, 0, 2))[0],
         "meshgrid xy": lambda t, x: t.stack(t.meshgrid(x[:, 0], x[1:, 0], x[0], indexing="xy")),
         "cartesian_prod": lambda t, x: t.cartesian_prod(x[:, 0], x[1:, 0]),
     }.items():
-        yield Case("expand", label, fn, (draw(3, 1),))
-    yield Case("expand", "0-d", lambda t, x: x.expand(2, 2), (draw(),))
-    yield Case("expand", "empty", lambda t, x: x.expand(0, 3), (draw(1, 3),))
+        yield Case("expand", label, fn, column if label[0] != "e" else draws((1, 1)))
 
 
 def parts() -> Iterator[Case]:
-    x = (draw(5, 4),)
-    for label, fn in {
-        "size": lambda t, x: t.split(x, 2)[2],
-        "all": lambda t, x: t.cat(x.split(3, dim=1)[::-1], 1),
-        "sizes": lambda t, x: x.split([1, 4])[1] * x.split_with_sizes([4, 1])[0],
-        "chunk dim": lambda t, x: x.chunk(3, dim=-1)[0],
-        "tensor_split": lambda t, x: t.tensor_split(x, 3)[0],
-    }.items():
-        yield Case("split", label, fn, x)
-    yield Case("split", "empty", lambda t, x: x.split(2)[0], (draw(0, 3),))
-    yield Case("unbind", "last", lambda t, x: t.stack(x.unbind(-1)[1:]), x)
-    yield Case("unbind", "iterated", lambda t, x: sum(row * i for i, row in enumerate(x)), x)
-    yield Case("unbind", "empty", lambda t, x: x.unbind(1)[0], (draw(0, 3),))
-    for offset in (-2, 0, 1, 3):
-        yield Case("diagonal", f"{offset}", lambda t, x, n=offset: t.diagonal(x, n), x)
-    yield Case("diagonal", "dims", lambda t, x: x.diagonal(-1, 2, 0), (draw(2, 3, 4),))
-    yield Case("diagonal", "of a matrix", lambda t, x: t.diag(x, 1), x)
-    yield Case("diagonal", "empty", lambda t, x: x.diagonal(), (draw(0, 3),))
-    yield Case("unfold", "overlapping", lambda t, x: x.unfold(0, 3, 1), x)
-    yield Case("unfold", "twice", lambda t, x: x.unfold(0, 2, 1).unfold(1, 3, 1), x)
-    yield Case("unfold", "empty", lambda t, x: x.unfold(1, 2, 1), (draw(0, 3),))
-    yield Case("as_strided", "windows", lambda t, x: t.as_strided(x, (3, 4), (4, 1), 5), x)
-    yield Case("as_strided", "empty", lambda t, x: x.as_strided((0, 3), (3, 1)), (draw(0, 3),))
-    yield Case(
-        "as_strided",
-        "non-contiguous, copied",
-        lambda t, x: x.contiguous().as_strided((3, 2), (1, 3)),
-        (spaced(2, 3, 4),),
+    yield from methods(
+        "split",
+        MATRIX,
+        ("split", 2),
+        ("split", 3, 1),
+        ("split", (1, 4)),
+        ("split_with_sizes", (4, 1)),
+        ("chunk", 3, -1),
+        ("tensor_split", 3),
     )
-    yield Case("as_strided", "0-d", lambda t, x: x.as_strided((2,), (0,)), (draw(),))
+    yield from methods("split", NOTHING, ("split", 2, 1))
+    for op, calls in {
+        "unbind": [("unbind", 1)],
+        "diagonal": [("diagonal",), ("diagonal", -2), ("diagonal", 3), ("diag", 1)],
+        "unfold": [("unfold", 1, 2, 1), ("unfold", 0, 3, 1)],
+    }.items():
+        yield from methods(op, MATRIX, *calls)
+        yield from methods(op, NOTHING, calls[0])
+    yield from methods("diagonal", CUBE, ("diagonal", -1, 2, 0))
+    yield from methods("as_strided", MATRIX, ("as_strided", (3, 4), (4, 1), 5))
+    yield from methods("as_strided", NOTHING, ("as_strided", (0, 3), (3, 1)))
+    yield from methods("as_strided", NUMBER, ("as_strided", (2,), (0,)))
+    copied = lambda t, x: x.contiguous().as_strided((3, 2), (1, 3))  # noqa: E731
+    yield Case("as_strided", "non-contiguous, copied", copied, (spaced(2, 3, 4),))
+
+
+# An op, a function of a sequence, the dimension, and shapes of the tensors.
+JOINS: list[tuple[str, str, int | None, tuple[tuple[int, ...], ...]]] = [
+    ("cat", "cat", 0, ((2, 3), (2, 3))),
+    ("cat", "concat", -1, ((2, 3), (2, 1))),
+    ("cat", "cat", 0, ((0, 3), (2, 3))),
+    ("cat", "cat", 1, ((0,), (2, 3))),
+    ("cat", "hstack", None, ((2, 3), (2, 3))),
+    ("cat", "vstack", None, ((3,), (2, 3))),
+    ("cat", "column_stack", None, ((2,), (2, 3))),
+    ("stack", "stack", 0, ((2, 3), (2, 3))),
+    ("stack", "stack", -1, ((2, 3), (2, 3))),
+    ("stack", "stack", 0, ((), ())),
+    ("stack", "stack", 1, ((0, 3), (0, 3))),
+]
 
 
 def rearranged() -> Iterator[Case]:
-    two = (draw(2, 3), draw(2, 3, seed=1))
-    yield Case("cat", "rows", lambda t, x, y: t.cat([x, y]), two)
-    yield Case("cat", "lengths", lambda t, x, y: t.concat((x, y, x), dim=-1), (draw(2, 3), draw(2, 1)))
-    yield Case("cat", "empty", lambda t, x, y: t.cat((x, y)), (draw(0, 3), draw(2, 3)))
-    yield Case("cat", "nothing", lambda t, x, y: t.cat((x, y), 1), (draw(0), draw(2, 3)))
-    yield Case("cat", "hstack", lambda t, x, y: t.hstack((x, y)), two)
-    yield Case("cat", "vstack", lambda t, x, y: t.vstack((x, y)), (draw(3), draw(2, 3)))
-    yield Case("cat", "column_stack", lambda t, x, y: t.column_stack((x, y)), (draw(2), draw(2, 3)))
-    yield Case("stack", "first", lambda t, x, y: t.stack([x, y]), two)
-    yield Case("stack", "last", lambda t, x, y: t.stack([x, y, x], dim=-1), two)
-    yield Case("stack", "0-d", lambda t, x, y: t.stack([x, y]), (draw(), draw(seed=1)))
-    yield Case("stack", "empty", lambda t, x: t.stack([x, x], 1), (draw(0, 3),))
-    for op, some in {
-        "repeat": {"twice": lambda t, x: x.repeat(2, 1, 3), "tile": lambda t, x: t.tile(x, (2,))},
-        "flip": {
-            "two": lambda t, x: x.flip(0, -1),
-            "none": lambda t, x: x.flip(()),
-            "fliplr": lambda t, x: t.fliplr(x),
-            "rot90": lambda t, x: t.rot90(x, 1) * 2,
-            "rot90 thrice": lambda t, x: t.rot90(x, -1, (2, 1)),
-        },
-        "roll": {
-            "one": lambda t, x: t.roll(x, 1, 1),
-            "two": lambda t, x: x.roll((-1, 5), (0, -1)),
-            "flat": lambda t, x: x.roll(4),
-        },
-        "tril": {"main": lambda t, x: t.tril(x), "above": lambda t, x: x.tril(1), "below": lambda t, x: x.tril(-2)},
-        "triu": {"main": lambda t, x: t.triu(x), "above": lambda t, x: x.triu(2), "below": lambda t, x: x.triu(-1)},
-        "diag_embed": {
-            "main": lambda t, x: t.diag_embed(x),
-            "above": lambda t, x: x.diag_embed(2),
-            "dims": lambda t, x: t.diag_embed(x, -1, 0, 2),
-            "of a vector": lambda t, x: t.diag(x[0, 0], -1),
-        },
+    for op, name, dim, sizes in JOINS:
+        run = lambda t, *xs, name=name, more=() if dim is None else (dim,): getattr(t, name)(xs, *more)  # noqa: E731
+        yield Case(op, f"{'empty ' * (0 in sizes[0])}{name} {dim} {sizes}", run, draws(*sizes))
+    twice = lambda t, x, y: t.cat((x, y, x))  # noqa: E731
+    yield Case("cat", "one of them twice", twice, draws((2, 3), (2, 3)))
+    for op, calls in {
+        "repeat": [("repeat", 2, 1, 3), ("tile", (2,))],
+        "flip": [("flip", 0, -1), ("flip", ()), ("fliplr",), ("rot90", -1, (2, 1))],
+        "roll": [("roll", 1, -1), ("roll", (-1, 5), (0, -1)), ("roll", 4)],
+        "tril": [("tril",), ("tril", 1), ("tril", -2)],
+        "triu": [("triu",), ("triu", 2), ("triu", -1)],
+        "diag_embed": [("diag_embed",), ("diag_embed", 2), ("diag_embed", -1, 0, 2)],
     }.items():
-        for label, fn in some.items():
-            yield Case(op, label, fn, (draw(2, 3, 4),))
-        yield Case(op, "empty", some["one" if "one" in some else next(iter(some))], (draw(2, 0, 3),))
+        yield from methods(op, CUBE, *calls)
+        yield from methods(op, draws((2, 0, 3)), calls[0])
+    yield from methods("diag_embed", draws((4,)), ("diag", -1))
+
+
+# Paddings, and a shape for each.
+FRAMES = [((2, 1), (2, 3, 3)), ((1, 0, 2, 2), (2, 1, 3, 4)), ((1, 1, 0, 1, 1, 2), (1, 1, 3, 2, 3)), ((-1, 2), (2, 4))]
 
 
 def frames() -> Iterator[Case]:
-    pad = functools.partial(function, "pad")
-    yield Case("pad", "last", pad((1, 2)), (draw(2, 3),))
-    yield Case("pad", "both", pad((1, 0, 2, 3), value=1.5), (draw(2, 3),))
-    yield Case("pad", "cropped", pad((-1, 2, 1, -2), value=2.0), (draw(4, 3),))
-    yield Case("pad", "empty", pad((1, 1)), (draw(2, 0),))
+    yield Case("pad", "last", function("pad", (1, 2)), draws((2, 3)))
+    yield Case("pad", "cropped", function("pad", (-1, 2, 1, -2), value=2.0), draws((4, 3)))
+    yield Case("pad", "empty", function("pad", (1, 1)), draws((2, 0)))
     for mode in ("reflect", "replicate", "circular"):
-        yield Case("continued", f"{mode} 1", pad((2, 1), mode), (draw(2, 3, 3),))
-        yield Case("continued", f"{mode} 2", pad((1, 0, 2, 2), mode), (draw(2, 1, 3, 4),))
-        yield Case("continued", f"{mode} 3", pad((1, 1, 0, 1, 1, 2), mode), (draw(1, 1, 3, 2, 3),))
-        yield Case("continued", f"{mode} cropped", pad((-1, 2), mode), (draw(2, 4),))
-    yield Case("continued", "replicate far", pad((5, 7), "replicate"), (draw(2, 3),))
-    yield Case("continued", "empty", pad((1, 1), "reflect"), (draw(0, 3, 4),))
+        for sides, shape in FRAMES:
+            yield Case("continued", f"{mode} {sides}", function("pad", sides, mode), draws(shape))
+    yield Case("continued", "replicate far", function("pad", (5, 7), "replicate"), draws((2, 3)))
+    yield Case("continued", "empty", function("pad", (1, 1), "reflect"), (draw(0, 3, 4),))
 
 
 CASES = [*shapes(), *parts(), *rearranged(), *frames()]

@@ -22,6 +22,11 @@ def draw(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np
     return np.random.default_rng(seed + n).permutation(steps).reshape(shape)
 
 
+def draws(*shapes: tuple[int, ...], **bounds: float) -> tuple[np.ndarray[Any, Any], ...]:
+    """An array of each shape, each with numbers of its own."""
+    return tuple([draw(*shape, seed=i, **bounds) for i, shape in enumerate(shapes)])
+
+
 def spaced(*shape: int, seed: int = 0, **bounds: float) -> np.ndarray[Any, Any]:
     """As draw, but every second row and transposed: not contiguous."""
     return draw(*reversed(shape[:-1]), shape[-1] * 2, seed=seed, **bounds)[..., ::2].transpose(
@@ -55,16 +60,42 @@ def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
     return lambda t, *inputs: getattr(t.nn.functional, name)(*inputs, *how, **more)
 
 
+def method(name: str, *how: Any, **options: Any) -> Callable[..., Any]:
+    """`fn` of a case: a method of the first input, which takes these arguments and then the other inputs.
+
+    Lists and arrays become tensors; what changes its tensor gets a copy. Of several results it gives all but the first.
+    """
+
+    def run(t: Any, x: Any, *others: Any) -> Any:
+        given = [t.tensor(each) if isinstance(each, list | np.ndarray) else each for each in how]
+        result = getattr(x * 1 if name.endswith("_") else x, name)(*given, *others, **options)
+        return result if hasattr(result, "shape") else t.cat([each.reshape(-1) for each in result[1:]])
+
+    return run
+
+
+def methods(op: str, inputs: tuple[np.ndarray[Any, Any], ...], *calls: tuple[Any, ...]) -> Iterator[Case]:
+    """A case of each call: a method of the first input, and its arguments."""
+    empty = "empty " * any(not x.size for x in inputs)
+    for call in calls:
+        yield Case(op, empty + " ".join(map(str, call)), method(*call), inputs)
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    return lambda t, *inputs: getattr(t, op)(*inputs)
+
+
 def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Callable[..., Any] | None = None) -> Iterator[Case]:
-    run = fn or (lambda t, x: getattr(t, op)(x))
+    run = fn or function_of(op)
     bounds = {"low": low, "high": high}
     yield Case(op, "matrix", run, (draw(3, 4, **bounds),))
     yield Case(op, "0-d", run, (draw(**bounds),))
     yield Case(op, "empty", run, (draw(0, 3, **bounds),))
 
 
-def binary(op: str, fn: Callable[..., Any], low: float = -2.0, **right: float) -> Iterator[Case]:
+def binary(op: str, fn: Callable[..., Any] | None = None, low: float = -2.0, **right: float) -> Iterator[Case]:
     left = {"low": low}
+    run = fn or function_of(op)
     for label, a, b in [
         ("same", (3, 4), (3, 4)),
         ("rows", (3, 4), (4,)),
@@ -75,7 +106,7 @@ def binary(op: str, fn: Callable[..., Any], low: float = -2.0, **right: float) -
         ("empty", (0, 3), (3,)),
         ("empty broadcast", (0, 3), (1, 3)),
     ]:
-        yield Case(op, label, fn, (draw(*a, **left), draw(*b, seed=1, **{"low": -1.9, **right})))
+        yield Case(op, label, run, (draw(*a, **left), draw(*b, seed=1, **{"low": -1.9, **right})))
 
 
 def reduction(op: str, empty: bool = True, always_dim: bool = False) -> Iterator[Case]:
@@ -95,9 +126,13 @@ def over(op: str, **options: Any) -> Callable[..., Any]:
 
 
 def along(op: str) -> Iterator[Case]:
-    for dim in (0, -1):
-        yield Case(op, f"dim={dim}", over(op, dim=dim), (draw(3, 4),))
-    yield Case(op, "0-d", over(op, dim=0), (draw(),))
-    yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
-    yield Case(op, "no classes", over(op, dim=1), (draw(2, 0),))
+    for label, dim, shape in [
+        ("first", 0, (3, 4)),
+        ("last", -1, (3, 4)),
+        ("middle", 1, (2, 3, 4)),
+        ("0-d", 0, ()),
+        ("empty", 1, (0, 3)),
+        ("no classes", 1, (2, 0)),
+    ]:
+        yield Case(op, label, over(op, dim=dim), draws(shape))
     yield Case(op, "large", lambda t, x: getattr(t, op)(x * 400, dim=1), (draw(2, 3),))
