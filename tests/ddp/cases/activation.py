@@ -8,7 +8,7 @@ from typing import Any
 import ddp
 from ddp._tensor.base import apply
 from ddp.ops import activation
-from tests.ddp.cases.table import Case, draw, function, spaced, unary
+from tests.ddp.cases.table import Case, draw, draws, function, unary
 
 # PyTorch's gradient of hardsigmoid in float64 has a sixth of float32.
 ELSEWHERE = {"hardsigmoid"}
@@ -22,12 +22,6 @@ def functional(op: str, *args: Any, name: str | None = None, **options: Any) -> 
     yield Case(op, f"wide {label}", run, (draw(50, low=-30.0, high=30.0),))
 
 
-def prelu(shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Case]:
-    return lambda label, make: Case(
-        "prelu", label, lambda t, x, w: t.nn.functional.prelu(x, w), (make(*shape), draw(*weight, seed=1, low=0.1))
-    )
-
-
 def gradient(name: str, formula: Callable[[Any, Any], Any]) -> Iterator[Case]:
     def run(t: Any, g: Any, z: Any) -> Any:
         return apply(getattr(activation, name), (g, z)) if isinstance(g, ddp.Tensor) else formula(g, z)
@@ -36,34 +30,28 @@ def gradient(name: str, formula: Callable[[Any, Any], Any]) -> Iterator[Case]:
     yield Case(name, "empty", run, (draw(0, 4), draw(0, 4)))
 
 
+PLAIN = ["silu", "mish", "softplus", "logsigmoid", "gelu", "hardswish", "softsign"]
 CASES = [
     *gradient("sigmoid_gradient", lambda g, z: g * z * (1 - z)),
     *gradient("tanh_gradient", lambda g, z: g * (1 - z * z)),
     *unary("relu"),
-    *functional("silu"),
-    *functional("mish"),
-    *functional("softplus"),
+    *(case for op in PLAIN for case in functional(op)),
     *functional("softplus", 0.5, 1.0),
-    *functional("logsigmoid"),
-    *functional("gelu"),
     *functional("gelu", approximate="tanh"),
     *functional("elu", 1.7),
     *functional("elu", 0.5, name="celu"),
     *functional("leaky_relu", 1.5),
     *functional("hardtanh", name="relu6"),
-    *functional("hardswish"),
-    *functional("softsign"),
     *functional("threshold", 0.1, 7.0),
-    prelu((3, 4), (1,))("one weight", draw),
-    prelu((2, 3, 2), (3,))("channels", draw),
-    prelu((0, 3), (3,))("empty", draw),
-    prelu((3, 4), (4,))("non-contiguous", spaced),
     *(
-        Case("glu", label, lambda t, x, dim=dim: t.nn.functional.glu(x, dim), (array,))
-        for label, dim, array in [
-            ("last", -1, draw(3, 4)),
-            ("empty", 1, draw(0, 4)),
-            ("non-contiguous", 1, spaced(2, 4)),
-        ]
+        Case(
+            "prelu",
+            f"{'empty ' * (0 in shape)}{shape}",
+            function("prelu"),
+            (draw(*shape), draw(*weight, seed=1, low=0.1)),
+        )
+        for shape, weight in [((3, 4), (1,)), ((2, 3, 2), (3,)), ((0, 3), (3,))]
     ),
+    Case("glu", "last", function("glu", -1), draws((3, 4))),
+    Case("glu", "empty", function("glu", 1), draws((0, 4))),
 ]

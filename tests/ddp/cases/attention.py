@@ -12,14 +12,12 @@ from tests.ddp.cases.table import Case, draws, function
 NAME = "scaled_dot_product_attention"
 
 
-
-
 def three(*lead: int, length: int = 4, keys: int = 5, wide: int = 2) -> tuple[tuple[int, ...], ...]:
     return (*lead, length, 3), (*lead, keys, 3), (*lead, keys, wide)
 
 
 # Options, and shapes of query, key, value and of a mask to add.
-PLAIN: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
+PLAIN: dict[str, Any] = {
     "plain": ({}, three(2, 3)),
     "scale": ({"scale": 0.3}, three(2)),
     "equal": ({"is_causal": True}, three(1, 2, keys=4, wide=3)),

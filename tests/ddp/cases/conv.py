@@ -10,7 +10,6 @@ from ddp._tensor.base import apply
 from ddp.ops import convolution
 from tests.ddp.cases.table import Case, draw, draws, function
 
-
 IMAGES = (2, 4, 6, 5)
 FILTERS = (6, 4, 3, 2)
 BIAS = (6,)
@@ -18,7 +17,7 @@ BIAS = (6,)
 CHANNELS = ((3, 12, 4, 3), (2, 12, 2, 2))
 ALL = {"stride": (2, 1), "padding": 1, "dilation": (1, 2)}
 # A function, options, and shapes of the images, the filters and the bias.
-CONVOLUTIONS: list[tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
+CONVOLUTIONS: list[tuple[Any, ...]] = [
     ("conv2d", {}, (IMAGES, FILTERS, BIAS)),
     ("conv2d", {}, (IMAGES, FILTERS)),
     ("conv2d", {"stride": 2}, (IMAGES, FILTERS, BIAS)),
@@ -37,7 +36,7 @@ CONVOLUTIONS: list[tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
 ]
 BACK = (2, 4, 3, 4)
 TRANSPOSED = (4, 3, 3, 2)
-TRANSPOSES: list[tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
+TRANSPOSES: list[tuple[Any, ...]] = [
     ("conv_transpose2d", {}, (BACK, TRANSPOSED, (3,))),
     ("conv_transpose2d", {}, (BACK, TRANSPOSED)),
     ("conv_transpose2d", {"stride": (2, 1), "padding": 1}, (BACK, TRANSPOSED, (3,))),

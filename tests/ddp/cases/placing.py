@@ -45,7 +45,7 @@ WRITES: list[tuple[Any, ...]] = [
     ("masked_fill", (), None, "masked_fill", np.array(True), 1.0),
 ]
 # A shape of values, and the index that they are written to.
-SETS: list[tuple[tuple[int, ...], Any]] = [
+SETS: list[tuple[Any, ...]] = [
     ((4,), 1),
     ((2,), (slice(None), slice(1, 3))),
     (V, ([2, 0],)),
@@ -56,7 +56,7 @@ SETS: list[tuple[tuple[int, ...], Any]] = [
 
 def placing() -> Iterator[Case]:
     for op, shape, values, name, *how in WRITES:
-        label = f"{'empty ' * (0 in shape)}{name} {shape} {values} {how}"
+        label = f"{'empty ' * (0 in shape)}{'0-d ' * (not shape)}{name} {values} {how}"
         yield Case(op, label, method(name, *how), draws(shape) if values is None else draws(shape, values))
     for name in ("scatter", "scatter_add"):
         nothing = lambda t, x, name=name: getattr(x, name)(0, t.zeros(0, 3, dtype=t.int64), x)  # noqa: E731

@@ -8,7 +8,7 @@ from typing import Any
 from tests.ddp.cases.table import Case, draws, function
 
 IMAGES = (2, 4, 6, 5)
-MAXIMA: list[tuple[str, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+MAXIMA: list[tuple[Any, ...]] = [
     ("plain", IMAGES, (2,), {}),
     ("overlapping", IMAGES, (3, 1), {}),
     ("gaps", IMAGES, (2, 3), {}),
@@ -21,7 +21,7 @@ MAXIMA: list[tuple[str, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
     ("empty", (0, 2, 4, 4), (2,), {}),
     ("stride of nothing", IMAGES, (2, ()), {}),
 ]
-MEANS: list[tuple[str, str, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = [
+MEANS: list[tuple[Any, ...]] = [
     ("avg", "plain", IMAGES, (2,), {}),
     ("avg", "overlapping", IMAGES, (3, 1), {}),
     ("avg", "padding", IMAGES, ((3, 2), 2, 1), {}),

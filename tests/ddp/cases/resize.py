@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, function, spaced
+from tests.ddp.cases.table import Case, draw, function
 
 
 def resized() -> Iterator[Case]:
@@ -25,7 +25,6 @@ def resized() -> Iterator[Case]:
         yield case(f"{mode} factor recomputed", recomputed, x)
         yield case(f"{mode} from one", to(size=3, mode=mode), draw(2, 1, 1, 1))
         yield case(f"{mode} empty", to(scale_factor=2, mode=mode), draw(0, 3, 4, 5))
-        yield case(f"{mode} non-contiguous", to(size=6, mode=mode), spaced(2, 3, 4, 5))
     yield case("bilinear corners", to(size=(7, 3), mode="bilinear", align_corners=True), x)
     for mode in ("nearest", "linear"):
         yield case(f"{mode} 1-d", to(scale_factor=1.7, mode=mode), draw(2, 3, 5))

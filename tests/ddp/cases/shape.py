@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tests.ddp.cases.table import Case, draw, draws, function, methods, spaced
+from tests.ddp.cases.table import Case, draw, draws, function, methods, strided
 
 CUBE = draws((2, 3, 4))
 MATRIX = draws((5, 4))
@@ -75,29 +76,29 @@ def parts() -> Iterator[Case]:
     yield from methods("as_strided", NOTHING, ("as_strided", (0, 3), (3, 1)))
     yield from methods("as_strided", NUMBER, ("as_strided", (2,), (0,)))
     copied = lambda t, x: x.contiguous().as_strided((3, 2), (1, 3))  # noqa: E731
-    yield Case("as_strided", "non-contiguous, copied", copied, (spaced(2, 3, 4),))
+    yield Case("as_strided", "non-contiguous, copied", copied, (strided(draw(2, 3, 4)),))
 
 
-# An op, a function of a sequence, the dimension, and shapes of the tensors.
-JOINS: list[tuple[str, str, int | None, tuple[tuple[int, ...], ...]]] = [
-    ("cat", "cat", 0, ((2, 3), (2, 3))),
-    ("cat", "concat", -1, ((2, 3), (2, 1))),
-    ("cat", "cat", 0, ((0, 3), (2, 3))),
-    ("cat", "cat", 1, ((0,), (2, 3))),
-    ("cat", "hstack", None, ((2, 3), (2, 3))),
-    ("cat", "vstack", None, ((3,), (2, 3))),
-    ("cat", "column_stack", None, ((2,), (2, 3))),
-    ("stack", "stack", 0, ((2, 3), (2, 3))),
-    ("stack", "stack", -1, ((2, 3), (2, 3))),
-    ("stack", "stack", 0, ((), ())),
-    ("stack", "stack", 1, ((0, 3), (0, 3))),
+# An op, a function of a sequence, what it takes beside it, and shapes of the tensors.
+JOINS: list[tuple[Any, ...]] = [
+    ("cat", "cat", (0,), ((2, 3), (2, 3))),
+    ("cat", "concat", (-1,), ((2, 3), (2, 1))),
+    ("cat", "cat", (0,), ((0, 3), (2, 3))),
+    ("cat", "cat", (1,), ((0,), (2, 3))),
+    ("cat", "hstack", (), ((2, 3), (2, 3))),
+    ("cat", "vstack", (), ((3,), (2, 3))),
+    ("cat", "column_stack", (), ((2,), (2, 3))),
+    ("stack", "stack", (0,), ((2, 3), (2, 3))),
+    ("stack", "stack", (-1,), ((2, 3), (2, 3))),
+    ("stack", "stack", (0,), ((), ())),
+    ("stack", "stack", (1,), ((0, 3), (0, 3))),
 ]
 
 
 def rearranged() -> Iterator[Case]:
-    for op, name, dim, sizes in JOINS:
-        run = lambda t, *xs, name=name, more=() if dim is None else (dim,): getattr(t, name)(xs, *more)  # noqa: E731
-        yield Case(op, f"{'empty ' * (0 in sizes[0])}{name} {dim} {sizes}", run, draws(*sizes))
+    for op, name, how, sizes in JOINS:
+        run = lambda t, *xs, name=name, how=how: getattr(t, name)(xs, *how)  # noqa: E731
+        yield Case(op, f"{'empty ' * (0 in sizes[0])}{'0-d ' * (not sizes[0])}{name} {sizes}", run, draws(*sizes))
     twice = lambda t, x, y: t.cat((x, y, x))  # noqa: E731
     yield Case("cat", "one of them twice", twice, draws((2, 3), (2, 3)))
     for op, calls in {

@@ -7,34 +7,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+Array = np.ndarray[Any, Any]
+Run = Callable[..., Any]
+
 
 class Case(NamedTuple):
     op: str
     label: str
-    fn: Callable[..., Any]  # fn(t, *inputs)
-    inputs: tuple[np.ndarray[Any, Any], ...]  # float64 ones get a gradient
+    fn: Run  # fn(t, *inputs)
+    inputs: tuple[Array, ...]  # float64 ones get a gradient
 
 
-def draw(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> np.ndarray[Any, Any]:
+def draw(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Array:
     """Distinct numbers, no two near each other, none near zero: differences must not step over a kink."""
     n = int(np.prod(shape))
     steps = low + (high - low) * (np.arange(n) + 0.5) / max(n, 1) + 0.003
     return np.random.default_rng(seed + n).permutation(steps).reshape(shape)
 
 
-def draws(*shapes: tuple[int, ...], **bounds: float) -> tuple[np.ndarray[Any, Any], ...]:
+def draws(*shapes: tuple[int, ...], **bounds: float) -> tuple[Array, ...]:
     """An array of each shape, each with numbers of its own."""
     return tuple([draw(*shape, seed=i, **bounds) for i, shape in enumerate(shapes)])
 
 
-def spaced(*shape: int, seed: int = 0, **bounds: float) -> np.ndarray[Any, Any]:
-    """As draw, but every second row and transposed: not contiguous."""
-    return draw(*reversed(shape[:-1]), shape[-1] * 2, seed=seed, **bounds)[..., ::2].transpose(
-        *reversed(range(len(shape) - 1)), len(shape) - 1
-    )
-
-
-def strided(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def strided(array: Array) -> Array:
     """The same values in memory that is not contiguous: every second element, dimensions in another order."""
     if not array.ndim:
         return array
@@ -55,12 +51,12 @@ def with_strides(cases: list[Case]) -> list[Case]:
     return result
 
 
-def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
+def function(name: str, *how: Any, **more: Any) -> Run:
     """`fn` of a case: `nn.functional.name` of the inputs, then these arguments."""
     return lambda t, *inputs: getattr(t.nn.functional, name)(*inputs, *how, **more)
 
 
-def method(name: str, *how: Any, **options: Any) -> Callable[..., Any]:
+def method(name: str, *how: Any, **options: Any) -> Run:
     """`fn` of a case: a method of the first input, which takes these arguments and then the other inputs.
 
     Lists and arrays become tensors; what changes its tensor gets a copy. Of several results it gives all but the first.
@@ -74,18 +70,18 @@ def method(name: str, *how: Any, **options: Any) -> Callable[..., Any]:
     return run
 
 
-def methods(op: str, inputs: tuple[np.ndarray[Any, Any], ...], *calls: tuple[Any, ...]) -> Iterator[Case]:
+def methods(op: str, inputs: tuple[Array, ...], *calls: tuple[Any, ...]) -> Iterator[Case]:
     """A case of each call: a method of the first input, and its arguments."""
-    empty = "empty " * any(not x.size for x in inputs)
+    kind = "empty " if not inputs[0].size else "0-d " * (not inputs[0].ndim)
     for call in calls:
-        yield Case(op, empty + " ".join(map(str, call)), method(*call), inputs)
+        yield Case(op, kind + " ".join(map(str, call)), method(*call), inputs)
 
 
-def function_of(op: str) -> Callable[..., Any]:
+def function_of(op: str) -> Run:
     return lambda t, *inputs: getattr(t, op)(*inputs)
 
 
-def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Callable[..., Any] | None = None) -> Iterator[Case]:
+def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Run | None = None) -> Iterator[Case]:
     run = fn or function_of(op)
     bounds = {"low": low, "high": high}
     yield Case(op, "matrix", run, (draw(3, 4, **bounds),))
@@ -93,7 +89,7 @@ def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Callable[..., Any] 
     yield Case(op, "empty", run, (draw(0, 3, **bounds),))
 
 
-def binary(op: str, fn: Callable[..., Any] | None = None, low: float = -2.0, **right: float) -> Iterator[Case]:
+def binary(op: str, fn: Run | None = None, low: float = -2.0, **right: float) -> Iterator[Case]:
     left = {"low": low}
     run = fn or function_of(op)
     for label, a, b in [
@@ -121,7 +117,7 @@ def reduction(op: str, empty: bool = True, always_dim: bool = False) -> Iterator
         yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
 
 
-def over(op: str, **options: Any) -> Callable[..., Any]:
+def over(op: str, **options: Any) -> Run:
     return lambda t, x: getattr(t, op)(x, **options)
 
 
