@@ -79,11 +79,12 @@ def check_layer(name: str, args: Any, options: Any, *shapes: tuple[int, ...]) ->
     agree(*twins(name, *args, **options), *(numbers(*shape, seed=i) for i, shape in enumerate(shapes)))
 
 
-def check_refusals(*rows: tuple[Callable[[], Any], type[Exception], str]) -> None:
-    """Each call raises the error with the text."""
-    for call, error, text in rows:
-        with pytest.raises(error, match=text):
-            call()
+def check_refusals(refused: dict[type[Exception], dict[str, Callable[..., Any]]], *args: Any) -> None:
+    """Each call, by an error and a part of its text, raises that. args: what all of them take."""
+    for error, calls in refused.items():
+        for text, call in calls.items():
+            with pytest.raises(error, match=text):
+                call(*args)
 
 
 def assert_same_state(ours: Any, theirs: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,66 +18,51 @@ from tests.ddp.nn.against_torch import check_refusals, torch
 pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 
-def ran(t: Any, edit: Callable[[Any, Any], Any]) -> str:
-    """What `edit(nn, t)` leaves, as text in our words."""
-    return repr(edit(t.nn, t)).replace("torch.", "ddp.").replace("FloatTensor", "float32")
+# What is done to a container of three: `new` is a list of a module, and `box` a container of it.
+CHANGES: dict[str, Any] = {
+    "as made": lambda x, new, box: x,
+    "append": lambda x, new, box: x.append(new[0]),
+    "extend": lambda x, new, box: x.extend(new),
+    "insert": lambda x, new, box: x.insert(1, new[0]),
+    "pop": lambda x, new, box: x.pop(1),
+    "slice": lambda x, new, box: x[1:],
+    "add": lambda x, new, box: x + box,
+    "add in place": lambda x, new, box: operator.iadd(x, box),
+    "delete": lambda x, new, box: operator.delitem(x, 1),
+    "replace": lambda x, new, box: operator.setitem(x, -1, new[0]),
+}
+MADE: dict[str, Any] = {
+    "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
+    "ModuleList folded": lambda nn, t: nn.ModuleList(
+        [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
+    ),
+    "ModuleDict": lambda nn, t: nn.ModuleDict(modules={"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
+    "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
+    "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
+    "ParameterDict": lambda nn, t: nn.ParameterDict(parameters={"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
+    "ParameterDict or": lambda nn, t: nn.ParameterDict({"a": t.ones(2)}) | nn.ParameterDict({"b": t.ones(3)}),
+    "Unflatten": lambda nn, t: nn.Unflatten(1, (2, 3)),
+}
 
 
-def edits() -> dict[str, Callable[[Any, Any], Any]]:
-    def listed(kind: str, change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def run(nn: Any, t: Any) -> Any:
-            layers = [nn.Linear(1, 2), nn.ReLU(), nn.Tanh()]
-            box = nn.Sequential(*layers) if kind == "Sequential" else nn.ModuleList(layers)
-            return change(box, nn) or box
+@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_read_as_in_pytorch(change: Any, kind: str) -> None:
+    def changed(nn: Any) -> str:
+        def box(*modules: Any) -> Any:
+            return nn.Sequential(*modules) if kind == "Sequential" else nn.ModuleList(modules)
 
-        return run
+        x = box(nn.Linear(1, 2), nn.ReLU(), nn.Tanh())
+        result = change(x, [nn.Sigmoid()], box(nn.Sigmoid()))
+        return repr(result if isinstance(result, type(x)) else x)
 
-    def deleted(x: Any, nn: Any) -> None:
-        del x[1]
-
-    def replaced(x: Any, nn: Any) -> None:
-        x[-1] = nn.Sigmoid()
-
-    def added(x: Any, nn: Any) -> Any:
-        x += [nn.Sigmoid()] if isinstance(x, nn.ModuleList) else nn.Sequential(nn.Sigmoid())
-        return x
-
-    changes = {
-        "as made": lambda x, nn: None,
-        "append": lambda x, nn: x.append(nn.Sigmoid()),
-        "extend": lambda x, nn: x.extend([nn.Sigmoid(), nn.ReLU()]),
-        "insert": lambda x, nn: (x.insert(1, nn.Sigmoid()), x)[1],
-        "pop": lambda x, nn: (x.pop(1), x)[1],
-        "slice": lambda x, nn: x[1:],
-        "add": lambda x, nn: x + type(x)(*([[nn.ReLU()]] if isinstance(x, nn.ModuleList) else [nn.ReLU()])),
-        "delete": deleted,
-        "replace": replaced,
-        "add in place": added,
-    }
-    by_name = {
-        f"{kind} {name}": listed(kind, f) for kind in ("Sequential", "ModuleList") for name, f in changes.items()
-    }
-    return {
-        **by_name,
-        "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
-        "ModuleList folded": lambda nn, t: nn.ModuleList(
-            [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
-        ),
-        "ModuleDict": lambda nn, t: nn.ModuleDict(modules={"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
-        "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
-        "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
-        "ParameterDict": lambda nn, t: nn.ParameterDict(parameters={"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
-        "ParameterDict or": lambda nn, t: nn.ParameterDict({"a": t.ones(2)}) | nn.ParameterDict({"b": t.ones(3)}),
-        "Unflatten": lambda nn, t: nn.Unflatten(1, (2, 3)),
-    }
+    assert changed(nn) == changed(torch.nn)
 
 
-EDITS = edits()
-
-
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_reads_as_in_pytorch(edit: Callable[[Any, Any], Any]) -> None:
-    assert ran(ddp, edit) == ran(torch, edit)
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_reads_as_in_pytorch(make: Any) -> None:
+    theirs = repr(make(torch.nn, torch)).replace("torch.", "ddp.").replace("FloatTensor", "float32")
+    assert repr(make(nn, ddp)) == theirs
 
 
 def test_state_dict_paths_follow_positions() -> None:
@@ -150,18 +135,22 @@ def test_copies_and_pickles() -> None:
         assert all(p.requires_grad for p in other.parameters())
 
 
-REFUSED: list[tuple[Any, type[Exception], str]] = [
-    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 entries has no entry 1"),
-    (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),
-    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence"),
-    (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' exists already"),
-    (lambda: nn.ParameterList([3]), DtypeError, "got int"),
-    (lambda: nn.ParameterList()[0], RangeError, "no entry 0"),
-]
+REFUSED: dict[type[Exception], Any] = {
+    RangeError: {
+        "Sequential of 1 entries has no entry 1": lambda: nn.Sequential(nn.ReLU())[1],
+        "no entry 0": lambda: nn.ParameterList()[0],
+    },
+    DtypeError: {
+        "expected a Module, got int": lambda: nn.ModuleList([3]),
+        "expected a sequence": lambda: nn.ModuleList().extend(nn.ReLU()),
+        "got int": lambda: nn.ParameterList([3]),
+    },
+    ArgumentError: {"'keys' exists already": lambda: nn.ModuleDict({"keys": nn.ReLU()})},
+}
 
 
 def test_refusals() -> None:
-    check_refusals(*REFUSED)
+    check_refusals(REFUSED)
 
 
 def test_data_parallel_of_one_process() -> None:

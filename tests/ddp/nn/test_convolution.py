@@ -16,11 +16,9 @@ from tests.ddp.nn.against_torch import agree, agree_as_functions, check_layer, c
 
 pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
-LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
-    ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
+LAYERS: list[tuple[Any, ...]] = [
     ("Conv1d", (4, 6, 3), {"stride": 2, "padding": 2, "dilation": 2, "groups": 2, "bias": False}, (2, 4, 9)),
     ("Conv1d", (3, 4, 3), {"padding": "same", "padding_mode": "circular"}, (3, 8)),
-    ("Conv2d", (3, 4, 3), {"padding": "same"}, (2, 3, 6, 5)),
     ("Conv2d", (3, 4, 3), {"padding": (1, 2), "padding_mode": "reflect"}, (2, 3, 6, 5)),
     ("Conv2d", (3, 4, (3, 1)), {"padding": (1, 0), "padding_mode": "replicate", "stride": 2}, (2, 3, 6, 5)),
     ("Conv2d", (3, 4, 4), {"padding": "same", "padding_mode": "circular", "dilation": 1}, (2, 3, 6, 5)),
@@ -82,50 +80,51 @@ def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, tile: 
         check_layer(name, (*shape, 3), options, (5, shape[0], 7, 6))
 
 
-WRONG: list[tuple[Any, type[Exception], str]] = [
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 2, 3, 3)), ShapeError, "input has 3 channels, weight takes 2"),
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3)), ShapeError, r"expected \(N, C, H, W\) and"),
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 5, 3)), ShapeError, r"kernel \(5, 3\) .* does not fit .*\(4, 4\)"),
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), z(4)), ShapeError, r"bias \(4,\), expected \(5,\)"),
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), stride=0), ArgumentError, "too small"),
-    (lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3).double()), DtypeError, "float32, .*float64"),
-    (
-        lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(3, 5, 3, 3), output_padding=1),
-        ArgumentError,
-        "not less than stride",
-    ),
-    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 2, 3, 3, 3)), ShapeError, "3 channels, weight takes 2"),
-    (lambda f, z: f.conv3d(z(2, 3, 2, 4, 4), z(5, 3, 3, 3, 3)), ShapeError, r"conv3d: kernel \(3, 3, 3\)"),
-    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), stride=(0, 1, 1)), ArgumentError, "conv3d: too small"),
-    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), padding=(-1, 0, 0)), ArgumentError, "conv3d: too small"),
-    (
-        lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), stride=2, padding="same"),
-        ArgumentError,
-        "needs stride 1",
-    ),
-    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), padding="all"), ArgumentError, "'valid' or 'same'"),
-    (lambda f, z: f.fold(z(2, 12, 5), (4, 5), 2), ShapeError, "3 x 4 patches, not 5"),
-    (lambda f, z: f.interpolate(z(2, 3, 4, 4)), ArgumentError, "give size or scale_factor"),
-    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, mode="area"), ArgumentError, "the mode is one of nearest"),
-    (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, align_corners=True), ArgumentError, "align_corners"),
-    (lambda f, z: f.pixel_shuffle(z(2, 3, 4, 4), 2), ShapeError, "does not divide 3 channels"),
-    (lambda f, z: f.pad(z(2), (1, 1, 1)), ArgumentError, "expected pairs"),
-    (lambda f, z: f.pad(z(2), (1, 1), mode="reflect"), ArgumentError, "'reflect'"),
-    (lambda f, z: nn.Conv2d(3, 4, 3, groups=2), ArgumentError, "groups 2 does not divide 3 and 4"),
-    (lambda f, z: nn.Conv2d(3, 4, 3, 2, padding="same"), ArgumentError, "needs stride 1"),
-    (lambda f, z: nn.ConvTranspose1d(3, 4, 3, padding="valid"), DtypeError, "one number or 1, got 'valid'"),
-    (lambda f, z: nn.ConvTranspose2d(3, 4, 3, 2, padding="same"), DtypeError, "one number or 2, got 'same'"),
-    (lambda f, z: f.conv_transpose1d(z(2, 3, 4), z(3, 5, 3), padding="same"), DtypeError, "expected one number"),
-    (lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(3, 5, 3, 3), padding="valid"), DtypeError, "expected one number"),
-]
+WRONG: dict[type[Exception], Any] = {
+    ShapeError: {
+        "input has 3 channels, weight takes 2": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 2, 3, 3)),
+        r"expected \(N, C, H, W\) and": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3)),
+        r"kernel \(5, 3\) .* does not fit .*\(4, 4\)": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 5, 3)),
+        r"bias \(4,\), expected \(5,\)": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), z(4)),
+        "3 channels, weight takes 2": lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 2, 3, 3, 3)),
+        r"conv3d: kernel \(3, 3, 3\)": lambda f, z: f.conv3d(z(2, 3, 2, 4, 4), z(5, 3, 3, 3, 3)),
+        "3 x 4 patches, not 5": lambda f, z: f.fold(z(2, 12, 5), (4, 5), 2),
+        "does not divide 3 channels": lambda f, z: f.pixel_shuffle(z(2, 3, 4, 4), 2),
+    },
+    ArgumentError: {
+        "too small": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3), stride=0),
+        "not less than stride": lambda f, z: f.conv_transpose2d(z(2, 3, 4, 4), z(3, 5, 3, 3), output_padding=1),
+        "conv3d: too small": lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), stride=(0, 1, 1)),
+        r"conv3d: too small: .*padding=\(-1": lambda f, z: f.conv3d(
+            z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), padding=(-1, 0, 0)
+        ),
+        "needs stride 1": lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), stride=2, padding="same"),
+        "'valid' or 'same'": lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), padding="all"),
+        "give size or scale_factor": lambda f, z: f.interpolate(z(2, 3, 4, 4)),
+        "the mode is one of nearest": lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, mode="area"),
+        "align_corners": lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, align_corners=True),
+        "expected pairs": lambda f, z: f.pad(z(2), (1, 1, 1)),
+        "groups 2 does not divide 3 and 4": lambda f, z: nn.Conv2d(3, 4, 3, groups=2),
+        "^Conv2d: .* needs stride 1": lambda f, z: nn.Conv2d(3, 4, 3, 2, padding="same"),
+    },
+    DtypeError: {
+        "float32, .*float64": lambda f, z: f.conv2d(z(2, 3, 4, 4), z(5, 3, 3, 3).double()),
+        "one number or 1, got 'valid'": lambda f, z: nn.ConvTranspose1d(3, 4, 3, padding="valid"),
+        "one number or 2, got 'same'": lambda f, z: nn.ConvTranspose2d(3, 4, 3, 2, padding="same"),
+        "expected one number or 1, got 'same'": lambda f, z: f.conv_transpose1d(z(2, 3, 4), z(3, 5, 3), padding="same"),
+        "expected one number or 2, got 'valid'": lambda f, z: f.conv_transpose2d(
+            z(2, 3, 4, 4), z(3, 5, 3, 3), padding="valid"
+        ),
+    },
+}
 
 
 def test_refusals() -> None:
-    check_refusals(*(((lambda call=call: call(functional, ddp.zeros)), kind, text) for call, kind, text in WRONG))
+    check_refusals(WRONG, functional, ddp.zeros)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("Conv1d", (2, 3, 7)), ("Conv2d", (2, 3, 7, 6))])
-def test_users_call_and_replace_the_convolution_of_a_layer(name: str, shape: tuple[int, ...]) -> None:
+def test_users_call_and_replace_the_convolution_of_a_layer(name: str, shape: Any) -> None:
     def standardized(t: Any) -> Any:
         class Standardized(getattr(t.nn, name)):  # type: ignore[misc]
             def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:

@@ -97,7 +97,7 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
         assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
 
 
-NORMS: dict[str, tuple[tuple[int, ...], Any]] = {
+NORMS: dict[str, Any] = {
     "layer_norm": ((7, 45), lambda t, x, eps: t.nn.functional.layer_norm(x, (45,), eps=eps)),
     "batch_norm": ((30, 3), lambda t, x, eps: t.nn.functional.batch_norm(x, None, None, training=True, eps=eps)),
     "batch_norm 2d": (
@@ -179,29 +179,25 @@ def test_statistics_follow_the_dtype_and_the_state() -> None:
     assert layer.num_batches_tracked.item() == 0
 
 
-def test_frozen_parts_get_no_gradient() -> None:
-    for layer, shape in ((nn.LayerNorm(3), (4, 3)), (nn.BatchNorm1d(3), (4, 3))):
-        layer.weight.requires_grad_(False)
-        layer(ddp.tensor(numbers(*shape), dtype=ddp.float32)).sum().backward()
-        assert layer.weight.grad is None
-        assert layer.bias.grad.tolist() == [4.0, 4.0, 4.0]
-
-
-REFUSED: list[tuple[Any, type[Exception], str]] = [
-    (lambda: nn.BatchNorm2d(3)(ddp.ones(2, 3)), ShapeError, r"BatchNorm2d: expected 4-d input, got shape \(2, 3\)"),
-    (lambda: nn.BatchNorm1d(3)(ddp.ones(2, 4)), ShapeError, r"has 4 channels, got one of shape \(3,\)"),
-    (lambda: nn.BatchNorm1d(3)(ddp.ones(1, 3)), ShapeError, "one value a channel"),
-    (lambda: F.batch_norm(ddp.ones(2, 3), None, None), ArgumentError, "running_mean and running_var are needed"),
-    (lambda: F.layer_norm(ddp.ones(2, 3), (4,)), ShapeError, r"input \(2, 3\) does not end in normalized_shape \(4,\)"),
-    (lambda: F.layer_norm(ddp.ones(2, 3).double(), (3,), ddp.ones(3)), DtypeError, "they need one dtype"),
-    (lambda: F.group_norm(ddp.ones(2, 3), 2), ArgumentError, "2 groups do not divide the 3 channels"),
-    (lambda: F.group_norm(ddp.ones(1, 3), 3), ShapeError, "one value a group"),
-    (lambda: F.instance_norm(ddp.ones(2, 3, 1)), ShapeError, "one position"),
-]
+REFUSED: dict[type[Exception], Any] = {
+    ShapeError: {
+        r"BatchNorm2d: expected 4-d input, got shape \(2, 3\)": lambda: nn.BatchNorm2d(3)(ddp.ones(2, 3)),
+        r"has 4 channels, got one of shape \(3,\)": lambda: nn.BatchNorm1d(3)(ddp.ones(2, 4)),
+        "one value a channel": lambda: nn.BatchNorm1d(3)(ddp.ones(1, 3)),
+        r"input \(2, 3\) does not end in normalized_shape \(4,\)": lambda: F.layer_norm(ddp.ones(2, 3), (4,)),
+        "one value a group": lambda: F.group_norm(ddp.ones(1, 3), 3),
+        "one position": lambda: F.instance_norm(ddp.ones(2, 3, 1)),
+    },
+    ArgumentError: {
+        "running_mean and running_var are needed": lambda: F.batch_norm(ddp.ones(2, 3), None, None),
+        "2 groups do not divide the 3 channels": lambda: F.group_norm(ddp.ones(2, 3), 2),
+    },
+    DtypeError: {"they need one dtype": lambda: F.layer_norm(ddp.ones(2, 3).double(), (3,), ddp.ones(3))},
+}
 
 
 def test_refusals() -> None:
-    check_refusals(*REFUSED)
+    check_refusals(REFUSED)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 9])

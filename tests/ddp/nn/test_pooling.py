@@ -15,19 +15,16 @@ from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, torch
 
 pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
-LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
-    ("MaxPool1d", (2,), {}, (2, 3, 7)),
+LAYERS: list[tuple[Any, ...]] = [
     ("MaxPool1d", (3, 2), {"padding": 1, "dilation": 2, "ceil_mode": True}, (3, 9)),
     ("MaxPool2d", (3,), {"stride": 2, "padding": 1}, (2, 3, 6, 5)),
     ("MaxPool2d", ((3, 1),), {"stride": (2, 1), "padding": (1, 0), "return_indices": True}, (2, 3, 9, 1)),
     ("MaxPool2d", ((3, 2),), {"stride": (2, 1), "padding": 1, "ceil_mode": True}, (2, 3, 6, 5)),
     ("AvgPool1d", (3, 2, 1), {"ceil_mode": True, "count_include_pad": False}, (3, 8)),
     ("AvgPool2d", ((3, 2), 2), {"padding": 1, "ceil_mode": True, "divisor_override": 5}, (3, 6, 5)),
-    ("MaxPool3d", (2,), {}, (2, 3, 4, 6, 5)),
     ("MaxPool3d", ((2, 3, 2), (1, 2, 1)), {"padding": 1, "dilation": (2, 1, 1), "ceil_mode": True}, (3, 5, 6, 4)),
     ("AdaptiveAvgPool3d", ((None, 2, 1),), {}, (2, 3, 4, 5, 6)),
     ("AdaptiveAvgPool1d", (3,), {}, (2, 3, 7)),
-    ("AdaptiveAvgPool2d", (1,), {}, (2, 3, 6, 5)),
     ("AdaptiveAvgPool2d", ((None, 2),), {}, (3, 6, 5)),
 ]
 
@@ -49,7 +46,7 @@ AWKWARD = {
 
 @pytest.mark.parametrize("how", [(2,), (3, 1), (3, 2, 1), (2, 1, 1, 2)], ids=str)
 @pytest.mark.parametrize("kind", AWKWARD)
-def test_the_gradient_goes_where_pytorch_has_it_go(kind: str, how: tuple[int, ...]) -> None:
+def test_the_gradient_goes_where_pytorch_has_it_go(kind: str, how: Any) -> None:
     for indices in (False, True):
         pair = [functools.partial(t.nn.functional.max_pool2d, return_indices=indices) for t in (ddp, torch)]
         agree(*(lambda x, f=f: f(x, *how) for f in pair), AWKWARD[kind].astype(np.float32), rtol=1e-6)
@@ -64,14 +61,18 @@ def test_integers_have_maxima_and_no_means() -> None:
             mean(x, 2)
 
 
-WRONG: list[tuple[Any, type[Exception], str]] = [
-    (lambda f, z: f.max_pool2d(z(2, 3), 2), ShapeError, r"input \(2, 3\): expected \(N, C, H, W\) or"),
-    (lambda f, z: f.max_pool1d(z(2, 3, 4, 4), 2), ShapeError, r"expected \(N, C, L\) or"),
-    (lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 5), ShapeError, r"kernel \(5, 5\) .* does not fit"),
-    (lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 2, padding=2), ArgumentError, "more than half"),
-    (lambda f, z: f.avg_pool2d(z(2, 3, 4, 4), 2, 0), ArgumentError, "too small"),
-]
+WRONG: dict[type[Exception], Any] = {
+    ShapeError: {
+        r"input \(2, 3\): expected \(N, C, H, W\) or": lambda f, z: f.max_pool2d(z(2, 3), 2),
+        r"expected \(N, C, L\) or": lambda f, z: f.max_pool1d(z(2, 3, 4, 4), 2),
+        r"kernel \(5, 5\) .* does not fit": lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 5),
+    },
+    ArgumentError: {
+        "more than half": lambda f, z: f.max_pool2d(z(2, 3, 4, 4), 2, padding=2),
+        "too small": lambda f, z: f.avg_pool2d(z(2, 3, 4, 4), 2, 0),
+    },
+}
 
 
 def test_refusals() -> None:
-    check_refusals(*(((lambda call=call: call(functional, ddp.zeros)), kind, text) for call, kind, text in WRONG))
+    check_refusals(WRONG, functional, ddp.zeros)

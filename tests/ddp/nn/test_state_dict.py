@@ -43,9 +43,7 @@ class TestState:
         assert repr(result) == f"IncompatibleKeys(missing_keys={missing}, unexpected_keys=['extra'])"
         assert net.scale.tolist() == [2.0] * 3
 
-    def test_agrees_with_pytorch_on_order_and_prefix(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+    def test_agrees_with_pytorch_on_order_and_prefix(self, torch: Any) -> None:
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(1, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList())
 
@@ -101,9 +99,7 @@ class TestState:
         assert other[0].seen == 5
 
     @pytest.mark.parametrize("case", ["computes", "takes all", "complains"])
-    def test_an_overridden_load_is_that_of_pytorch(self, case: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+    def test_an_overridden_load_is_that_of_pytorch(self, case: str, torch: Any) -> None:
         def outcome(t: Any) -> Any:
             class Scaled(t.nn.Linear):  # type: ignore[misc,name-defined]  # of two libraries
                 def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
@@ -134,9 +130,7 @@ class TestState:
     @pytest.mark.parametrize("assign", [False, True])
     @pytest.mark.parametrize("keep_vars", [False, True])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-    def test_tensors_of_pytorch(self, assign: bool, keep_vars: bool, dtype: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+    def test_tensors_of_pytorch(self, assign: bool, keep_vars: bool, dtype: str, torch: Any) -> None:
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 
@@ -151,9 +145,7 @@ class TestState:
                 assert str(actual.dtype) == str(expected.dtype).removeprefix("torch.")
 
     @pytest.mark.parametrize(("value", "kind"), [("text", "str"), ("sparse", "Tensor")])
-    def test_what_is_no_tensor(self, value: Any, kind: str) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+    def test_what_is_no_tensor(self, value: Any, kind: str, torch: Any) -> None:
         net = nn.Linear(2, 2)
         before = net.bias.tolist()
         weight = torch.eye(2).to_sparse() if value == "sparse" else value

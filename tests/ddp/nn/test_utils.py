@@ -35,9 +35,7 @@ def gradients(params: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("norm_type", [1, 2.0, 3.5, math.inf, "inf"])
 @pytest.mark.parametrize("max_norm", [0.5, 100])
-def test_clip_grad_norm(norm_type: Any, max_norm: float) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_clip_grad_norm(norm_type: Any, max_norm: float, torch: Any) -> None:
     ours, theirs = parameters(ddp), parameters(torch)
     if float(norm_type) == math.inf:  # PyTorch refuses an empty one
         del ours[3], theirs[3]
@@ -107,9 +105,7 @@ def test_clip_in_flat_buckets() -> None:
     assert all(np.shares_memory(p.grad.numpy(), buckets.buffers[0]) for p in params)
 
 
-def test_clip_grad_value() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_clip_grad_value(torch: Any) -> None:
     ours, theirs = parameters(ddp), parameters(torch)
     assert utils.clip_grad_value_(ours, 0.5) is None
     torch.nn.utils.clip_grad_value_(theirs, 0.5)
