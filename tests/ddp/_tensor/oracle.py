@@ -7,11 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.testing import assert_allclose
 
+import ddp
+
 _HALVES = {"float16": 2e-3, "bfloat16": 1.6e-2}  # what rounding may leave
 
 
 def numbers(x: Any) -> np.ndarray[Any, Any]:
     return np.asarray(x.detach().tolist())
+
+
+def both(values: Any, dtype: str | None = "float32") -> tuple[ddp.Tensor, Any]:
+    """Tensors here and there; None: of the dtype that the values have."""
+    import torch
+
+    return ddp.tensor(values, dtype=dtype), torch.tensor(values, dtype=dtype and getattr(torch, dtype))
 
 
 def agree(ours: Any, theirs: Any, rtol: float = 1e-6, atol: float = 1e-7) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,35 +154,41 @@ class TestConversion:
             x.type("ddp.ComplexTensor")
 
 
+# A function, and its arguments.
+MAKERS: list[tuple[Any, ...]] = [
+    ("tensor", 1.5),
+    ("tensor", [1, 2]),
+    ("tensor", np.ones(2, np.float32)),
+    ("zeros", 2),
+    ("Tensor", 2, 3),
+    ("FloatTensor", [1, 2]),
+    ("full", (2,), 1.5),
+    ("arange", 3),
+    ("arange", 3.0),
+    ("rand", 2),
+    ("normal", 0.0, 1.0, (2,)),
+    ("as_tensor", [0.5]),
+]
+RESULTS: list[Any] = [
+    lambda t: t.tensor([1, 2]) / 2,
+    lambda t: t.tensor([1, 2]).exp(),
+    lambda t: t.zeros(2, dtype=t.float32) * 0.5,
+    lambda t: t.nn.Linear(2, 3).weight,
+    lambda t: t.nn.Embedding(2, 3).weight,
+]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_the_default_dtype_is_followed_as_in_pytorch(dtype: str) -> None:
-    makers: list[Callable[[Any], Any]] = [
-        lambda t: t.tensor(1.5),
-        lambda t: t.tensor([1, 2]),
-        lambda t: t.tensor(np.ones(2, np.float32)),
-        lambda t: t.zeros(2),
-        lambda t: t.Tensor(2, 3),
-        lambda t: t.FloatTensor([1, 2]),
-        lambda t: t.full((2,), 1.5),
-        lambda t: t.arange(3),
-        lambda t: t.arange(3.0),
-        lambda t: t.rand(2),
-        lambda t: t.normal(0.0, 1.0, (2,)),
-        lambda t: t.as_tensor([0.5]),
-        lambda t: t.tensor([1, 2]) / 2,
-        lambda t: t.tensor([1, 2]) * 0.5,
-        lambda t: t.tensor([1, 2]).exp(),
-        lambda t: t.zeros(2, dtype=t.float32) * 0.5,
-        lambda t: t.nn.Linear(2, 3).weight,
-        lambda t: t.nn.Embedding(2, 3).weight,
-    ]
     try:
         for t in (ddp, torch):
             t.set_default_dtype(getattr(t, dtype))
         assert ddp.get_default_dtype() == getattr(ddp, dtype)
         assert ddp.finfo().dtype == dtype
-        for number, make in enumerate(makers):
-            assert str(make(ddp).dtype) == str(make(torch).dtype).removeprefix("torch."), number
+        for name, *how in MAKERS:
+            assert theirs(getattr(ddp, name)(*how).dtype) == getattr(torch, name)(*how).dtype, (name, how)
+        for number, make in enumerate(RESULTS):
+            assert theirs(make(ddp).dtype) == make(torch).dtype, number
         assert "dtype" not in repr(ddp.ones(2))
         assert ("dtype" in repr(ddp.ones(2, dtype=ddp.float32))) == (dtype != "float32")
         with pytest.raises(DtypeError, match="set_default_dtype: expected a floating dtype, got int64"):

@@ -16,17 +16,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 # Each takes the module, so that its tensors may be ddp's or torch's.
 INDICES = {
-    "int, tensor of two dimensions": lambda t: (1, slice(None), t.tensor([[0, 1], [2, 0]])),
-    "0-d tensor, slice, list": lambda t: (t.tensor(1), slice(None), [0, 2]),
-    "int, mask": lambda t: (0, t.tensor([[True, False, True]] * 3)),
-    "int, True": lambda t: (0, slice(None), True),
     "list of lists": lambda t: [[0, 1], [2, 0]],
     "list of tensors": lambda t: [t.tensor([0, 1]), t.tensor(2)],
     "range": lambda t: range(2),
     "NumPy array": lambda t: np.array([2, 0]),
     "0-d mask": lambda t: t.tensor(True),
     "int32": lambda t: t.tensor([1, 1], dtype=t.int32),
-    "mask and list": lambda t: ([1, 2], t.tensor([True, False, True])),
     "two masks": lambda t: (t.tensor([True, True, False]), slice(None), t.tensor([False, True, True])),
 }
 

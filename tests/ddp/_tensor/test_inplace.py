@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("scatter", 0, [[1, 0]], 5.0),
     ("index_fill", 0, [0, 2], 5.0),
 ]
-FORMS: dict[str, Callable[[Any, Any], Any]] = {
+FORMS: dict[str, Any] = {
     **{
         f"{name}_ {how}": lambda x, y, name=name, how=how: getattr(x, f"{name}_")(*(argument(x, y, a) for a in how))
         for name, *how in CALLS
@@ -130,7 +129,7 @@ def test_agrees_with_pytorch(name: str) -> None:
     ],
     ids=["integers", "bits", "floats", "bools"],
 )
-def test_operators(values: Any, calls: dict[str, Any]) -> None:
+def test_operators(values: Any, calls: Any) -> None:
     ours, theirs = ddp.tensor(values), torch.tensor(values)
     for name, number in calls.items():
         before = ours
@@ -318,7 +317,7 @@ def test_a_checkpointed_region_computes_its_result_again() -> None:
 # --- what backward reads stays what forward saw ---
 
 
-LATER: dict[str, Callable[[ddp.Tensor], tuple[ddp.Tensor, Any]]] = {
+LATER: dict[str, Any] = {
     "classes": lambda x: (F.cross_entropy(x, y := ddp.tensor([0, 1, 0])), y),
     "tensor": lambda x: (x[i := ddp.tensor([0, 1, 1])].sum(), i),
     "array": lambda x: (x[0, (i := np.array([0, 1, 1]))].sum(), i),
@@ -367,7 +366,7 @@ def test_a_write_leaves_what_an_op_saved_of_its_result(op: str, write: Any) -> N
 
 
 NUMBERS = [[1.0, 2.0, 5.0], [3.0, 0.5, 4.0]]
-OUT: dict[str, Callable[[Any, Any, Any], Any]] = {
+OUT: dict[str, Any] = {
     "add": lambda t, x, out: t.add(x, 2, alpha=3, out=out),
     "exp": lambda t, x, out: t.exp(x, out=out),
     "matmul": lambda t, x, out: t.matmul(x, x.T, out=out),

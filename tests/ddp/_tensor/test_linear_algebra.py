@@ -33,18 +33,10 @@ def test_a_matrix_and_its_adjoint() -> None:
     assert x.H.tolist() == x.mH.tolist() == x.adjoint().tolist() == [[1.0], [2.0]]
 
 
-class TestLayers:
-    def test_bilinear(self) -> None:
-        layer = ddp.nn.Bilinear(2, 3, 4)
-        assert repr(layer) == repr(torch.nn.Bilinear(2, 3, 4))
-        assert layer(ddp.ones(5, 2), ddp.ones(5, 3)).shape == (5, 4)
-        assert layer.weight.abs().max().item() <= 2**-0.5
-
-    def test_reprs_and_identity(self) -> None:
-        assert repr(ddp.nn.Linear(2, 3)) == repr(torch.nn.Linear(2, 3))
-        assert repr(ddp.nn.Identity(54, unused=0)) == "Identity()"
-        x = ddp.ones(2)
-        assert ddp.nn.Identity()(x) is x
+def test_identity_takes_anything() -> None:
+    assert repr(ddp.nn.Identity(54, unused=0)) == "Identity()"
+    x = ddp.ones(2)
+    assert ddp.nn.Identity()(x) is x
 
 
 DTYPES = [("float32", "float64"), ("int64", "float32"), ("int64", "bfloat16"), ("bool", "float32"), ("int32", "int64")]
@@ -56,7 +48,7 @@ SUMS = ["ij,jk->ik", "i,i->"]
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("equation", ["i,j->ij", "i,i->i", "ij,jk->kji", "i,->i", "i,j,j->ji", *SUMS])
-def test_einsum_of_two_dtypes(equation: str, dtypes: tuple[str, str], autocast: bool) -> None:
+def test_einsum_of_two_dtypes(equation: str, dtypes: Any, autocast: bool) -> None:
     results: list[Any] = []
     for t in (ddp, torch):
         x, *others = [t.ones([2] * len(term)) for term in equation.partition("->")[0].split(",")]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
+from tests.ddp._tensor.oracle import both
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -51,10 +52,6 @@ def joined(text: str) -> str:
     return re.sub(r",\n +(?=dtype=)", ", ", text)
 
 
-def both(values: Any, dtype: str | None) -> tuple[ddp.Tensor, Any]:
-    return ddp.tensor(values, dtype=dtype), torch.tensor(values, dtype=None if dtype is None else getattr(torch, dtype))
-
-
 FLOATS, INTEGERS = (None, "float32", "float64", "float16", "bfloat16"), ("int64", "int32", "uint8", "bool")
 
 
@@ -78,7 +75,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options(options: dict[str, Any]) -> None:
+def test_options(options: Any) -> None:
     ddp.set_printoptions(**options)
     torch.set_printoptions(**options)
     for label, values in VALUES.items():
@@ -121,17 +118,6 @@ def test_sizes() -> None:
     assert f"{shape}" == "(2, 3)"
     a, *rest = shape
     assert (a, rest, shape[-1], shape[1:]) == (2, [3], 3, (3,))
-
-
-SIZES: dict[str, Callable[[Any], Any]] = {
-    "s[1:]": lambda s: s[1:],
-    "s[::-1]": lambda s: s[::-1],
-    "s[0]": lambda s: s[0],
-    "s + tuple": lambda s: s + (1,),
-    "tuple + s": lambda s: (1,) + s,
-    "s * 2": lambda s: s * 2,
-    "2 * s": lambda s: 2 * s,
-}
 
 
 def test_formats() -> None:

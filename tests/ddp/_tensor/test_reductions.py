@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.testing import assert_allclose
 
 import ddp
 from ddp import errors
-from tests.ddp._tensor.oracle import agree
+from tests.ddp._tensor.oracle import agree, both
 from tests.ddp.cases.table import draw
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -21,39 +22,37 @@ inf, nan = float("inf"), float("nan")
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
-def both(values: Any, dtype: str = "float32") -> tuple[Any, Any]:
-    return ddp.tensor(values, dtype=getattr(ddp, dtype)), torch.tensor(values, dtype=getattr(torch, dtype))
+# A function, and its arguments after the tensor.
+FUNCTIONS: list[tuple[Any, ...]] = [
+    ("sum", 1),
+    ("nansum",),
+    ("prod", 0),
+    ("amax", (0, 1)),
+    ("max",),
+    ("max", 1),
+    ("min", 0, True),
+    ("argmax",),
+    ("argmin", 1, True),
+    ("median",),
+    ("cumsum", 1),
+    ("cumprod", 0),
+    ("cummax", 1),
+    ("cummin", 1),
+    ("any",),
+    ("all", 1),
+    ("count_nonzero",),
+]
+NOT_OF_BOOL = {"median", "argmax", "argmin"}  # in PyTorch
 
 
-FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lambda t, x: t.sum(x, 1),
-    "nansum": lambda t, x: t.nansum(x),
-    "prod": lambda t, x: t.prod(x, 0),
-    "amax": lambda t, x: t.amax(x, (0, 1)),
-    "max": lambda t, x: t.max(x),
-    "max along": lambda t, x: t.max(x, 1),
-    "min along": lambda t, x: t.min(x, 0, keepdim=True),
-    "argmax": lambda t, x: t.argmax(x),
-    "argmin along": lambda t, x: t.argmin(x, 1, keepdim=True),
-    "median": lambda t, x: t.median(x),
-    "median along": lambda t, x: t.median(x, 1)[0],
-    "cumsum": lambda t, x: t.cumsum(x, 1),
-    "cumprod": lambda t, x: t.cumprod(x, 0),
-    "cummax": lambda t, x: t.cummax(x, 1),
-    "cummin": lambda t, x: t.cummin(x, 1),
-    "any": lambda t, x: t.any(x),
-    "all along": lambda t, x: t.all(x, 1),
-    "count_nonzero": lambda t, x: t.count_nonzero(x),
-    "aminmax": lambda t, x: t.aminmax(x, dim=1),
-}
-NOT_OF_BOOL = {"median", "median along", "argmax", "argmin along"}  # in PyTorch
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_dtypes(name: str) -> None:
+@pytest.mark.parametrize("call", FUNCTIONS, ids=str)
+def test_dtypes(call: Any) -> None:
+    name, *how = call
     for dtype in DTYPES[name in NOT_OF_BOOL :]:
         x, y = both([[3, 1, 2, 3], [0, 5, 5, 1]], dtype)
-        agree(FUNCTIONS[name](ddp, x), FUNCTIONS[name](torch, y), 1e-2 if dtype in ("float16", "bfloat16") else 1e-6)
+        ours, theirs = getattr(ddp, name)(x, *how), getattr(torch, name)(y, *how)
+        agree(ours, theirs, 1e-2 if dtype in ("float16", "bfloat16") else 1e-6)
+        agree(x.aminmax(dim=1), y.aminmax(dim=1))
 
 
 @pytest.mark.parametrize("name", ["mean", "var", "std", "norm", "logsumexp", "softmax", "log_softmax", "var_mean"])
@@ -219,7 +218,7 @@ def test_softmax_of_nothing_but_minus_infinity_and_of_masked_rows() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 70_000), (700, 200), (2, 300, 300), (2, 70_000, 2), (1, 3, 70_000)])
-def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
+def test_blocks_cover_everything(shape: Any) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     values[0] *= 100  # one block must subtract its maxima, the others need not
     for name in ("softmax", "log_softmax"):
@@ -238,42 +237,55 @@ NAN = float("nan")
 ROWS = [[3.0, NAN, 1.0, 3.0, -1.0], [0.0, 2.0, NAN, -5.0, 2.0]]
 WORDS = [3, 1, 1, 2, 3, 3]
 
-ALIKE: dict[str, Callable[[Any], Any]] = {
-    **{
-        f"{name} dim={dim} descending={descending}": (
-            lambda t, name=name, dim=dim, descending=descending: as_tuple(
-                getattr(t, name)(t.tensor(ROWS), dim=dim, descending=descending, stable=True)
-            )
-        )
-        for name in ("sort", "argsort")
-        for dim in (0, -1)
-        for descending in (False, True)
-    },
+ALL = {"return_inverse": True, "return_counts": True}
+# A function and its arguments, by name in a dict; lists become tensors.
+CALLS: list[tuple[Any, ...]] = [
+    *(
+        (name, ROWS, {"dim": dim, "descending": descending, "stable": True})
+        for name, dim, descending in itertools.product(("sort", "argsort"), (0, -1), (False, True))
+    ),
+    ("msort", [[2, 1], [1, 3]]),
+    ("topk", [row[:3] for row in ROWS], 2),
+    ("topk", [row[1:4] for row in ROWS], 2, {"largest": False}),
+    ("kthvalue", [[4, 2, 9], [1, 7, 3]], 2),
+    ("unique", [[3, 1], [1, 2]]),
+    ("unique", [[3, 1], [1, 2]], ALL),
+    ("unique", [[3, 1, 3], [1, 2, 1]], {"dim": 1, **ALL}),
+    ("unique_consecutive", WORDS, ALL),
+    ("unique_consecutive", [[1, 1, 2], [3, 3, 3]], {"dim": 1, "return_counts": True}),
+    ("searchsorted", [1.0, 3.0, 3.0, 5.0], [[0.0, 3.0], [NAN, 4.0]]),
+    ("searchsorted", [1, 3, 3], [3], {"right": True, "out_int32": True}),
+    ("searchsorted", [1, 3, 3], 3, {"side": "right"}),
+    ("searchsorted", [[1, 3], [2, 9]], [[2, 4, 1], [2, 10, 5]]),
+    ("searchsorted", [3, 1], [2], {"sorter": [1, 0]}),
+    ("bucketize", [[1.0, 2.5], [4.0, 0.0]], [1.0, 2.0, 4.0]),
+    ("bincount", WORDS, {"minlength": 6}),
+    ("bincount", WORDS, [0.5] * 6),
+    ("histc", [1.0, 2.0, 1.0, 4.0], 4),
+    ("histc", [2.0, 2.0], 3),  # of one value
+    ("isin", [[1, 2], [3, 4]], [2, 3]),
+    ("nonzero", [[0, 1], [2, 0]]),
+    ("argwhere", [True, False, True]),
+    ("masked_scatter", [[0.0, 0.0], [0.0, 0.0]], [True, False], [0.0, 1.0, 2.0, 3.0]),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_sorting_and_searching_agree_with_pytorch(call: Any) -> None:
+    def run(t: Any) -> Any:
+        name, *how = call
+        options = how.pop() if isinstance(how[-1], dict) else {}
+        given = [t.tensor(each) if isinstance(each, list) else each for each in how]
+        named = {key: t.tensor(each) if isinstance(each, list) else each for key, each in options.items()}
+        return getattr(t, name)(*given, **named)
+
+    agree(run(ddp), run(torch), rtol=0)
+
+
+ALIKE: dict[str, Any] = {
     "sort bfloat16": lambda t: t.tensor(ROWS[0][2:], dtype=t.bfloat16).sort().values.float(),
-    "sort of nothing": lambda t: as_tuple(t.zeros(2, 0).sort()),
-    "msort": lambda t: t.msort(t.tensor([[2, 1], [1, 3]])),
-    "topk": lambda t: as_tuple(t.topk(t.tensor(ROWS)[:, :3], 2)),
-    "topk smallest": lambda t: as_tuple(t.tensor(ROWS)[:, 1:4].topk(2, largest=False)),
-    "kthvalue": lambda t: as_tuple(t.kthvalue(t.tensor([[4, 2, 9], [1, 7, 3]]), 2)),
-    "unique": lambda t: t.unique(t.tensor([[3, 1], [1, 2]])),
-    "unique all": lambda t: t.tensor([[3, 1], [1, 2]]).unique(return_inverse=True, return_counts=True),
-    "unique dim": lambda t: t.tensor([[3, 1, 3], [1, 2, 1]]).unique(dim=1, return_inverse=True, return_counts=True),
-    "unique_consecutive": lambda t: t.unique_consecutive(t.tensor(WORDS), return_inverse=True, return_counts=True),
-    "unique_consecutive dim": lambda t: t.tensor([[1, 1, 2], [3, 3, 3]]).unique_consecutive(dim=1, return_counts=True),
-    "searchsorted": lambda t: t.searchsorted(t.tensor([1.0, 3.0, 3.0, 5.0]), t.tensor([[0.0, 3.0], [NAN, 4.0]])),
-    "searchsorted right": lambda t: t.searchsorted(t.tensor([1, 3, 3]), t.tensor([3]), right=True, out_int32=True),
-    "searchsorted side": lambda t: t.searchsorted(t.tensor([1, 3, 3]), 3, side="right"),
-    "searchsorted rows": lambda t: t.searchsorted(t.tensor([[1, 3], [2, 9]]), t.tensor([[2, 4, 1], [2, 10, 5]])),
-    "searchsorted sorter": lambda t: t.searchsorted(t.tensor([3, 1]), t.tensor([2]), sorter=t.tensor([1, 0])),
-    "bucketize": lambda t: t.bucketize(t.tensor([[1.0, 2.5], [4.0, 0.0]]), t.tensor([1.0, 2.0, 4.0])),
-    "bincount": lambda t: t.bincount(t.tensor(WORDS), minlength=6),
-    "bincount weights": lambda t: t.bincount(t.tensor(WORDS), t.tensor([0.5] * 6)),
-    "histc": lambda t: t.histc(t.tensor([1.0, 2.0, 1.0, 4.0]), 4),
-    "histc of one value": lambda t: t.histc(t.tensor([2.0, 2.0]), 3),
-    "isin": lambda t: t.isin(t.tensor([[1, 2], [3, 4]]), t.tensor([2, 3])),
-    "nonzero": lambda t: t.nonzero(t.tensor([[0, 1], [2, 0]])),
+    "sort of nothing": lambda t: t.zeros(2, 0).sort(),
     "nonzero 0-d": lambda t: (t.tensor(1.0).nonzero(), t.tensor(0.0).nonzero(), *t.tensor(1).nonzero(as_tuple=True)),
-    "argwhere": lambda t: t.argwhere(t.tensor([True, False, True])),
     "gather 0-d": lambda t: t.tensor(2.0).gather(0, t.tensor(0)),
     "gather nothing": lambda t: t.ones(2, 3).gather(0, t.zeros(0, dtype=t.int64)),
     "gather int32": lambda t: t.arange(3).gather(0, t.tensor([2, 2], dtype=t.int32)),
@@ -282,18 +294,7 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
     "scatter bfloat16": lambda t: t.ones(3, dtype=t.bfloat16).scatter_add_(0, *bf16(t)).float(),
     "index_put": lambda t: t.zeros(2, 3).index_put_((t.tensor([0, 1]), t.tensor([2, 2])), t.tensor(1.0)),
     "masked_fill infinite": lambda t: t.zeros(2, dtype=t.bfloat16).masked_fill_(t.tensor([True, False]), -1e9).float(),
-    "masked_scatter": lambda t: t.zeros(2, 2).masked_scatter(t.tensor([True, False]), t.arange(4.0)),
 }
-
-
-def as_tuple(result: Any) -> Any:
-    """Named results of either package as plain tuples, nan as text so that it compares."""
-    if isinstance(result, tuple):
-        assert result[0] is result.values
-        assert result[1] is result.indices
-        values, indices = result
-        return str(values.tolist()), str(values.dtype).split(".")[-1], indices
-    return result
 
 
 def bf16(t: Any) -> Any:
@@ -301,7 +302,7 @@ def bf16(t: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", ALIKE.values(), ids=ALIKE)
-def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
+def test_agrees_with_pytorch(call: Any) -> None:
     agree(call(ddp), call(torch), rtol=0)
 
 
