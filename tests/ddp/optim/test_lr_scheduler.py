@@ -215,7 +215,7 @@ def test_restarts_take_fractions() -> None:
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("threshold_mode", ["rel", "abs"])
 @pytest.mark.parametrize("options", [{}, {"patience": 2, "cooldown": 3, "min_lr": [0.01, 0.02]}, {"patience": 0}])
-def test_plateau(mode: str, threshold_mode: str, options: dict[str, Any]) -> None:
+def test_plateau(mode: str, threshold_mode: str, options: Any) -> None:
     mine, theirs = optimizers()
     settings = {"mode": mode, "factor": 0.5, "threshold": 0.05, "threshold_mode": threshold_mode, **options}
     ours = lr_scheduler.ReduceLROnPlateau(mine, **settings)
@@ -278,50 +278,49 @@ def test_the_first_rate_is_not_skipped_silently() -> None:
         scheduler.step()
 
 
+WRONG: dict[type[Exception], Any] = {
+    DtypeError: {
+        "expected an Optimizer, not int": lambda o: lr_scheduler.StepLR(3, 2),
+        "number 0 is int": lambda o: lr_scheduler.SequentialLR(o, [3], []),
+        "without a metric": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(o)]),
+    },
+    ArgumentError: {
+        "group 0 has no 'initial_lr'": lambda o: lr_scheduler.StepLR(o, 2, last_epoch=4),
+        "goes on to the next epoch": lambda o: lr_scheduler.StepLR(o, 2).step(4),
+        "1 values for 2": lambda o: lr_scheduler.LambdaLR(o, [abs]),
+        "between 0 and 1": lambda o: lr_scheduler.ConstantLR(o, 1.5),
+        "step_size": lambda o: lr_scheduler.StepLR(o, 0),
+        "T_max": lambda o: lr_scheduler.CosineAnnealingLR(o, 0),
+        "step_size_up": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, step_size_up=0),
+        "div_factor": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, div_factor=0),
+        "final_div_factor": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, final_div_factor=0.0),
+        "start_factor is in": lambda o: lr_scheduler.LinearLR(o, 0.0),
+        "T_0": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 0),
+        "not negative": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3).step(-1),
+        "give total_steps": lambda o: lr_scheduler.OneCycleLR(o, 0.1),
+        "positive integer": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=0),
+        "pct_start": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, pct_start=2.0),
+        "mode is": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, mode="x"),
+        "Adagrad has no momentum": lambda o: lr_scheduler.CyclicLR(
+            ddp.optim.Adagrad([ddp.ones(1, requires_grad=True)]), 0.1, 0.2
+        ),
+        "no schedule": lambda o: lr_scheduler.SequentialLR(o, [], []),
+        "1 milestones": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.StepLR(o, 2)], [3]),
+        "not all of one optimizer": lambda o: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.StepLR(x, 2) for x in (o, optimizers()[0])]
+        ),
+        "below 1": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=1.0),
+        "'min' or 'max'": lambda o: lr_scheduler.ReduceLROnPlateau(o, "low"),
+    },
+    NotImplementedError: {"defines no get_lr": lambda o: lr_scheduler.LRScheduler(o)},
+}
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "message"),
-    [
-        (lambda o: lr_scheduler.StepLR(3, 2), DtypeError, "expected an Optimizer, not int"),
-        (lambda o: lr_scheduler.StepLR(o, 2, last_epoch=4), ArgumentError, "group 0 has no 'initial_lr'"),
-        (lambda o: lr_scheduler.StepLR(o, 2).step(4), ArgumentError, "goes on to the next epoch"),
-        (lambda o: lr_scheduler.LambdaLR(o, [abs]), ArgumentError, "1 values for 2"),
-        (lambda o: lr_scheduler.ConstantLR(o, 1.5), ArgumentError, "between 0 and 1"),
-        (lambda o: lr_scheduler.StepLR(o, 0), ArgumentError, "step_size"),
-        (lambda o: lr_scheduler.CosineAnnealingLR(o, 0), ArgumentError, "T_max"),
-        (lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, step_size_up=0), ArgumentError, "step_size_up"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, div_factor=0), ArgumentError, "div_factor"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, final_div_factor=0.0), ArgumentError, "final_div_factor"),
-        (lambda o: lr_scheduler.LinearLR(o, 0.0), ArgumentError, "start_factor is in"),
-        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 0), ArgumentError, "T_0"),
-        (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3).step(-1), ArgumentError, "not negative"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1), ArgumentError, "give total_steps"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=0), ArgumentError, "positive integer"),
-        (lambda o: lr_scheduler.OneCycleLR(o, 0.1, 5, pct_start=2.0), ArgumentError, "pct_start"),
-        (lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, mode="x"), ArgumentError, "mode is"),
-        (
-            lambda o: lr_scheduler.CyclicLR(ddp.optim.Adagrad([ddp.ones(1, requires_grad=True)]), 0.1, 0.2),
-            ArgumentError,
-            "Adagrad has no momentum",
-        ),
-        (lambda o: lr_scheduler.SequentialLR(o, [], []), ArgumentError, "no schedule"),
-        (lambda o: lr_scheduler.SequentialLR(o, [3], []), DtypeError, "number 0 is int"),
-        (lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.StepLR(o, 2)], [3]), ArgumentError, "1 milestones"),
-        (
-            lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(o)]),
-            DtypeError,
-            "without a metric",
-        ),
-        (
-            lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(x, 2) for x in (o, optimizers()[0])]),
-            ArgumentError,
-            "not all of one optimizer",
-        ),
-        (lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=1.0), ArgumentError, "below 1"),
-        (lambda o: lr_scheduler.ReduceLROnPlateau(o, "low"), ArgumentError, "'min' or 'max'"),
-        (lambda o: lr_scheduler.LRScheduler(o), NotImplementedError, "defines no get_lr"),
-    ],
+    [(wrong, kind, message) for kind, rows in WRONG.items() for message, wrong in rows.items()],
 )
-def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
+def test_wrong_use(wrong: Any, kind: Any, message: str) -> None:
     with pytest.raises(kind, match=message):
         wrong(optimizers()[0])
 

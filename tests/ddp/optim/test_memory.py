@@ -14,7 +14,7 @@ from ddp._layout import FlatBuckets, lay_out
 from ddp.errors import StateDictError
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2)]
-MAKE: list[Callable[..., Any]] = [
+MAKE: list[Any] = [
     lambda params: ddp.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.2, weight_decay=0.01),
     lambda params: ddp.optim.AdamW(params, lr=0.1, amsgrad=True),
     lambda params: ddp.optim.RMSprop(params, centered=True, momentum=0.5),
@@ -83,7 +83,7 @@ def replaced_state(params: list[Any], optimizer: Any, step: int) -> None:
 
 @pytest.mark.parametrize("make", MAKE)
 @pytest.mark.parametrize("change", [into_new_plans, moved_parameters, not_contiguous, replaced_state])
-def test_what_changes_from_outside_is_followed(make: Callable[..., Any], change: Change) -> None:
+def test_what_changes_from_outside_is_followed(make: Any, change: Change) -> None:
     expected, reference = train(make)
     actual, optimizer = train(make, change)
     # Bit for bit: no rounding depends on where something lies, or on how it is cut.
@@ -95,7 +95,7 @@ def test_what_changes_from_outside_is_followed(make: Callable[..., Any], change:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_a_group_may_grow(make: Callable[..., Any]) -> None:
+def test_a_group_may_grow(make: Any) -> None:
     def change(params: list[Any], optimizer: Any, step: int) -> None:
         group = optimizer.param_groups[0]["params"]
         if step == 0:

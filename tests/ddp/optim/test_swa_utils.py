@@ -109,7 +109,7 @@ def test_an_average_of_a_data_parallel_model() -> None:
         assert_same_state(averaged, expected)
 
 
-RATES: dict[str, dict[str, Any]] = {
+RATES: dict[str, Any] = {
     "cos": {"swa_lr": 0.05, "anneal_epochs": 7},
     "linear": {"swa_lr": [0.5, 0.01], "anneal_epochs": 4, "anneal_strategy": "linear"},
     "at once": {"swa_lr": 0.02, "anneal_epochs": 0},
