@@ -24,7 +24,7 @@ def pairs(t: Any, z: Any) -> Any:
     return t.view_as_real(z) if isinstance(z, ddp.ComplexTensor) else z
 
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
+OPTIONS: list[tuple[Any, ...]] = [
     ("", {}),
     ("", {"n": 7, "dim": 0, "norm": "ortho"}),
     ("", {"n": 3, "norm": "forward"}),
@@ -38,7 +38,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
 @pytest.mark.parametrize(("end", "options"), OPTIONS)
-def test_transforms(name: str, end: str, options: dict[str, Any]) -> None:
+def test_transforms(name: str, end: str, options: Any) -> None:
     def run(t: Any) -> Callable[..., Any]:
         def of_real(x: Any) -> Any:
             return pairs(t, getattr(t.fft, name + end)(x, **options))
@@ -56,16 +56,16 @@ def test_transforms(name: str, end: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
 @pytest.mark.parametrize(("end", "options"), OPTIONS[1::3])  # between them every option
-def test_second_derivatives(name: str, end: str, options: dict[str, Any]) -> None:
+def test_second_derivatives(name: str, end: str, options: Any) -> None:
     transform = getattr(ddp.fft, name + end)
 
     def energy(x: Any) -> Any:
         return pairs(ddp, transform(ddp.view_as_complex(x) if name == "irfft" else x[..., 0], **options)).tanh()
 
-    assert ddp.autograd.gradgradcheck(energy, [ddp.tensor(numbers(2, 3, 4, 2), requires_grad=True)])
+    assert ddp.autograd.gradgradcheck(energy, [ddp.tensor(numbers(2, 2, 3, 2), requires_grad=True)])
 
 
-EXPRESSIONS: dict[str, Callable[..., Any]] = {
+EXPRESSIONS: dict[str, Any] = {
     "arithmetic": lambda t, z, w, x: (z * w + 2 * z - w / z) * x / 3 - (1 + z) * 2j + x * w + (x[0] - z),
     "parts": lambda t, z, w, x: t.abs(z) + z.angle() + abs(w) + z.real * t.imag(w) + t.real(t.conj(z)) + t.angle(w),
     "at 0": lambda t, z, w, x: (z * 0).abs() + (z - z).abs(),
@@ -75,9 +75,7 @@ EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "sums": lambda t, z, w, x: t.sum(z * w.conj(), 1).mean().abs(),
     "einsum": lambda t, z, w, x: t.einsum("ij,kj->ik", z, w).abs(),
     "polar": lambda t, z, w, x: t.view_as_real(t.polar(x.abs() + 1, x) + t.complex(x, x * x)),
-    "spectrum": lambda t, z, w, x: t.fft.rfft(x).abs().mean(0).topk(2)[0],
     "correlation": lambda t, z, w, x: t.fft.irfft(t.fft.rfft(x, n=6) * t.conj(t.fft.rfft(x, n=6)), n=6)[..., :3],
-    "mixing": lambda t, z, w, x: t.fft.fft(t.fft.fft(x, dim=-1), dim=-2).real,
     "filter": lambda t, z, w, x: t.fft.irfft2(t.fft.rfft2(x, norm="ortho") * w[:, :2], s=(4, 3), norm="ortho"),
     "shift": lambda t, z, w, x: t.fft.ifftshift(t.fft.fftshift(t.fft.fft2(x)) * z, dim=1).real + t.fft.fftshift(x, 0),
     "frequencies": lambda t, z, w, x: x * t.fft.fftfreq(3, 0.5) + t.fft.rfftfreq(5, dtype=x.dtype),

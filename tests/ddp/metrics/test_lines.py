@@ -75,7 +75,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_line(tmp_path: Path, monke
         ('{"step": 1}\n{"step": 2}', 5, [1]),
     ],
 )
-def test_a_job_that_resumes_has_each_step_once(before: str, step: int, after: list[int], tmp_path: Path) -> None:
+def test_a_job_that_resumes_has_each_step_once(before: str, step: int, after: Any, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(before)
     lines = JsonLines(path, rank=0)

@@ -81,9 +81,7 @@ def written(t: Any, folder: Path) -> dict[str, Any]:
     return result
 
 
-def test_a_summary_writer_writes_what_pytorchs_does(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_a_summary_writer_writes_what_pytorchs_does(tmp_path: Path, torch: Any) -> None:
     pytest.importorskip("tensorboard")
     ours = written(ddp, tmp_path / "ours")
     assert ours == written(torch, tmp_path / "theirs")

@@ -75,7 +75,7 @@ def test_values_are_plain_and_a_run_ends_once() -> None:
         ("finish", OSError("no network"), [(0, {}), (1, {}), (2, {})], "OSError: no network"),
     ],
 )
-def test_what_fails_is_said_once(where: Any, error: BaseException, got: list[Any], says: str, capsys: Any) -> None:
+def test_what_fails_is_said_once(where: Any, error: BaseException, got: Any, says: str, capsys: Any) -> None:
     def fail(at: object) -> None:
         if at == where:
             raise error
@@ -139,7 +139,7 @@ def fake_wandb(mode: str, starting_step: int) -> Any:
     ],
 )
 def test_a_run_of_wandb_that_is_gone_on_with(
-    mode: str, run: str | None, starting_step: int, options: dict[str, Any], monkeypatch: Any
+    mode: str, run: str | None, starting_step: int, options: Any, monkeypatch: Any
 ) -> None:
     library = fake_wandb(mode, starting_step)
     monkeypatch.setitem(sys.modules, "wandb", library)
