@@ -35,7 +35,7 @@ STANDINS = ROOT / "tests" / "standins"
 SLURM = STANDINS / "slurm"
 MARK = "DDP_TEST_JOB"
 # What the fixture `run_job` is, and others made of it.
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., "Ended"]
 
 
 GPU = "a GPU and its libraries"
@@ -164,6 +164,20 @@ def count(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
     return lambda short, long: long if request.config.getoption("--long") else short
 
 
+class Ended(subprocess.CompletedProcess[str]):
+    """What a command has printed."""
+
+    @property
+    def last(self) -> str:
+        """The last line on stderr."""
+        return self.stderr.splitlines()[-1]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on stdout, sorted: ranks print in any order."""
+        return sorted(self.stdout.splitlines())
+
+
 class Job:
     """A process tree under test, found again by a mark in its environment, whatever its parents do."""
 
@@ -176,27 +190,37 @@ class Job:
         self.args = [str(arg) for arg in args]
         self.process = subprocess.Popen(self.args, env=everything, start_new_session=True, **{**pipes, **options})
 
-    def wait(self, timeout: float = 60.0, leave: float = 5.0) -> subprocess.CompletedProcess[str]:
-        """The result; fails after `timeout` seconds, or if a process is left `leave` seconds after the end."""
+    def wait(self, timeout: float = 60.0, leave: float = 5.0, **expected: int | str) -> Ended:
+        """The result; fails after `timeout` seconds, or if a process is left `leave` seconds after the end.
+
+        expected: it fails, too, unless the exit code (`code`) and what was printed (`out`, `err`) are these
+        """
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            table = "\n".join(f"{pid} {text}" for pid, text in self.commands().items())
+            table = self.table()
             self.kill()
             out, err = self.process.communicate()
             pytest.fail(f"{self.args} still ran after {timeout} s\n{table}\n--- stdout\n{out}\n--- stderr\n{err}")
         self.assert_gone(leave)
-        return subprocess.CompletedProcess(self.args, self.process.returncode, out, err)
+        actual = {"code": self.process.returncode, "out": out, "err": err}
+        for name, value in expected.items():
+            assert actual[name] == value, f"{name} of {self.args}\n--- stdout\n{out}\n--- stderr\n{err}"
+        return Ended(self.args, self.process.returncode, out, err)
 
     def assert_gone(self, within: float = 5.0) -> None:
         """Fails if `within` seconds from now a process of this job still runs."""
         deadline = time.monotonic() + within
-        while left := self.commands():
+        while self.pids():
             if time.monotonic() > deadline:
-                table = "\n".join(f"{pid} {text}" for pid, text in left.items())
+                table = self.table()
                 self.kill()
                 pytest.fail(f"{self.args} left processes behind:\n{table}")
             time.sleep(0.02)
+
+    def table(self) -> str:
+        """A line a process."""
+        return "\n".join(f"{pid} {text}" for pid, text in self.commands().items())
 
     def pids(self) -> list[int]:
         """The living processes that carry this job's mark, zombies left out."""
@@ -275,12 +299,31 @@ def start_job() -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def run_job(start_job: Callable[..., Job]) -> Run:
-    """Runs a command to its end: `run_job([...], timeout=60, env={...})`; nothing may be left of it."""
+    """Runs a command to its end: `run_job([...], timeout=60, env={...}, code=0)`; nothing may be left of it.
 
-    def run(args: Sequence[str], timeout: float = 60.0, **options: object) -> subprocess.CompletedProcess[str]:
-        return start_job(args, **options).wait(timeout)
+    code, out, err: the exit code and what is printed must be these
+    """
+
+    def run(args: Sequence[str], timeout: float = 60.0, **options: object) -> Ended:
+        expected: Any = {name: options.pop(name) for name in ("code", "out", "err") if name in options}
+        return start_job(args, **options).wait(timeout, **expected)
 
     return run
+
+
+def executable(path: Path, text: str) -> str:
+    """Writes a program, and returns its path."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def wait_until(done: Callable[[], Any], limit: float = 30.0) -> None:
+    """Waits until `done()` is true; fails after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while not done():
+        assert time.monotonic() < deadline, f"waited {limit} s"
+        time.sleep(0.02)
 
 
 def has_mpich() -> bool:

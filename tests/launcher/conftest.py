@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import shutil
+import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 from tests.conftest import Run
 
 LAUNCH = [sys.executable, "-m", "launcher"]
+Script = Callable[..., str]
 
 # What every script below may use.
 HEAD = """
@@ -25,7 +29,7 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
+def script(tmp_path: Path) -> Script:
     """Writes a script and returns its path."""
 
     def write(body: str, name: str = "job.py") -> str:
@@ -37,25 +41,50 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def ddp_launch(run_job: Any, script: Callable[[str], str]) -> Run:
-    """Runs a script of these lines under ddp-launch to its end."""
+def launch(run_job: Run) -> Run:
+    """Runs `ddp-launch` with these words to its end, whose exit code must be that: `launch("-n", 2, path, code=1)`."""
 
-    def run(body: str, *args: str, n: int = 2, options: tuple[str, ...] = (), **more: Any) -> Any:
-        return run_job([*LAUNCH, "-n", str(n), *options, script(body), *args], timeout=20, **more)
+    def run(*words: object, timeout: float = 60.0, **more: Any) -> Any:
+        return run_job([*LAUNCH, *map(str, words)], timeout, **{"code": 0, **more})
 
     return run
 
 
 @pytest.fixture
-def start_launch(start_job: Any, script: Callable[[str], str]) -> Callable[..., Any]:
+def ddp_launch(launch: Run, script: Script) -> Run:
+    """Runs a script of these lines under ddp-launch to its end."""
+
+    def run(body: str, *args: str, n: int = 2, options: Sequence[str] = (), **more: Any) -> Any:
+        return launch("-n", n, *options, script(body), *args, timeout=20, **more)
+
+    return run
+
+
+@pytest.fixture
+def start_launch(start_job: Any, script: Script) -> Callable[..., Any]:
     """Starts a script of these lines, waits until every rank has said `ready`, and returns the job."""
 
-    def start(body: str, n: int = 2, options: tuple[str, ...] = (), **more: Any) -> Any:
+    def start(body: str, n: int = 2, options: Sequence[str] = (), **more: Any) -> Any:
         job = start_job([*LAUNCH, "-n", str(n), *options, script(body)], **more)
         wait_for(job.process.stdout, "ready", n)
         return job
 
     return start
+
+
+@pytest.fixture
+def run_in_own_network(run_job: Run) -> Run:
+    """Runs code, whose first argument is the path of `ip`, in a network of its own, where even lo is down."""
+    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own takes ip, and user namespaces or root")
+    return lambda code, *args: run_job([*alone, sys.executable, "-c", code, ip, *args], code=0)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of events."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def wait_for(stream: Any, word: str, times: int, timeout: float = 20.0) -> str:
