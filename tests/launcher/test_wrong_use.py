@@ -20,6 +20,9 @@ FILES = {
 }
 
 
+RESIZE = "without a script or other options: ddp-launch --resize N --job PID\n"
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Any) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -75,6 +78,11 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
             "-n gpu --hosts a:8,b:8 job.py",
             "-n gpu counts the GPUs of this machine, not those of hosts: give every host ",
         ),
+        ("--resize 2", RESIZE),
+        ("--job 7", RESIZE),
+        ("--resize 2 --job 7 job.py", RESIZE),
+        ("--resize 2 --job 7 -n 2", RESIZE),
+        ("--metrics-port 70000 job.py", "metrics"),  # which cannot be served there, or without a library
         # files and folders
         ("--trace= job.py", "the trace folder needs a name"),
         ("--config none.toml", "the job file none.toml cannot be read: No such file or directory"),

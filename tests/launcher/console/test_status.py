@@ -9,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +19,7 @@ from launcher.console.metrics_server import METRICS, MetricsServer
 from launcher.console.status import Status, running_jobs
 from launcher.errors import UsageError
 from launcher.job import Job
-from tests.conftest import ROOT
-from tests.launcher.conftest import LAUNCH
+from tests.conftest import ROOT, wait_until
 
 
 @pytest.fixture
@@ -90,12 +88,8 @@ def test_what_is_written_can_be_read_from_outside(status: Status) -> None:
     [result] = running_jobs(os.getpid())
     assert (result["pid"], result["target"]) == (os.getpid(), "-m train --lr 1")
     first, second = result["ranks"]
-    assert (first["step/s"], first["samples/s"], first["restarts"], first["where"]) == (
-        10,
-        100,
-        1,
-        "train.py:8 in step",
-    )
+    figures = {"step/s": 10, "samples/s": 100, "restarts": 1, "where": "train.py:8 in step"}
+    assert first.items() >= figures.items()
     assert first["loss"] != first["loss"]
     assert second == {"rank": 1, "where": "ended with -9", "slowest": 0}
     with subprocess.Popen(["sleep", "60"], pass_fds=[status._fd]) as child:  # as what ddp-launch has forked
@@ -145,11 +139,7 @@ def test_prometheus_reads_every_figure_that_is_known(status: Status, port: int) 
         "ddp_resident_memory_bytes": 4096,
         "ddp_device_memory_bytes": 8,
     }
-    for host, number, why in (
-        ("127.0.0.1", port, "Address already in use"),
-        ("no.such.host.invalid", 1, "name|Name"),
-        ("127.0.0.1", 70_000, "0-65535"),
-    ):
+    for host, number, why in (("127.0.0.1", port, "Address already in use"), ("no.such.host.invalid", 1, "name|Name")):
         with pytest.raises(UsageError, match=f"metrics cannot be served at {host}:{number}: .*({why})"):
             MetricsServer((host, number), status)
     server.close()
@@ -161,15 +151,6 @@ def test_without_the_library_it_is_wrong_use(status: Status, monkeypatch: Any) -
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"--metrics-port needs prometheus_client: pip install .*\[prometheus\]"):
         MetricsServer(("127.0.0.1", 0), status)
-
-
-def test_a_port_that_is_taken_is_said_before_anything_starts(run_job: Any, script: Any) -> None:
-    pytest.importorskip("prometheus_client", reason="needs prometheus_client")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        done = run_job([*LAUNCH, "--metrics-port", str(taken), script("print('started')")], timeout=60)
-    said = f"ddp-launch: metrics cannot be served at 127.0.0.1:{taken}: [Errno 98] Address already in use\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_the_dashboard_and_the_docs_show_what_is_served() -> None:
@@ -198,25 +179,26 @@ while True:
 
 
 @pytest.mark.mpi
-def test_a_training_is_seen_from_outside(start_launch: Callable[..., Any], port: int) -> None:
+def test_a_training_is_seen_from_outside(start_launch: Any, port: int) -> None:
     pytest.importorskip("prometheus_client", reason="needs prometheus_client")
     job = start_launch(TRAIN, options=("--metrics-port", str(port)))
-    ranks: list[dict[str, Any]] = []
-    until = time.monotonic() + 60
-    while [rank.get("slowest") for rank in ranks if "step/s" in rank] != [0, 1] and time.monotonic() < until:
-        time.sleep(0.2)
-        ranks = [rank for result in running_jobs(job.process.pid) for rank in result["ranks"]]
-    first, second = ranks
+
+    def figures() -> list[dict[str, Any]]:
+        return [rank for result in running_jobs(job.process.pid) for rank in result["ranks"]]
+
+    wait_until(lambda: [rank.get("slowest") for rank in figures() if "step/s" in rank] == [0, 1], 60)
+    ranks = figures()
     seen = scrape(port)
-    for rank in ranks:
-        assert seen[f'ddp_step{{rank="{rank["rank"]}"}}'] >= rank["step"]
-        assert 4 * rank["step"] <= rank["samples"] <= 4 * rank["step"] + 8
-        assert rank["reduced_bytes"] >= 4 * (2 * 3 + 2) * rank["step"]
+    for number, rank in enumerate(ranks):
+        step = rank["step"]
+        assert seen[f'ddp_step{{rank="{number}"}}'] >= step
+        assert 4 * step <= rank["samples"] <= 4 * step + 8
+        assert rank["reduced_bytes"] >= 4 * (2 * 3 + 2) * step
         assert rank["loss"] is not None
         assert rank["where"].startswith("job.py:")
         assert "device_bytes" not in rank
-    assert first["exposed/s"] > 0
-    assert (first["slowest"], second["slowest"]) == (0, 1)
-    os.kill(second["pid"], signal.SIGKILL)
-    assert job.wait(60).returncode == 137
+    assert ranks[0]["exposed/s"] > 0
+    assert [rank["slowest"] for rank in ranks] == [0, 1]
+    os.kill(ranks[1]["pid"], signal.SIGKILL)
+    job.wait(60, code=137)
     assert running_jobs(job.process.pid) == []

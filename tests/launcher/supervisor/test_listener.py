@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -47,6 +47,11 @@ def open_door(**options: Any) -> Iterator[tuple[Listener, list[Any]]]:
             channel.close()
 
 
+def stranger(listener: Listener) -> socket.socket:
+    host, _, port = listener.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=LIMIT)
+
+
 @contextmanager
 def closed_port() -> Iterator[str]:
     """An address at which nobody listens."""
@@ -71,25 +76,15 @@ def test_a_agent_that_finds_nobody_says_where_it_looked() -> None:
             connect(f"{first},{second}", "secret", ME)
 
 
-def test_another_jobs_agent_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_LIMIT", 0.5)  # s
-    with open_door() as (listener, agents), pytest.raises(StartError, match="closed during the handshake"):
-        connect(listener.address, "another secret", ME)
-    assert not agents
-
-
-def test_an_agent_that_strangers_drive_out_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_strangers_drive_out_connects_again(monkeypatch: Any) -> None:
     with open_door() as (listener, agents), ExitStack() as stack:
         listener._max_unauthenticated = 2  # as if there were hundreds of strangers
-        host, _, port = listener.address.rpartition(":")
-        calls = []
+        places = iter(range(2))
 
         def slow_proof(secret: bytes, *words: str) -> str:
             """As many strangers as there is room for come before the agent answers for the first time."""
-            calls.append(words)
-            for _ in range(2 if len(calls) == 1 else 0):
-                stranger = stack.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT))
-                stranger.recv(1)  # it has been accepted
+            for _ in places:
+                stack.enter_context(stranger(listener)).recv(1)  # it has been accepted
             return proof(secret, *words)
 
         monkeypatch.setattr(protocol, "proof", slow_proof)
@@ -112,22 +107,19 @@ def test_names_of_this_machine_and_of_others() -> None:
     assert [name for name in (*here, *others) if network.is_here(name)] == here
 
 
-def answer(listener: Listener, line: bytes) -> bool:
-    """Whether a peer who says so is still connected after a while."""
-    host, _, port = listener.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=LIMIT) as peer:
-        peer.sendall(line)
-        try:
-            while peer.recv(4096):
-                pass  # the challenge
-        except (ConnectionResetError, TimeoutError) as error:
-            return isinstance(error, TimeoutError)
-        return False
-
-
 @pytest.mark.parametrize("line", [rb'{"answer":"\ud800"}', b"\xff", b"[" * 4000, b"9" * 5000])
 def test_whatever_a_stranger_says_others_are_let_in(line: bytes) -> None:
     with open_door() as (listener, agents):
-        assert not answer(listener, line + b"\n")
+        with stranger(listener) as peer, suppress(ConnectionResetError):
+            peer.sendall(line + b"\n")
+            while peer.recv(4096):
+                pass  # the challenge, until the connection is closed
         connect(listener.address, listener.secret, ME)[0].close()
     assert len(agents) == 1
+
+
+def test_another_jobs_agent_is_not_let_in(monkeypatch: Any) -> None:
+    monkeypatch.setattr(protocol, "_LIMIT", 0.5)  # s
+    with open_door() as (listener, agents), pytest.raises(StartError, match="closed during the handshake"):
+        connect(listener.address, "another secret", ME)
+    assert not agents

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from launcher.job import Job
 from launcher.network import Host
 from launcher.supervisor.environment import host_of_rank_0, master_address
 from tests.conftest import SLURM
-from tests.launcher.conftest import LAUNCH
 
 SHOW = 'print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])\n'
 
@@ -44,10 +42,8 @@ def test_the_host_of_rank_0(
 
 
 @pytest.mark.mpi
-def test_ranks_agree_and_every_start_has_another_port(run_job: Any, script: Callable[[str], str]) -> None:
+def test_ranks_agree_and_every_start_has_another_port(launch: Any, script: Any) -> None:
     path = script(SHOW + "sys.exit(os.environ['DDP_ATTEMPT'] != '1')")
-    done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "1", path], 60)
-    assert done.returncode == 0, done.stderr
-    places = [line[3:].split() for line in done.stdout.splitlines()]
+    places = [line[3:].split() for line in launch("-n", 2, "--max-restarts", 1, path).lines]
     assert {host for host, _ in places} == {"127.0.0.1"}
     assert len({port for _, port in places}) > 1

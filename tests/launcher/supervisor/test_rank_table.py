@@ -12,8 +12,7 @@ def test_ranks_of_several_hosts_that_all_wait_point_to_their_network() -> None:
     for hosts, ends in ((("a", "b"), f"ranks 0-1 waited: {LARGE_PACKETS}"), (("a", "a"), "ranks 0-1 waited")):
         ranks = RankTable(2)
         for rank, host in enumerate(hosts):
-            ranks[rank] = RankProcess(
-                Mock(), {"rank": rank, "pid": 1, "agent": 2, "started": 2, "engine": 3, "name": "", "host": host}
-            )
+            ids = dict.fromkeys(("pid", "agent", "started", "engine"), 1)
+            ranks[rank] = RankProcess(Mock(), {"rank": rank, "name": "", "host": host, **ids})
             ranks[rank].joining = 60.0
         assert ranks.joining_timeout() == f"the world of all ranks was not there within 60 s, for which {ends}"

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,51 +14,57 @@ from launcher.job import Job
 from launcher.network import Host
 from launcher.supervisor import returning_hosts
 from launcher.supervisor.returning_hosts import ReturningHosts
+from tests.conftest import executable
 
 A, B, C = Host("a", 2), Host("b", 2), Host("c", 1)
 SCRIPT = str(Path(__file__))
 
 
+@pytest.fixture(autouse=True)
+def _one_host_is_here(monkeypatch: Any) -> None:
+    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: host == "here")
+
+
+def of(shell: str, **settings: Any) -> ReturningHosts:
+    """Hosts that are asked by this shell."""
+    return ReturningHosts(Job(script=SCRIPT, **settings), {**os.environ, "HYDRA_LAUNCHER_EXEC": shell})
+
+
+NOW = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
+BOTH, NONE = ((A, B), 4), ((A,), 2)
+
+
 @pytest.mark.parametrize(
     ("shell", "hostfile", "n", "limit", "taken"),
     [
-        ("true", None, None, math.inf, ((A, B), 4)),
+        ("true", None, None, math.inf, BOTH),
         ("true", None, 3, math.inf, ((A, B), 3)),  # as many as were asked for
-        ("true", None, None, 2, ((A,), 2)),  # as many as micro_batches
-        ("false", None, None, math.inf, ((A,), 2)),  # it is still away
-        ("no-such-shell", None, None, math.inf, ((A,), 2)),
+        ("true", None, None, 2, NONE),  # as many as micro_batches
+        ("false", None, None, math.inf, NONE),  # it is still away
+        ("no-such-shell", None, None, math.inf, NONE),
         ("true", "a:2\nc", None, math.inf, ((A, C), 3)),  # b is not wanted any more
-        ("true", "", None, math.inf, ((A, B), 4)),  # it is being written
+        ("true", "", None, math.inf, BOTH),  # it is being written
         ("no-such-shell", "a:2\nhere:3", None, math.inf, ((A, Host("here", 3)), 5)),  # no shell is needed
     ],
 )
 def test_hosts_that_answer_are_taken(
-    shell: str,
-    hostfile: str | None,
-    n: int | None,
-    limit: float,
-    taken: tuple[tuple[Host, ...], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shell: str, hostfile: str | None, n: int | None, limit: float, taken: tuple[Any, int], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: host == "here")
     path = tmp_path / "hosts"
     path.write_text(hostfile or "")
     before = (A, Host("here", 1)) if hostfile and "here" in hostfile else (A, B)
-    asked = Job(script=SCRIPT, n=n, hosts=before, min_ranks=1, hostfile=None if hostfile is None else str(path))
-    hosts = ReturningHosts(asked, {**os.environ, "HYDRA_LAUNCHER_EXEC": shell})
-    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
-    hosts.ask(now, limit)
+    hosts = of(shell, n=n, hosts=before, min_ranks=1, hostfile=None if hostfile is None else str(path))
+    hosts.ask(NOW, limit)
     deadline = time.monotonic() + (20 if taken[1] > 2 else 0.5)
-    while hosts.answered(now.hosts, limit)[1] <= 2 and time.monotonic() < deadline:
+    while hosts.answered(NOW.hosts, limit)[1] <= 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    result = hosts.answered(now.hosts, limit)
+    result = hosts.answered(NOW.hosts, limit)
     hosts.close()
     assert result == taken
 
 
 def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
-    hosts = ReturningHosts(Job(script=SCRIPT), {})
+    hosts = of("true")
     pauses = []
     for _ in range(11):
         pauses.append(hosts.interval)
@@ -66,26 +73,19 @@ def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
     assert [*pauses, hosts.interval] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 1]
 
 
-def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
-    shell = tmp_path / "slow"
-    shell.write_text("#!/bin/sh\nsleep 1\n")
-    shell.chmod(0o755)
-    hosts = ReturningHosts(Job(script=SCRIPT, hosts=(A, B)), {**os.environ, "HYDRA_LAUNCHER_EXEC": str(shell)})
-    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
+def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path) -> None:
+    hosts = of(executable(tmp_path / "slow", "#!/bin/sh\nsleep 1\n"), hosts=(A, B))
     deadline = time.monotonic() + 20
-    while (n := hosts.answered(now.hosts, math.inf)[1]) == 2 and time.monotonic() < deadline:
-        hosts.ask(now, math.inf)
+    while (answer := hosts.answered(NOW.hosts, math.inf)) == NONE and time.monotonic() < deadline:
+        hosts.ask(NOW, math.inf)
         time.sleep(0.05)
     hosts.close()
-    assert n == 4
+    assert answer == BOTH
 
 
-def test_a_job_that_has_all_ranks_that_it_may_asks_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returning_hosts.network, "is_here", lambda host: False)
-    hosts = ReturningHosts(Job(script=SCRIPT, n=2, hosts=(A, B)), {**os.environ, "HYDRA_LAUNCHER_EXEC": "true"})
-    now = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
-    hosts.ask(now, math.inf)
+def test_a_job_that_has_all_ranks_that_it_may_asks_no_host() -> None:
+    hosts = of("true", n=2, hosts=(A, B))
+    hosts.ask(NOW, math.inf)
     time.sleep(0.1)
     hosts.max_ranks = None  # else they would not be taken in any case
-    assert hosts.answered(now.hosts, math.inf) == ((A,), 2)
+    assert hosts.answered(NOW.hosts, math.inf) == NONE

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import executable
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
-LAUNCH = [sys.executable, "-m", "launcher"]
 
 
 def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
+    args = ["a b", "", ":", "::", "-n", "é", "x\ny"]
     done = ddp_launch(
         """
         import json
@@ -26,27 +28,21 @@ def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
         parent = int(os.environ["DDP_AGENT"]) == os.getppid()
         print(json.dumps([*(os.environ[name] for name in names), parent, secrets, sys.argv[1:]]))
         """,
-        *["a b", "", ":", "::", "-n", "é", "x\ny"],
+        *args,
+        err="",
     )
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = {line[:3]: json.loads(line[3:]) for line in done.stdout.splitlines()}
-    args = ["a b", "", ":", "::", "-n", "é", "x\ny"]
+    rows = {line[:3]: json.loads(line[3:]) for line in done.lines}
     assert rows == {f"{rank}: ": [str(rank), "2", str(rank), "2", threads, True, [], args] for rank in range(2)}
 
 
 def test_a_world_of_one_needs_no_mpi(run_job: Any, script: Any, tmp_path: Path) -> None:
     path = script("print(rank, size, flush=True); sys.stderr.write('to stderr')")
     # A Python in a folder without mpiexec, and an empty PATH.
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    code = f"import sys; sys.executable = {str(python)!r}; from launcher.cli import main; sys.exit(main())"
-    done = run_job([sys.executable, "-c", code, path], env={"PATH": ""})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "to stderr\n")
-    done = run_job([sys.executable, "-c", code, "-n", "2", path], env={"PATH": ""})
-    assert done.returncode == 2
+    python = executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    code = f"import sys; sys.executable = {python!r}; from launcher.cli import main; sys.exit(main())"
+    run_job([sys.executable, "-c", code, path], env={"PATH": ""}, code=0, out="0 1\n", err="to stderr\n")
+    done = run_job([sys.executable, "-c", code, "-n", "2", path], env={"PATH": ""}, code=2)
     assert done.stderr.count("\n") == 1
     assert "pip install mpich" in done.stderr
 
@@ -67,51 +63,45 @@ def test_main_is_a_module_of_its_own(ddp_launch: Any, tmp_path: Path) -> None:
         """,
         n=1,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "job.py None 7 True",
-        "import os, signal, subprocess, sys, time",
-        "[3]",
-        "at exit __main__",
-    ]
+    source = "import os, signal, subprocess, sys, time"
+    assert done.stdout.splitlines() == ["job.py None 7 True", source, "[3]", "at exit __main__"]
 
 
 def test_modules_and_packages(run_job: Any, tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    text = "import sys; print(__name__, __package__, __spec__.name, sys.argv[1:], sys.modules['__main__'].__file__)"
-    (tmp_path / "package" / "__main__.py").write_text(text)
-    # A folder of the user's must not take the place of ours.
-    (tmp_path / "socket.py").write_text("raise SystemExit('wrong socket')")
-    (tmp_path / "launcher" / "agent").mkdir(parents=True)
-    for name in ("__init__.py", "agent/main.py"):
-        (tmp_path / "launcher" / name).write_text("raise SystemExit('wrong launcher')")
-    command = [str(Path(sys.executable).parent / "ddp-launch")]
-    done = run_job([*command, "-m", "package", "--x"], cwd=tmp_path)
     main = tmp_path / "package" / "__main__.py"
-    assert done.stdout == f"__main__ package package.__main__ ['--x'] {main}\n", done.stderr
+    # A folder of the user's must not take the place of ours.
+    for path, text in (
+        ("package/__init__.py", ""),
+        (main, "import sys; print(__name__, __package__, __spec__.name, sys.argv[1:], sys.modules[__name__].__file__)"),
+        ("socket.py", "raise SystemExit('wrong socket')"),
+        ("launcher/__init__.py", "raise SystemExit('wrong launcher')"),
+        ("launcher/agent/main.py", "raise SystemExit('wrong launcher')"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    command = [str(Path(sys.executable).parent / "ddp-launch"), "-m", "package", "--x"]
+    run_job(command, cwd=tmp_path, out=f"__main__ package package.__main__ ['--x'] {main}\n")
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "says"),
+    ("name", "n", "code", "says"),
     [
-        ("no_such.module", 2, "'no_such')"),
-        ("hollow", 2, "No module named hollow.__main__; 'hollow' is a package and cannot be directly executed"),
+        # one sentence, however many ranks say it
+        ("no_such.module", 2, 2, "'no_such')"),
+        ("hollow", 1, 2, "No module named hollow.__main__; 'hollow' is a package and cannot be directly executed"),
         # What the user's own code imports is another matter.
-        ("needy.module", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
+        ("needy.module", 1, 1, "raised ModuleNotFoundError: No module named 'lacking'"),
     ],
 )
 def test_a_module_that_cannot_be_run_is_wrong_use(
-    run_job: Any, tmp_path: Path, name: str, code: int, says: str
+    launch: Any, tmp_path: Path, name: str, n: int, code: int, says: str
 ) -> None:
     for package, text in (("hollow", ""), ("needy", "import lacking")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(text)
-    done = run_job([*LAUNCH, "-n", "2", "--max-restarts", str(2 * (code == 2)), "-m", name], cwd=tmp_path)
-    assert done.returncode == code
-    assert done.stderr.splitlines()[-1].endswith(says)
-    if code == 2:
-        assert done.stderr.count("\n") == 1  # one sentence, however many ranks say it
+    done = launch("-n", n, "--max-restarts", 2 * (code == 2), "-m", name, cwd=tmp_path, code=code)
+    assert done.last.endswith(says)
+    assert code == 1 or done.stderr.count("\n") == 1
 
 
 MAIN = """
@@ -129,7 +119,7 @@ print([sys.argv, sys.path[0], file, spec, __main__.__package__, os.path.basename
         *(pytest.param(name, marks=pytest.mark.long) for name in ("folder", "main.py", "main.pyc", "app.zip")),
     ],
 )
-def test_whatever_python_runs(run_job: Any, tmp_path: Path, kind: str) -> None:
+def test_whatever_python_runs(run_job: Any, launch: Any, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "folder"
     program = MAIN if kind == "-" else "import helper" + MAIN
     folder.mkdir()
@@ -141,25 +131,21 @@ def test_whatever_python_runs(run_job: Any, tmp_path: Path, kind: str) -> None:
     for name, shebang in (("app.zip", None), ("app.pyz", "/usr/bin/env python3")):
         zipapp.create_archive(folder, tmp_path / name, interpreter=shebang)
     with (tmp_path / "main.py").open() as stdin:
-        plain = run_job([sys.executable, kind, "a"], cwd=tmp_path, stdin=stdin)
-    assert plain.returncode == 0, plain.stderr
+        plain = run_job([sys.executable, kind, "a"], cwd=tmp_path, stdin=stdin, code=0)
     with (tmp_path / "main.py").open() as stdin:
-        done = run_job([*LAUNCH, "-n", "2", kind, "a"], cwd=tmp_path, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    expected = plain.stdout.replace("'<stdin>'", "None")  # some Pythons call that a file
-    assert sorted(done.stdout.splitlines()) == [f"{rank}: {expected.rstrip()}" for rank in range(2)]
+        # some Pythons call that a file
+        launch(kind, "a", cwd=tmp_path, stdin=stdin, out=plain.stdout.replace("'<stdin>'", "None"))
 
 
-def test_a_program_from_stdin_is_there_again_after_a_restart(run_job: Any, tmp_path: Path) -> None:
+def test_a_program_from_stdin_is_there_again_after_a_restart(launch: Any, tmp_path: Path) -> None:
     body = "import os, sys\nif os.environ['DDP_ATTEMPT'] == '0': sys.exit(3)\nprint(len(sys.stdin.read()))\n"
     body += "#" * 300_000  # more than a pipe holds
     (tmp_path / "body").write_text(body)
     with (tmp_path / "body").open() as stdin:
-        done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "1", "-"], stdin=stdin)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: 0", "1: 0"]), done.stderr
+        assert launch("-n", 2, "--max-restarts", 1, "-", stdin=stdin).lines == ["0: 0", "1: 0"]
 
 
-def test_any_program_with_no_python(run_job: Any, tmp_path: Path) -> None:
+def test_any_program_with_no_python(launch: Any, tmp_path: Path) -> None:
     python = tmp_path / "rank.py"
     python.write_text(
         "import numpy as np\nimport collectives\n"
@@ -167,45 +153,33 @@ def test_any_program_with_no_python(run_job: Any, tmp_path: Path) -> None:
     )
     # `yes` ends by SIGPIPE, as it does in a shell, unless that is ignored. A rank that becomes Python has an agent.
     how = f"if [ $RANK = 0 ]; then {sys.executable} {python}; else exec {sys.executable} {python}; fi"
-    (tmp_path / "run.sh").write_text(f'#!/bin/bash\nset -o pipefail\nyes | head -1; echo $? "$@"\n{how}\n')
-    (tmp_path / "run.sh").chmod(0o755)
-    done = run_job([*LAUNCH, "-n", "2", "--no-python", "./run.sh", "-n", "a b"], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    said = ["0: 141 -n a b", "0: [2.] False", "0: y", "1: 141 -n a b", "1: [2.] True", "1: y"]
-    assert sorted(done.stdout.splitlines()) == said
-    done = run_job([*LAUNCH, "-n", "2", "--no-python", "sh", "-c", "exit $RANK"])
-    assert done.returncode == 1
-    assert done.stderr.endswith("exited with code 1\n")
+    executable(tmp_path / "run.sh", f'#!/bin/bash\nset -o pipefail\nyes | head -1; echo $? "$@"\n{how}\n')
+    done = launch("-n", 2, "--no-python", "./run.sh", "-n", "a b", cwd=tmp_path, err="")
+    assert done.lines == ["0: 141 -n a b", "0: [2.] False", "0: y", "1: 141 -n a b", "1: [2.] True", "1: y"]
+    assert launch("--no-python", "sh", "-c", "exit 3", code=3).last.endswith("exited with code 3")
 
 
-def test_a_program_that_cannot_be_run_is_wrong_use(run_job: Any, tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("\x7f")
-    (tmp_path / "data").chmod(0o755)
+def test_a_program_that_cannot_be_run_is_wrong_use(launch: Any, tmp_path: Path) -> None:
+    data = executable(tmp_path / "data", "\x7f")
     (tmp_path / "private").mkdir(mode=0o000)
     environ = {"PATH": f"{tmp_path}/private:{os.environ['PATH']}"}
     for program, reason in (
         ("nowhere", "there is no program nowhere that can be run"),
-        (f"{tmp_path}/data", f"the program {tmp_path}/data cannot be run: Exec format error"),
+        (data, f"the program {data} cannot be run: Exec format error"),
     ):
-        done = run_job([*LAUNCH, "-n", "2", "--no-python", program], env=environ)
-        assert done.returncode == 2
-        assert done.stderr == f"ddp-launch: {reason}\n"
+        launch("-n", 2, "--no-python", program, env=environ, code=2, err=f"ddp-launch: {reason}\n")
 
 
-def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:
+def test_stdin_goes_to_rank_0(launch: Any, script: Any) -> None:
     path = script("data = sys.stdin.read(); print(len(data), data.strip()[-3:], flush=True)")
-    job = start_job([*LAUNCH, "-n", "2", path], stdin=subprocess.PIPE)
-    out, err = job.process.communicate("x" * 300_000 + "end\n", timeout=20)
-    assert sorted(out.splitlines()) == ["0: 300004 end", "1: 0 "], err
-    job.assert_gone()
+    with subprocess.Popen(["sh", "-c", "yes | head -150000; echo end"], stdout=subprocess.PIPE) as typed:
+        assert launch("-n", 2, path, stdin=typed.stdout).lines == ["0: 300004 end", "1: 0 "]
 
 
-def test_a_reader_that_has_enough_ends_the_job(start_job: Any, script: Any) -> None:
+def test_a_reader_that_has_enough_ends_the_job(run_job: Any, script: Any) -> None:
     path = script("while True: print('line ' * 20)")
-    job = start_job(["bash", "-c", f'"$0" -m launcher -n 2 {path} | head -1; echo ${{PIPESTATUS[0]}}', sys.executable])
-    done = job.wait(20)
-    assert done.stdout.splitlines()[-1] == "141"
-    assert done.stderr == ""
+    command = f'"$0" -m launcher -n 2 {path} | head -1; echo ${{PIPESTATUS[0]}}'
+    assert run_job(["bash", "-c", command, sys.executable], err="").stdout.splitlines()[-1] == "141"
 
 
 FULL = "the output cannot be written: No space left on device"
@@ -217,9 +191,8 @@ def test_a_full_disk_behind_stdout_is_told_and_ends_the_job(
 ) -> None:
     path = script(f"print('line', file=sys.stderr)\nprint('line')\nwhile {goes_on}: time.sleep(0.1)")
     command = f"exec {sys.executable} -m launcher -n 2 --max-restarts 2 --log-dir {tmp_path}/logs {path} >/dev/full"
-    done = run_job(["sh", "-c", command])
-    assert done.returncode == 1
-    assert done.stderr.splitlines().count(f"ddp-launch: {FULL}") == 1
-    assert set(done.stderr.splitlines()) <= {f"ddp-launch: {FULL}", "0: line", "1: line"}
+    said = run_job(["sh", "-c", command], code=1).stderr.splitlines()
+    assert said.count(f"ddp-launch: {FULL}") == 1
+    assert set(said) <= {f"ddp-launch: {FULL}", "0: line", "1: line"}
     log = (tmp_path / "logs" / "latest" / "launcher.log").read_text().splitlines()
     assert [line[20:] for line in log[1:]] == [f"ddp-launch: {FULL}", f"exit code 1: {FULL}"]

@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import stat_of
-from launcher.supervisor.attempt import Attempt
+from tests.conftest import wait_until
 from tests.launcher.conftest import LAUNCH
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -30,59 +28,44 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 subprocess.Popen(["sleep", "60"], start_new_session=True)
 """
 SLEEP = "time.sleep(60)\n"
+ENDING = "ddp-launch: {}: ending the job (once more kills it at once)\n"
 
 
-def end(job: Any, within: float) -> tuple[int, str, str]:
-    """The exit code, what was printed since, and on stderr; all must be over `within` seconds from now."""
+def end(job: Any, within: float, **expected: Any) -> Any:
+    """The job's end; all must be over `within` seconds from now."""
     start = time.monotonic()
-    done = job.wait(15, leave=max(0.0, within))
+    done = job.wait(15, leave=max(0.0, within), **expected)
     assert time.monotonic() - start < within
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("call", [Attempt._kill, lambda attempt: attempt._shut_down(signal.SIGTERM, 1.0)])
-def test_observers_hear_once_that_a_job_is_ended(call: Callable[[Attempt], None]) -> None:
-    attempt = Attempt.__new__(Attempt)
-    attempt.ending = False
-    attempt.now = 0.0
-    attempt.observers = Mock()
-    attempt.clock = Mock(at=lambda now: now)
-    attempt.ranks = Mock()
-    call(attempt)
-    attempt._kill()
-    attempt.observers.ending.assert_called_once()
+    return done
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM (signal 15)", 143)]
+    ("number", "name", "code", "n"),
+    [(signal.SIGINT, "Ctrl-C", 130, 2), (signal.SIGTERM, "SIGTERM (signal 15)", 143, 1)],
+    ids=["Ctrl-C", "SIGTERM"],
 )
-def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, name: str, code: int) -> None:
+def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, name: str, code: int, n: int) -> None:
     body = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)" + READY + SLEEP
-    job = start_launch(body, options=("--max-restarts", "1"))  # which the user's end of a job is no reason for
+    job = start_launch(body, n, ("--max-restarts", "1"))  # which the user's end of a job is no reason for
     for _ in range(2):  # as from `timeout`, which signals the launcher and then its group
         job.process.send_signal(number)
-    status, out, err = end(job, 4)
-    assert status == code
-    assert err == f"ddp-launch: {name}: ending the job (once more kills it at once)\n"
+    done = end(job, 4, code=code, err=ENDING.format(name))
     # Python turns SIGINT into an orderly exit, SIGTERM just ends it.
-    assert out.count("at exit") == (2 if number == signal.SIGINT else 0)
+    assert done.stdout.count("at exit") == (2 if number == signal.SIGINT else 0)
 
 
 def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP, options=("--grace", "30"))
+    job = start_launch(STUBBORN + READY + SLEEP, 1, ("--grace", "30"))
     job.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert job.process.poll() is None
     job.process.send_signal(signal.SIGINT)
-    assert end(job, 2)[::2] == (130, "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n")
+    end(job, 2, code=130, err=ENDING.format("Ctrl-C"))
 
 
 def find(job: Any, *names: str) -> int:
     """The pid of the process of this job whose command name is among `names`."""
-    for pid in job.pids():
-        if Path(f"/proc/{pid}/comm").read_text().strip() in names:
-            return int(pid)
-    raise AssertionError(f"none of {names}")
+    return next(int(pid) for pid in job.pids() if Path(f"/proc/{pid}/comm").read_text().strip() in names)
 
 
 def agents(job: Any) -> list[int]:
@@ -92,19 +75,22 @@ def agents(job: Any) -> list[int]:
     return sorted(parent for parent in (stat_of(pid).parent for pid in forks) if parent in forks)
 
 
+ENGINE_KILLED = "{name} (pid {pid}) was killed by SIGKILL (signal 9) while ranks were running"
+
+
 @pytest.mark.parametrize(
     ("victim", "engine", "code", "says"),
     [
         ("launcher", "auto", -9, ""),
-        ("engine", "auto", 137, "{name} (pid {pid}) was killed by SIGKILL (signal 9) while ranks were running"),
-        ("engine", "mpiexec", 137, "{name} (pid {pid}) was killed by SIGKILL (signal 9) while ranks were running"),
+        ("engine", "auto", 137, ENGINE_KILLED),
+        pytest.param("engine", "mpiexec", 137, ENGINE_KILLED, marks=pytest.mark.long),
         ("proxy", "mpiexec", 1, "hydra_pmi_proxy (pid {pid}), which had started the ranks, died"),
         ("agent", "auto", 1, "the agent of rank 1 (pid {pid}) died, and its rank with it"),
         ("reaper", "auto", 1, "the launcher's reaper (pid {pid}), which had started the ranks, died"),
     ],
 )
 def test_kill_9(
-    start_launch: Any, mpiexec: list[str], tmp_path: Path, victim: str, engine: str, code: int, says: str
+    start_launch: Any, mpiexec: Any, tmp_path: Path, victim: str, engine: str, code: int, says: str
 ) -> None:
     """Whatever is killed, the job ends and names it; nothing is left, of files neither."""
     family = mpi_family(mpiexec[0])
@@ -114,25 +100,24 @@ def test_kill_9(
     job = start_launch(STUBBORN + READY + SLEEP, options=options, env={"TMPDIR": str(tmp_path)})
     assert len(list(tmp_path.glob("ddp-launch-*"))) == 1
     name = "ddp_pmi_server" if engine == "auto" and family == MPICH else "mpiexec"
+    launcher = job.process.pid
     pid = {
-        "launcher": lambda: job.process.pid,
+        "launcher": lambda: launcher,
         "engine": lambda: find(job, name, "mpiexec.hydra", "prterun"),
         "proxy": lambda: find(job, "hydra_pmi_proxy"),
         "agent": lambda: agents(job)[1],
-        "reaper": lambda: int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()[0]),
+        "reaper": lambda: int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0]),
     }[victim]()
     os.kill(pid, signal.SIGKILL)
-    status, _, err = end(job, 5)
-    assert status == code
-    assert says.format(name=name, pid=pid) in (err.splitlines() or [""])[-1]
+    done = end(job, 5, code=code)
+    assert says.format(name=name, pid=pid) in (done.stderr.splitlines() or [""])[-1]
     assert not list(tmp_path.glob("ddp-launch-*"))
 
 
 def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
-    body = READY + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP
-    job = start_launch(body, options=("--grace", "0.3"))
+    job = start_launch(READY + "os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP, 1, ("--grace", "0.3"))
     job.process.send_signal(signal.SIGINT)
-    assert end(job, 4)[0] == 130
+    end(job, 4, code=130)
 
 
 MEET = """
@@ -149,34 +134,28 @@ print("done")
 """
 
 
-def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, count: Callable[[int, int], int]) -> None:
+def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, count: Any) -> None:
     job = start_launch(MEET, options=("--hang-timeout", "5", "--timeout", "6.5"))
     job.process.send_signal(signal.SIGTSTP)
-    until = time.monotonic() + 10
-    states: list[str] = []
-    while states.count("T") < 3:  # two ranks and the launcher
-        assert time.monotonic() < until, states
-        time.sleep(0.05)
-        states = [stat_of(pid).state for pid in job.pids()]
+    # two ranks and the launcher
+    wait_until(lambda: sum(stat_of(pid).state == "T" for pid in job.pids()) == 3, 10)
     time.sleep(count(1, 7))  # with --long more than --timeout
     job.process.send_signal(signal.SIGCONT)
-    status, out, err = end(job, 20)
-    assert (status, out.count("done"), err) == (0, 2, "")
+    assert end(job, 20, code=0, err="").stdout.count("done") == 2
 
 
 def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_launch: Any, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
-    job = start_launch(READY + "time.sleep(3.8)\nprint('done')\n", options=("--events", str(events)))
+    job = start_launch(READY + "time.sleep(3.8)\n", 1, ("--events", str(events)))
     job.process.send_signal(signal.SIGSTOP)
     time.sleep(3.2)  # from 2 s beyond a wait of 1 s on it is no delay
     job.process.send_signal(signal.SIGCONT)
-    assert end(job, 8)[0] == 0
+    end(job, 8, code=0)
     assert '"event":"continued"' in events.read_text()
 
 
 def test_ignored_signals_stay_ignored(start_job: Any, script: Any) -> None:
-    command = ["nohup", *LAUNCH, "-n", "2", script(READY + "time.sleep(0.5)\n")]
-    job = start_job(command, stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
+    job = start_job(["nohup", *LAUNCH, script(READY + "time.sleep(0.5)\n")], stderr=subprocess.DEVNULL)
+    assert job.process.stdout.readline() == "ready\n"
     job.process.send_signal(signal.SIGHUP)
-    assert job.wait(20).returncode == 0
+    job.wait(20, code=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,7 +13,8 @@ import pytest
 
 from collectives.world import STOPPED
 from launcher.linux import stat_of
-from tests.launcher.conftest import wait_for
+from tests.conftest import ROOT, executable
+from tests.launcher.conftest import read_events, wait_for
 from tests.launcher.supervisor.test_stop import agents
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -38,6 +38,7 @@ report(stopped=7)
 print("saved", flush=True)
 sys.exit(75)
 """
+TERM = "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"
 AS_ASKED = "ddp-launch: stopped as asked at step 7, state saved: start the same command to go on\n"
 
 
@@ -48,46 +49,34 @@ def rank_pids(job: Any) -> list[int]:
 
 
 def test_a_rank_that_was_asked_stops_all(start_launch: Any, tmp_path: Path) -> None:
-    events = tmp_path / "events.jsonl"
-    job = start_launch(LOOP, options=("--max-restarts", "3", "--events", str(events)))
+    path = tmp_path / "events.jsonl"
+    job = start_launch(LOOP, options=("--max-restarts", "3", "--events", str(path)))
     os.kill(rank_pids(job)[1], signal.SIGTERM)
-    done = job.wait(15)
-    assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
-    assert done.stdout.count("saved") == 2
-    results = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [event["event"] for event in results if event["event"] in ("failure", "restart")] == []
-    assert results[-2]["event"] == "stopped"
-    assert (results[-2]["step"], results[-2]["late"]) == (7, [])
-    assert (results[-1]["code"], results[-1]["message"]) == (STOPPED, AS_ASKED[len("ddp-launch: ") : -1])
+    assert job.wait(15, code=STOPPED, err=AS_ASKED).stdout.count("saved") == 2
+    *others, stopped, ended = read_events(path)
+    assert not {"failure", "restart"} & {event["event"] for event in others}
+    assert (stopped["event"], stopped["step"], stopped["late"]) == ("stopped", 7, [])
+    assert (ended["code"], f"ddp-launch: {ended['message']}\n") == (STOPPED, AS_ASKED)
+
+
+CTRL_C = "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
 
 
 @pytest.mark.parametrize(
     ("number", "code", "line"),
-    [
-        pytest.param(
-            signal.SIGINT,
-            130,
-            "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n",
-            marks=pytest.mark.long,
-        ),
-        (signal.SIGTERM, STOPPED, "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"),
-        (signal.SIGUSR1, STOPPED, ""),  # means nothing to the launcher, which passes it on
-    ],
+    [pytest.param(signal.SIGINT, 130, CTRL_C, marks=pytest.mark.long), (signal.SIGTERM, STOPPED, TERM)],
 )
 def test_the_launcher_is_asked(start_launch: Any, number: int, code: int, line: str) -> None:
-    job = start_launch(LOOP, n=1 if number == signal.SIGUSR1 else 2)
+    job = start_launch(LOOP)
     job.process.send_signal(number)
-    done = job.wait(15)
-    assert (done.returncode, done.stderr) == (code, line + AS_ASKED)
+    job.wait(15, code=code, err=line + AS_ASKED)
 
 
 def test_a_crash_among_those_that_stop_is_a_failure(start_launch: Any) -> None:
-    crash = LOOP.replace("report(stopped=7)", "if comm.rank == 1: raise ValueError('disk')\n")
-    job = start_launch(crash)
+    job = start_launch(LOOP.replace("report(stopped=7)", "if comm.rank == 1: raise ValueError('disk')\n"))
     os.kill(rank_pids(job)[0], signal.SIGTERM)
-    done = job.wait(15)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("raised ValueError: disk")
+    done = job.wait(15, code=1)
+    assert done.last.endswith("raised ValueError: disk")
     assert "exit" not in done.stderr.replace("sys.exit", "")  # who had stopped is not among the failures
 
 
@@ -101,10 +90,10 @@ def test_a_crash_among_those_that_stop_is_a_failure(start_launch: Any) -> None:
 )
 def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, tmp_path: Path, other: str, code: int, says: str) -> None:
     start = time.monotonic()
-    there = tmp_path / "there"
-    agrees = f"if rank == 0:\n    while not os.path.exists({str(there)!r}): time.sleep(0.01)\n    sys.exit(75)\n"
-    done = ddp_launch(f"{agrees}{other}\nopen({str(there)!r}, 'w')\ntime.sleep(60)", options=("--grace", "0.5"))
-    assert done.returncode == code
+    there = str(tmp_path / "there")
+    agrees = f"if rank == 0:\n    while not os.path.exists({there!r}): time.sleep(0.01)\n    sys.exit(75)\n"
+    body = f"{agrees}{other}\nopen({there!r}, 'w')\ntime.sleep(60)"
+    done = ddp_launch(body, options=("--grace", "0.5"), code=code)
     assert done.stderr.startswith(f"ddp-launch: {says}")
     assert done.stderr.count("\n") == 1
     assert time.monotonic() - start < 8
@@ -125,47 +114,40 @@ time.sleep(60)
 
 
 def test_ranks_know_why_they_are_asked(ddp_launch: Any, start_launch: Any, tmp_path: Path) -> None:
-    done = ddp_launch(ASKED, str(tmp_path / "there"))
-    assert sorted(done.stdout.splitlines()) == ["0: peer failed", "0: ready", "1: ready"]
-    job = start_launch(ASKED)
+    done = ddp_launch(ASKED, str(tmp_path / "there"), code=3)
+    assert done.lines == ["0: peer failed", "0: ready", "1: ready"]
+    job = start_launch(ASKED, 1)
     job.process.send_signal(signal.SIGTERM)
-    assert sorted(job.wait(15).stdout.split()) == ["0:", "1:", "asked", "asked"]
-
-
-TERM = "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"
+    job.wait(15, out="asked\n")
 
 
 def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_launch: Any) -> None:
     long_step = "signal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
-    job = start_launch(long_step, options=("--grace", "0.5"))
+    job = start_launch(long_step, 1, ("--grace", "0.5"))
     job.process.send_signal(signal.SIGTERM)
-    done = job.wait(15)
     lost = "did not end within 0.5 s: killed, and what was not saved is lost (more time: --grace)"
-    assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0-1 {lost}\n")
+    job.wait(15, code=143, err=f"{TERM}ddp-launch: rank 0 {lost}\n")
 
 
 def test_an_exception_on_the_way_to_a_stop_is_shown(start_launch: Any) -> None:
     fails = "def save(*a):\n    raise OSError('no room')\nsignal.signal(15, save)\nprint('ready', flush=True)"
-    job = start_launch(fails + "\ntime.sleep(60)", n=1)
+    job = start_launch(fails + "\ntime.sleep(60)", 1)
     job.process.send_signal(signal.SIGTERM)
-    done = job.wait(15)
-    assert done.returncode == 143
+    done = job.wait(15, code=143)
     assert done.stderr.startswith(TERM + "Traceback")
-    assert done.stderr.splitlines()[-1].endswith("raised OSError: no room")
+    assert done.last.endswith("raised OSError: no room")
 
 
 def test_the_recipe_of_the_docs_requeues(start_job: Any, script: Any, tmp_path: Path) -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "launcher.md").read_text()
+    docs = (ROOT / "docs/launcher.md").read_text()
     recipe = next(block for block in docs.split("```")[1::2] if "launcher=$!" in block)
     line = "ddp-launch train.py --checkpoint runs/digits"
     assert line in recipe
-    (tmp_path / "batch.sh").write_text(recipe.replace(line, f"{sys.executable} -m launcher -n 1 {script(LOOP)}"))
-    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "scontrol").chmod(0o755)
+    batch = recipe.replace(line, f"{sys.executable} -m launcher -n 1 {script(LOOP)}")
+    executable(tmp_path / "scontrol", '#!/bin/sh\necho "$@"\n')
     environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    job = start_job(["sh", str(tmp_path / "batch.sh")], env=environ)
+    job = start_job(["sh", "-c", batch], env=environ)
     wait_for(job.process.stdout, "ready", 1)
+    # Means nothing to the launcher, which passes it on.
     job.process.send_signal(signal.SIGUSR1)
-    done = job.wait(15)
-    assert (done.returncode, done.stderr) == (0, AS_ASKED)
-    assert done.stdout.splitlines() == ["saved", "requeue 4711"]
+    job.wait(15, code=0, out="saved\nrequeue 4711\n", err=AS_ASKED)

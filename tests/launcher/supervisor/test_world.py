@@ -12,19 +12,9 @@ import pytest
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_that_ends_before_init_is_named_at_once(ddp_launch: Any, first: int) -> None:
     # Whoever comes first: rank 1 ends while rank 0 waits, or has ended when it begins to.
-    done = ddp_launch(
-        f"""
-        if rank != {first}: time.sleep(0.5)
-        if rank == 1: sys.exit(0)
-        import collectives
-        collectives.init()
-        """
-    )
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(
-        r"ddp-launch: rank 1 \(pid \d+\) exited with code 0 before collectives.init\(\), where rank 0 waits", last
-    )
+    body = f"if rank != {first}: time.sleep(0.5)\nif rank == 1: sys.exit(0)\nimport collectives\ncollectives.init()"
+    says = r"ddp-launch: rank 1 \(pid \d+\) exited with code 0 before collectives.init\(\), where rank 0 waits"
+    assert re.fullmatch(says, ddp_launch(body, code=1).last)
 
 
 STOPPED = """
@@ -48,7 +38,5 @@ print("joined")
     ],
 )
 def test_who_keeps_the_others_in_init_is_named_at_the_hang_limit(ddp_launch: Any, stops: str, says: str) -> None:
-    done = ddp_launch(STOPPED.format(stops=stops), options=("--hang-timeout", "3"))
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(rf"ddp-launch: nothing has moved for \d\.\d s: {says} in collectives.init\(\)", last), last
+    done = ddp_launch(STOPPED.format(stops=stops), options=("--hang-timeout", "3"), code=1, out="")
+    assert re.fullmatch(rf"ddp-launch: nothing has moved for \d\.\d s: {says} in collectives.init\(\)", done.last)
