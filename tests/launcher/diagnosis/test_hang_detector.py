@@ -61,8 +61,11 @@ class Harness:
 
     def start(self) -> None:
         for rank in (0, 1):
-            self.detector.rank_started(rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": "here"})
+            self.rank_started(rank, "here")
         self.detector.tick(self.now)
+
+    def rank_started(self, rank: int, host: str) -> None:
+        self.detector.rank_started(rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": host})
 
     def run(self, seconds: float, *silent: int) -> None:
         """Lets time pass; every rank but the silent ones sends its beat each second."""
@@ -91,11 +94,7 @@ def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
     harness.run(299.0)
     assert (len(harness.console.said), harness.asked) == (1, 0)
     harness.run(1.0)
-    assert (harness.console.said[1], harness.asked, harness.failures) == (
-        "ddp-launch: nothing has moved for 600 s",
-        1,
-        [],
-    )
+    assert (harness.console.said[1:], harness.asked) == (["ddp-launch: nothing has moved for 600 s"], 1)
     harness.detector.stacks(1, STACKS)
     harness.detector.tick(harness.now + 0.1)
     assert harness.failures == []  # rank 0 has not answered yet
@@ -106,12 +105,8 @@ def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
     head, *rows = harness.console.said[2].splitlines()
     assert head.startswith("rank  host  pid  last collective")
     assert [row.split()[:3] for row in rows] == [["0", "here", "100"], ["1", "here", "101"]]
-    assert harness.console.said[3:] == [
-        (
-            "ddp-launch: rank 1 stands here, innermost first:\n"
-            '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'
-        )
-    ]
+    innermost_first = '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'
+    assert harness.console.said[3:] == [f"ddp-launch: rank 1 stands here, innermost first:\n{innermost_first}"]
     harness.run(700.0)
     assert (len(harness.failures), len(harness.console.said)) == (1, 4)  # it has spoken
 
@@ -169,7 +164,7 @@ def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
     harness.console.backlogged = False
     harness.run(2.0, 1)
     text = "lost rank 1: no heartbeat for 30 s, so its agent is stopped or its network is down"
-    assert [str(failure) for failure in harness.failures] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert [*map(str, harness.failures)] == [f"{text} (more time: --heartbeat-timeout)"]
     assert harness.asked == 0
 
 
@@ -177,14 +172,12 @@ def test_a_host_of_which_nothing_is_heard_is_named() -> None:
     harness = Harness(heartbeat=30.0)
     harness.detector.attempt_started(1, 4)
     for rank in range(4):
-        harness.detector.rank_started(
-            rank, {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "host": f"node{rank // 2}"}
-        )
+        harness.rank_started(rank, f"node{rank // 2}")
         harness.beats[rank] = dict(WAITS)
     harness.run(3.0, 0)  # one of node0, a little late
     harness.run(31.0, 2, 3)
     text = "lost host node1 with ranks 2-3: no heartbeat for 30 s, so it or its network is down"
-    assert [str(failure) for failure in harness.failures] == [f"{text} (more time: --heartbeat-timeout)"]
+    assert [*map(str, harness.failures)] == [f"{text} (more time: --heartbeat-timeout)"]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +211,6 @@ def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("stacks", "lines", "text"),
     [
-        (STACKS, 15, '  File "/home/me/data.py", line 31 in load\n  File "/home/me/train.py", line 12 in <module>'),
         (STACKS, 1, '  File "/home/me/data.py", line 31 in load\n  and 1 more'),
         ("Current thread 0x1 (most recent call first):\n  <no Python frame>\n", 15, "  <no Python frame>"),
     ],
@@ -274,24 +266,6 @@ class Case(NamedTuple):
 
 LONGER = ("--hang-timeout", "4")
 CASES = {
-    "computes in C, with the GIL": Case(
-        WORLD.format("sum(range(10**12))"),
-        f"computes; {SEEN}, in C code that keeps the GIL, {WAIT}",
-        "running",
-        options=("--hang-timeout", "6"),
-    ),
-    "another call": Case(
-        CROSSED,
-        r"the ranks wait in different calls: rank 0 in recv #\d .*, rank 1 in barrier #\d .*; every rank must make the "
-        "same calls in the same order$",
-        r"barrier .* (running|sleeping)",
-    ),
-    "together in time.sleep": Case(
-        TOGETHER.format("time.sleep(60)"),
-        "no rank computes, and none waits in a collective: rank 0 .* sleeps at ",
-        "(sleeping|running)",
-    ),
-    "talks": Case(TOGETHER.format("print('here'); time.sleep(0.2)"), "", code=0, options=LONGER),
     "sleeps, once": Case(
         WORLD.format("if os.environ['DDP_ATTEMPT'] == '0': time.sleep(60)"),
         f"sleeps at job.py:12 in load, {WAIT}",
@@ -299,26 +273,43 @@ CASES = {
         code=0,
         options=("--max-restarts", "1"),
     ),
+    "another call": Case(
+        CROSSED,
+        r"the ranks wait in different calls: rank 0 in recv #\d .*, rank 1 in barrier #\d .*; every rank must make the "
+        "same calls in the same order$",
+        r"barrier .* (running|sleeping)",
+    ),
+    "computes in C, with the GIL": Case(
+        WORLD.format("sum(range(10**12))"),
+        f"computes; {SEEN}, in C code that keeps the GIL, {WAIT}",
+        "running",
+        options=("--hang-timeout", "6"),
+    ),
+    "together in time.sleep": Case(
+        TOGETHER.format("time.sleep(60)"),
+        "no rank computes, and none waits in a collective: rank 0 .* sleeps at ",
+        "(sleeping|running)",
+    ),
+    "talks": Case(TOGETHER.format("print('here'); time.sleep(0.2)"), "", code=0, options=LONGER),
 }  # fmt: skip
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("names", [[*CASES][:3], [*CASES][3:]], ids=[0, 1])
+@pytest.mark.parametrize("names", [[*CASES][:2], pytest.param([*CASES][2:], marks=pytest.mark.long)], ids=[0, 1])
 def test_real_ranks(start_job: Any, tmp_path: Path, names: list[str]) -> None:
     # Few at a time: on a loaded machine a rank that is not given a core for so long is taken for one that hangs.
     jobs = {}
-    cases = {name: CASES[name] for name in names}
-    for name, case in cases.items():
+    for name in names:
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "job.py").write_text(HEAD + case.body)
-        options = ["-n", "2", "--hang-timeout", "3", "--log-dir", str(folder / "logs"), *case.options]
+        (folder / "job.py").write_text(HEAD + CASES[name].body)
+        options = ["-n", "2", "--hang-timeout", "3", "--log-dir", str(folder / "logs"), *CASES[name].options]
         jobs[name] = start_job([*LAUNCH, *options, str(folder / "job.py")])
-    for name, case in cases.items():
-        done = jobs[name].wait(timeout=60)
+    for name, job in jobs.items():
+        case = CASES[name]
+        done = job.wait(60, code=case.code)
         message = f"{name}:\n{done.stderr}"
-        assert done.returncode == case.code, message
         lines = [line for line in done.stderr.splitlines() if line != "ddp-launch: restart 1 of 1"]
         if not case.last:
             # A machine with more to do than it can may still have kept a rank from its core for half the limit.
@@ -331,7 +322,5 @@ def test_real_ranks(start_job: Any, tmp_path: Path, names: list[str]) -> None:
         assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], message
         assert re.search(f" {case.row}$", lines[at + 2]), message
         if "load" in lines[-1]:
-            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-1.txt").read_text()
-            assert "in load" in stacks, stacks
-            stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-0.txt").read_text()
-            assert "line 10 in step" in stacks, stacks
+            for rank, place in enumerate(("line 10 in step", "in load")):
+                assert place in (tmp_path / name / f"logs/latest/stacks-rank-{rank}.txt").read_text()

@@ -11,8 +11,8 @@ from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 from launcher.diagnosis.liveness import INIT, Liveness, RankState
 from launcher.errors import LARGE_PACKETS
 
-GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
-REDUCE = "all_reduce #416 (train.py:88) sum float32 (512, 10)"
+GATHER = "gather #417 (t.py:91)"
+REDUCE = "all_reduce #416 (t.py:88)"
 
 
 def hello(rank: int) -> dict[str, Any]:
@@ -62,20 +62,20 @@ def test_quiet(beats: dict[int, dict[str, Any]], rates: dict[str, float], quiet:
 
 
 @pytest.mark.parametrize(
-    ("event", "quiet"),
+    ("event", "args", "quiet"),
     [
-        (lambda motion: motion.heartbeat(1, {**DONE, "step": 7}, 100.0), 0.0),
-        (lambda motion: motion.heartbeat(1, {**DONE, "calls": 5}, 100.0), 0.0),
-        (lambda motion: motion.heartbeat(0, {**WAITS, "call_state": "done"}, 100.0), 0.0),
-        (lambda motion: motion.heartbeat(1, {**DONE, "cpu": 50.0, "rss": 7, "where": "x.py:1 in f"}, 100.0), 99.0),
-        (lambda motion: motion.output(1, 100.0), 0.0),
-        (lambda motion: motion.output(0, 100.0), 99.0),  # a thread of the rank that waits
-        (lambda motion: motion.rank_ended(1, 100.0), 0.0),
+        ("heartbeat", (1, {**DONE, "step": 7}), 0.0),
+        ("heartbeat", (1, {**DONE, "calls": 5}), 0.0),
+        ("heartbeat", (0, {**WAITS, "call_state": "done"}), 0.0),
+        ("heartbeat", (1, {**DONE, "cpu": 50.0, "rss": 7, "where": "x.py:1 in f"}), 99.0),
+        ("output", (1,), 0.0),
+        ("output", (0,), 99.0),  # a thread of the rank that waits
+        ("rank_ended", (1,), 0.0),
     ],
 )
-def test_what_moves_while_a_rank_waits(event: Any, quiet: float) -> None:
+def test_what_moves_while_a_rank_waits(event: str, args: tuple[Any, ...], quiet: float) -> None:
     motion = follow({0: WAITS, 1: DONE})
-    event(motion)
+    getattr(motion, event)(*args, 100.0)
     assert motion.quiet(100.0) == quiet
 
 
@@ -119,11 +119,8 @@ def test_in_init_a_rank_waits_and_the_others_may_compute() -> None:
 
 def test_a_stopped_engine_is_blamed_for_ranks_in_init_alone() -> None:
     in_init = [waits(rank, calls=0, call="collectives.init()", where=None) for rank in (0, 1)]
-    assert diagnose_hang(in_init, "mpiexec (pid 9)") == (
-        (),
-        "mpiexec (pid 9) is stopped, while ranks 0-1 wait in collectives.init()",
-        (0,),
-    )
+    text = "mpiexec (pid 9) is stopped, while ranks 0-1 wait in collectives.init()"
+    assert diagnose_hang(in_init, "mpiexec (pid 9)") == ((), text, (0,))
     assert diagnose_hang([waits(0), snapshot(1)], "mpiexec (pid 9)").ranks == (1,)
 
 
@@ -143,7 +140,7 @@ def snapshot(rank: int, call_age: float = 31.4, where_age: float = 0.4, silence:
     """A rank at time 0, outside of collectives; ages in s."""
     known = {"host": "here", "state": "S", "calls": 416, "call": REDUCE, "on": "world", "call_state": "done"}
     times = {"call_at": -call_age, "where_at": -where_age, "heard_at": -silence, "now": 0.0, "cpu": 0.0}
-    ids = {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "where": "data.py:31 in load"}
+    ids = {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "where": "d.py:31 in load"}
     return RankState(**{**ids, **known, **times, **more})
 
 
@@ -151,82 +148,90 @@ def waits(rank: int, **fields: Any) -> RankState:
     return snapshot(rank, **{"calls": 417, "call": GATHER, "call_state": "started", **fields})
 
 
-STANDS = "sleeps at data.py:31 in load"
-WAIT = f"while rank 0 waits in {GATHER}"
-LAST = "its Python was last seen at data.py:31 in load,"
-DIFFERENT = "the ranks wait in different calls:"
-BEHIND = "rank 1 is behind (416 calls so far)"
-NONE = "no rank computes, and none waits in a collective:"
-SAME_ORDER = "every rank must make the same calls in the same order"
-ALL_GATHER = "all_gather #417 (train.py:95) float32 (7,)"
-STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at data.py:31 in load"
+BEHIND = snapshot(1)
 
 
 @pytest.mark.parametrize(
     ("states", "ranks", "text"),
     [
         # behind
-        ([waits(0), snapshot(1)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
+        ([BEHIND], (1,), "rank 1 (pid 101) sleeps at d.py:31 in load, {}"),
         (
-            [waits(0), snapshot(1, cpu=0.04, state="R", where_age=12.0)],
+            [snapshot(1, cpu=0.04, state="R", where_age=12.0)],
             (1,),
-            f"rank 1 (pid 101) computes; {LAST} 12 s ago, in C code that keeps the GIL, {WAIT}",
+            "rank 1 (pid 101) computes; {seen} 12 s ago, in C code that keeps the GIL, {}",
         ),
         # the root is through with the call in which rank 1 is missed
-        ([waits(0), snapshot(1), snapshot(2, calls=417, call=GATHER)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
+        ([BEHIND, snapshot(2, calls=417, call=GATHER)], (1,), "rank 1 (pid 101) sleeps at d.py:31 in load, {}"),
         # stopped, silent, in the kernel
+        ([snapshot(1, state="T", where_age=600.0, cpu=1.0)], (1,), "rank 1 (pid 101) is stopped; {seen} 600 s ago, {}"),
         (
-            [waits(0), snapshot(1, state="T", where_age=600.0, cpu=1.0)],
+            [waits(1, silence=33.0)],
             (1,),
-            f"rank 1 (pid 101) is stopped; {LAST} 600 s ago, {WAIT}",
+            "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for 33 s, {}",
         ),
         (
-            [waits(0), waits(1, silence=33.0)],
+            [snapshot(1, state="D")],
             (1,),
-            f"rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for 33 s, {WAIT}",
+            "rank 1 (pid 101) is stuck in the kernel (a disk, a network file system, a driver) at d.py:31 in load, {}",
         ),
-        ([waits(0), snapshot(1, state="D")], (1,), f"rank 1 (pid 101) {STUCK}, {WAIT}"),
         # stopped outside, and another that is behind: both
         (
-            [waits(0), snapshot(1), snapshot(2, state="T", where=None)],
+            [BEHIND, snapshot(2, state="T", where=None)],
             (2, 1),
-            f"rank 2 (pid 102) is stopped; rank 1 (pid 101) {STANDS}, {WAIT}",
+            "rank 2 (pid 102) is stopped; rank 1 (pid 101) sleeps at d.py:31 in load, {}",
         ),
+        # several hosts
+        ([snapshot(1, host="node7")], (1,), "rank 1 on node7 (pid 101) sleeps at d.py:31 in load, {}"),
         # all wait
         (
-            [waits(0), waits(1, call=GATHER.replace(":91", ":95").replace("64", "7"))],
+            [waits(1, call="gather #417 (t.py:95)")],
             (),
-            f"all ranks wait in {GATHER}: none is behind, which points to the network or the MPI",
+            "all ranks wait in gather #417 (t.py:91): none is behind, which points to the network or the MPI",
         ),
         (
-            [waits(0, call=INIT), waits(1, call=INIT, host="node7")],
+            [waits(1, call="all_gather #417 (t.py:95)"), waits(2)],
             (),
-            f"all ranks wait in {INIT}: none is behind, which points to the network or the MPI ({LARGE_PACKETS})",
+            "{other} ranks 0, 2 in gather #417 (t.py:91), rank 1 in all_gather #417 (t.py:95); {order}",
         ),
         (
-            [waits(0), waits(1, call=ALL_GATHER), waits(2)],
-            (),
-            f"{DIFFERENT} ranks 0, 2 in {GATHER}, rank 1 in {ALL_GATHER}; {SAME_ORDER}",
-        ),
-        (
-            [waits(0), waits(1, call=REDUCE, calls=416)],
+            [waits(1, call=REDUCE, calls=416)],
             (1,),
-            f"{DIFFERENT} rank 0 in {GATHER}, rank 1 in {REDUCE}; {BEHIND}; {SAME_ORDER}",
+            "{other} rank 0 in gather #417 (t.py:91), rank 1 in all_reduce #416 (t.py:88); {behind}; {order}",
         ),
-        # nobody waits
-        ([snapshot(0), snapshot(1)], (), f"{NONE} rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}"),
-        ([snapshot(0), snapshot(1, calls=415)], (1,), f"rank 1 (pid 101) {STANDS}, and no rank computes"),
-        # several hosts
-        ([waits(0), snapshot(1, host="node7")], (1,), f"rank 1 on node7 (pid 101) {STANDS}, {WAIT}"),
     ],
 )
 def test_culprits(states: list[RankState], ranks: tuple[int, ...], text: str) -> None:
-    assert diagnose_hang(states)[:2] == (ranks, text)
+    words = {
+        "seen": "its Python was last seen at d.py:31 in load,",
+        "other": "the ranks wait in different calls:",
+        "behind": "rank 1 is behind (416 calls so far)",
+        "order": "every rank must make the same calls in the same order",
+    }
+    sentence = text.format("while rank 0 waits in gather #417 (t.py:91)", **words)
+    assert diagnose_hang([waits(0), *states])[:2] == (ranks, sentence)
+
+
+def test_large_packets_may_be_the_reason_that_ranks_of_several_hosts_wait_in_init() -> None:
+    text = f"all ranks wait in {INIT}: none is behind, which points to the network or the MPI ({LARGE_PACKETS})"
+    assert diagnose_hang([waits(0, call=INIT), waits(1, call=INIT, host="node7")])[:2] == ((), text)
+
+
+@pytest.mark.parametrize(
+    ("calls", "ranks", "text"),
+    [
+        (416, (), "no rank computes, and none waits in a collective: rank 0 (pid 100) sleeps at d.py:31 in load; {}"),
+        (415, (1,), "{}, and no rank computes"),
+    ],
+)
+def test_culprits_where_nobody_waits(calls: int, ranks: tuple[int, ...], text: str) -> None:
+    sentence = text.format("rank 1 (pid 101) sleeps at d.py:31 in load")
+    assert diagnose_hang([snapshot(0), snapshot(1, calls=calls)])[:2] == (ranks, sentence)
 
 
 def test_table() -> None:
     rows = [
-        waits(0, call_age=31.2, where="train.py:91 in evaluate", cpu=0.031),
+        waits(0, call_age=31.2, where="t.py:91 in evaluate", cpu=0.031),
         snapshot(1, host="node12"),
         snapshot(2, state="T", where_age=600.4, cpu=None),
         snapshot(3, calls=0, call=None, call_state=None, where=None, silence=12.0),
@@ -234,9 +239,9 @@ def test_table() -> None:
     lines = table(rows).splitlines()
     assert [re.split(r"  +", line) for line in lines] == [
         ["rank", "host", "pid", "last collective", "Python", "seen", "CPU", "state"],
-        ["0", "here", "100", GATHER, "for 31 s", "train.py:91 in evaluate", "0.4 s ago", "3 %", "sleeping"],
-        ["1", "node12", "101", REDUCE, "done 31 s ago", "data.py:31 in load", "0.4 s ago", "0 %", "sleeping"],
-        ["2", "here", "102", REDUCE, "done 31 s ago", "data.py:31 in load", "600 s ago", "?", "stopped"],
+        ["0", "here", "100", GATHER, "for 31 s", "t.py:91 in evaluate", "0.4 s ago", "3 %", "sleeping"],
+        ["1", "node12", "101", REDUCE, "done 31 s ago", "d.py:31 in load", "0.4 s ago", "0 %", "sleeping"],
+        ["2", "here", "102", REDUCE, "done 31 s ago", "d.py:31 in load", "600 s ago", "?", "stopped"],
         ["3", "here", "103", "none yet", "?", "0 %", "no news for 12 s"],
     ]
     words = ["state", "sleeping", "sleeping", "stopped", "no news"]
