@@ -14,6 +14,7 @@ from launcher.config import words
 from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import Host
+from tests.conftest import ROOT
 
 HERE = __file__
 
@@ -91,7 +92,7 @@ def test_words() -> None:
 
 
 def test_the_job_file_of_the_docs(job_file: Any) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "launcher.md").read_text()
+    docs = (ROOT / "docs/launcher.md").read_text()
     job = cli.parse(["--config", job_file(docs.split("```toml\n")[1].split("```")[0])])
     assert job.args == ("--lr", "0.1", "--layers", "64", "10", "--verbose", "data")
     assert (job.size, job.hang_timeout, job.ranks) == (8, None, (0, 3))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,30 +39,29 @@ class Debugged:
 
     def await_prompt(self) -> str:
         """What came up to the next prompt."""
-        return self.wait("(Pdb) ")
-
-    def wait(self, word: str) -> str:
-        self.seen = wait_for(self.job.process.stdout, word, 1)
+        self.seen = wait_for(self.job.process.stdout, "(Pdb) ", 1)
         return self.seen
 
     def say(self, line: str) -> None:
         self.job.process.stdin.write(line + "\n")
         self.job.process.stdin.flush()
 
-    def end(self) -> subprocess.CompletedProcess[str]:
-        done: subprocess.CompletedProcess[str] = self.job.wait(20)
-        lines = done.stderr.splitlines(keepends=True)
-        done.stderr = "".join(line for line in lines if "passes breakpoint() at" not in line)
-        return done
+    def end(self, code: int) -> tuple[str, list[str]]:
+        """What came on standard output, and on the other but for who passed a breakpoint."""
+        done = self.job.wait(20, code=code)
+        return done.stdout, others(done)
+
+
+def others(done: Any) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "passes breakpoint() at" not in line]
 
 
 @pytest.fixture
-def debug(start_job: Any, script: Callable[[str], str]) -> Callable[..., Debugged]:
+def debug(start_job: Any, script: Any) -> Any:
     """Starts a script of these lines under the launcher, with a pipe as standard input."""
 
-    def start(body: str, n: int = 2, options: Sequence[str] = (), **more: Any) -> Debugged:
-        command = [*LAUNCH, "-n", str(n), *options, script(body)]
-        return Debugged(start_job(command, **{"stdin": subprocess.PIPE, **more}))
+    def start(body: str, options: Sequence[str] = ()) -> Debugged:
+        return Debugged(start_job([*LAUNCH, "-n", "2", *options, script(body)], stdin=subprocess.PIPE))
 
     return start
 
@@ -83,21 +82,19 @@ def test_others_wait_in_a_collective_longer_than_its_time_limit(debug: Any) -> N
     assert "83" in session.await_prompt()
     time.sleep(3.5)  # the other rank has ended, and waits for this one to leave the world with it
     session.say("c")
-    done = session.end()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "sum 83" in done.stdout
+    out, err = session.end(0)
+    assert "sum 83" in out
+    assert not err
 
 
 @pytest.mark.long
 def test_a_time_limit_runs_again_after_the_debugger(debug: Any) -> None:
-    session = debug(SUM.replace("y = ", "if comm.rank == 0: time.sleep(30)\ny = "), n=2)
+    session = debug(SUM.replace("y = ", "if comm.rank == 0: time.sleep(30)\ny = "))
     session.await_prompt()
     time.sleep(3.5)
     session.say("c")
-    done = session.end()
-    assert done.returncode == 1
-    assert "all_reduce #0" in done.stderr
-    assert "was not complete after 3 s" in done.stderr
+    _, err = session.end(1)
+    assert re.search(r"all_reduce #0.* was not complete after 3 s", "\n".join(err))
 
 
 @pytest.mark.parametrize("how", ["exit", pytest.param("Ctrl-C", marks=pytest.mark.long)])
@@ -113,40 +110,34 @@ def test_quitting_ends_the_job_with_one_line(debug: Any, how: str) -> None:
         why = "Ctrl-C: ending the job (once more kills it at once)"
     session.job.process.wait(20)  # with standard input still open
     assert time.monotonic() - start < 4  # not after the grace
-    done = session.end()
-    assert (done.returncode, done.stderr) == (130, f"ddp-launch: {why}\n")
+    assert session.end(130)[1] == [f"ddp-launch: {why}"]
 
 
-def test_quitting_ends_the_process_if_no_signal_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quitting_ends_the_process_if_no_signal_comes(monkeypatch: Any) -> None:
     monkeypatch.setenv("RANK", "0")
     body = """
-    import sys
-    from launcher import debugger
-    debugger._SHUTDOWN_LIMIT = 0.0
-    debugger.stop_at(sys._getframe())
-    print("not reached")
-    """
-    command = [sys.executable, "-c", textwrap.dedent(body)]
-    done = subprocess.run(command, input="q\n", capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "bdb.BdbQuit"
+import sys
+from launcher import debugger
+debugger._SHUTDOWN_LIMIT = 0.0
+debugger.stop_at(sys._getframe())
+print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", body], input="q\n", capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "bdb.BdbQuit")
     assert "not reached" not in done.stdout
 
 
 def test_a_rank_that_does_not_come_to_init_is_named(ddp_launch: Any) -> None:
-    done = ddp_launch("if rank == 1:\n    time.sleep(30)\nimport collectives\ncollectives.init(timeout=1.5)")
-    assert done.returncode == 1
+    body = "if rank == 1:\n    time.sleep(30)\nimport collectives\ncollectives.init(timeout=1.5)"
     text = "ddp-launch: rank 1 did not come to collectives.init() within 1.5 s, where rank 0 waited"
-    assert done.stderr.splitlines()[-1] == text
+    assert ddp_launch(body, code=1).last == text
 
 
 def test_without_standard_input_it_ends_and_says_why(ddp_launch: Any) -> None:
-    done = ddp_launch("breakpoint()\nprint('not reached')")
-    assert done.returncode == 130
-    said = [line for line in done.stderr.splitlines() if "passes breakpoint()" not in line]
-    assert len(said) == 1
-    assert said[0].startswith("ddp-launch: rank 0 stands in breakpoint()")
-    assert said[0].endswith("standard input has ended: ending the job (Ctrl-C kills it at once)")
+    done = ddp_launch("breakpoint()\nprint('not reached')", code=130)
+    [said] = others(done)
+    assert said.startswith("ddp-launch: rank 0 stands in breakpoint()")
+    assert said.endswith("standard input has ended: ending the job (Ctrl-C kills it at once)")
     assert "0: not reached" not in done.stdout
 
 
@@ -162,12 +153,9 @@ def test_another_rank_may_have_the_debugger_and_is_named_once(debug: Any) -> Non
     assert "100" in session.await_prompt()
     session.say("c")
     session.say("Ann")
-    done = session.job.wait(20)
     text = "0: ddp-launch: rank 0 passes breakpoint() at job.py:6: --debug-rank 0 gives it the debugger\n"
-    assert (done.returncode, done.stderr) == (0, text)
-    assert "read 'Ann\\n'" in done.stdout
+    assert "read 'Ann\\n'" in session.job.wait(20, code=0, err=text).stdout
 
 
 def test_the_users_choice_of_a_debugger_counts(ddp_launch: Any) -> None:
-    done = ddp_launch("breakpoint()\nprint('over')", n=1, env={"PYTHONBREAKPOINT": "builtins.print"})
-    assert (done.returncode, done.stdout.split()) == (0, ["over"])
+    ddp_launch("breakpoint()\nprint('over')", n=1, env={"PYTHONBREAKPOINT": "builtins.print"}, out="\nover\n")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from launcher.engines.start_errors import explain_start_failure, unreachable_hos
 from launcher.errors import StartError, UsageError, start_error_line
 from launcher.job import Job
 from launcher.network import Host
-from tests.conftest import ROOT, SLURM
+from tests.conftest import ROOT, SLURM, executable
 
 RANK = ["python", "train.py"]
 HOSTS = (Host("a", 4), Host("b", 4))
@@ -202,7 +203,7 @@ def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], load
     assert mpiexec.mpi_library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "mpich")
 
 
-def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
     wheel = tmp_path / "site" / "mpi4py"
     wheel.mkdir(parents=True)
     (wheel / "MPI.mpich.cpython-311-x86_64-linux-gnu.so").touch()
@@ -238,7 +239,7 @@ def test_names_of_nodes_are_slurms() -> None:
         slurm.nodes(in_slurm("n[1-3]", PATH="/none"))
 
 
-def test_nodes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_elsewhere(monkeypatch: Any) -> None:
     environ = in_slurm("n[1-3]")
     monkeypatch.setattr(socket, "gethostname", lambda: "n2.cluster")
     assert slurm.remote_hosts(environ) == ("n1", "n3")
@@ -287,25 +288,22 @@ _OLD_LIST = "srun: MPI types are...\nsrun: pmi2\n"
 def test_the_protocol_that_srun_and_the_mpi_have_in_common(
     tmp_path: Path, family: str | None, said: str, spoken: str | None
 ) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}END\n")
-    srun.chmod(0o755)
-    assert slurm.common_pmi(family, str(srun)) == spoken
+    srun = executable(tmp_path / "srun", f"#!/bin/sh\ncat <<'END' >&2\n{said}END\n")
+    assert slurm.common_pmi(family, srun) == spoken
 
 
 @pytest.fixture
-def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def allocation(tmp_path: Path, monkeypatch: Any) -> dict[str, str]:
     """The environment in an allocation of this node, with an srun that speaks what Debian's does."""
-    install(tmp_path / "slurm", "srun")
-    (tmp_path / "slurm/srun").write_text(f"#!/bin/sh\ncat <<'END'\n{_LIST}END\n")
+    executable(tmp_path / "srun", f"#!/bin/sh\ncat <<'END'\n{_LIST}END\n")
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "mpich")
     monkeypatch.setattr(mpiexec, "check_library", lambda *args: None)
     monkeypatch.setattr(mpiexec, "find_mpiexec_for", lambda asked, environ: ("/m/mpiexec", "mpich"))
     node = socket.gethostname().partition(".")[0]
-    return {**_SLURM, "SLURM_JOB_NODELIST": node, "PATH": f"{tmp_path / 'slurm'}:/bin:/usr/bin"}
+    return {**_SLURM, "SLURM_JOB_NODELIST": node, "PATH": f"{tmp_path}:/bin:/usr/bin"}
 
 
-def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_is_left_to_srun(allocation: Any, monkeypatch: Any) -> None:
     chosen = engines.choose_engine(job(n=6), allocation)
     assert isinstance(chosen, SlurmEngine)
     assert (chosen.pmi, chosen.n, chosen.remote_hosts) == ("pmi2", 6, ())
@@ -335,7 +333,7 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     ],
 )
 def test_a_job_of_one_host_under_mpich_needs_no_mpiexec(
-    monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, object], kind: type[Engine]
+    monkeypatch: Any, family: str, settings: dict[str, object], kind: type[Engine]
 ) -> None:
     monkeypatch.setattr(mpiexec, "find_mpiexec_for", lambda asked, environ: ("/m/mpiexec", family))
     monkeypatch.setattr(mpiexec, "check_library", lambda *args: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -26,7 +27,7 @@ def rank() -> int:
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def folder(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
     """Where calls have their folders; none may be left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
@@ -44,13 +45,13 @@ def work(a: int, b: int = 1) -> tuple[int, str, int, Any]:
     return comm.rank * a + b, os.environ["WORLD_SIZE"], os.getpid(), total
 
 
-def test_results_come_in_rank_order_and_what_ranks_print_comes_out_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_come_in_rank_order_and_what_ranks_print_comes_out_here(capsys: Any) -> None:
     print("before")
     results = launcher.run(work, (10,), 2, kwargs={"b": 5})
     print("after")
-    assert [result[:2] for result in results] == [(5, "2"), (15, "2")]
-    assert len({os.getpid(), *(result[2] for result in results)}) == 3
-    assert all(result[3].shape == (3_000_000,) and (result[3] == 3.0).all() for result in results)
+    values, sizes, pids, sums = zip(*results, strict=True)
+    assert (values, sizes, len({os.getpid(), *pids})) == ((5, 15), ("2", "2"), 3)
+    np.testing.assert_array_equal(sums, np.full((2, 3_000_000), 3.0))
     seen = capsys.readouterr()
     first, *lines, last = seen.out.splitlines()
     assert (first, last) == ("before", "after")
@@ -64,14 +65,14 @@ def fail(error: Exception) -> None:
     time.sleep(30)
 
 
-def test_a_ranks_exception_is_raised_with_its_traceback_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_ranks_exception_is_raised_with_its_traceback_and_not_printed(capfd: Any) -> None:
     with pytest.raises(KeyError, match="no such key") as caught:
         launcher.run(fail, (KeyError("no such key"),))
     cause = caught.value.__cause__
     assert isinstance(cause, launcher.RankError)
-    assert str(cause).startswith("rank 1 of 2:\n\nTraceback (most recent call last):\n")
-    assert "test_function.py" in str(cause)
-    assert "in fail" in str(cause)
+    assert re.match(
+        r"(?s)rank 1 of 2:\n\nTraceback \(most recent call last\):\n.*test_function.py.* in fail", str(cause)
+    )
     assert "function_worker.py" not in str(cause)
     assert tuple(capfd.readouterr()) == ("", "")
     if sys.version_info >= (3, 11):
@@ -83,33 +84,33 @@ class Dictlike(Exception):
         return {}[name]
 
 
-def raise_dictlike() -> None:
-    raise Dictlike("what")
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes, but pytest asks for them")
-def test_an_exception_that_cannot_be_shown() -> None:
-    with pytest.raises(launcher.RankError, match="what") as caught:
-        launcher.run(raise_dictlike, nproc=1)
-    # From Python 3.13 on `traceback` can show it.
-    shown = "Dictlike('what')" if sys.version_info < (3, 13) else f"{__name__}.Dictlike: what"
-    assert str(caught.value).startswith(f"rank 0 raised {shown}")
-    assert "in raise_dictlike" in str(caught.value.__cause__)
-
-
 class Particular(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")
 
 
-def raise_particular() -> None:
-    raise Particular(1, 2)
+def raise_an(kind: Any, args: Any) -> None:
+    raise kind(*args)
 
 
-def test_an_exception_that_cannot_be_pickled() -> None:
-    with pytest.raises(launcher.RankError, match=r"rank 0 raised .*Particular: 1 and 2") as caught:
-        launcher.run(raise_particular, nproc=1)
-    assert "in raise_particular" in str(caught.value.__cause__)
+@pytest.mark.parametrize(
+    ("kind", "args", "shown"),
+    [
+        # It cannot be shown: only from Python 3.13 on `traceback` can do that.
+        pytest.param(
+            Dictlike,
+            ("what",),
+            r"(Dictlike\('what'\)|.*Dictlike: what)",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="has no notes, but pytest asks for them"),
+        ),
+        # It cannot be pickled.
+        (Particular, (1, 2), ".*Particular: 1 and 2"),
+    ],
+)
+def test_an_exception_that_does_not_come_as_it_was(kind: Any, args: Any, shown: str) -> None:
+    with pytest.raises(launcher.RankError, match=f"^rank 0 raised {shown}") as caught:
+        launcher.run(raise_an, (kind, args), 1)
+    assert "in raise_an" in str(caught.value.__cause__)
 
 
 def be_killed() -> None:
@@ -135,12 +136,11 @@ def test_a_time_limit() -> None:
 def test_a_module_needs_no_cloudpickle(run_job: Any, tmp_path: Path) -> None:
     (tmp_path / "cloudpickle.py").write_text("raise ImportError\n")
     (tmp_path / "mine.py").write_text("def f(x):\n    return [x]\n")
-    code = "import launcher, mine; print(launcher.run(mine.f, (1,)))"
-    done = run_job([sys.executable, "-c", code], timeout=20, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("[[1], [1]]\n", "")
+    code = "import launcher, mine; print(launcher.run(mine.f, (1,), 1))"
+    run_job([sys.executable, "-c", code], timeout=20, cwd=tmp_path, out="[[1]]\n", err="")
     code = "import launcher\nlauncher.run(lambda: 1)"
     done = run_job([sys.executable, "-c", code], timeout=20, cwd=tmp_path)
-    assert done.stderr.splitlines()[-1].endswith("(and at its top level)")
+    assert done.last.endswith("(and at its top level)")
 
 
 def test_wrong_use() -> None:
@@ -176,9 +176,7 @@ def test_a_caller_that_is_interrupted_or_killed_leaves_nothing(start_job: Any, t
         assert "ready" in job.process.stdout.readline()
     job.process.send_signal(number)
     if number == signal.SIGINT:
-        done = job.wait(15)
-        assert (done.returncode, done.stdout) == (0, "interrupted []\n")
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in job.wait(15, code=0, out="interrupted []\n").stderr
     else:
         job.process.wait(5)
         job.assert_gone(5)
@@ -205,5 +203,4 @@ def test_as_in_a_notebook(run_job: Any) -> None:
         assert [(type(box), box.value) for box in results[0]] == [(Box, 6)] * 2, results
         assert sorted(printed.splitlines()) == ["0: from 0", "1: from 1"], printed
     """
-    done = run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20, code=0, out="", err="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from collectives import __version__
 from launcher import cli, placement
 from launcher.job import Job
 from launcher.options import parser
+from tests.conftest import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "launcher.md"
+DOCS = ROOT / "docs/launcher.md"
 OPTIONS = {f"{action.option_strings[0]} {action.metavar or ''}".strip(): action for action in parser().actions}
 
 

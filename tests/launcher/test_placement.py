@@ -12,9 +12,9 @@ import pytest
 
 from collectives.world import World
 from launcher import placement
-from launcher.errors import StartError, UsageError
+from launcher.errors import UsageError
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 NODES = ["null", "nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvme0"]
 DRIVER = ["0000:17:00.0", "0000:65:00.0", "0000:b3:00.0"]
 
@@ -35,7 +35,7 @@ def test_visible_gpus(asked: str | None, driver: list[str], nodes: list[str], fo
     assert placement.parse_visible_devices(asked, driver, nodes) == found
 
 
-def test_n_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n_gpu(monkeypatch: Any) -> None:
     there = {"/proc/driver/nvidia/gpus": DRIVER, "/dev": NODES}
     monkeypatch.setattr(placement, "list_folder", lambda folder: there[folder])
     assert placement.count_gpus({}) == 3
@@ -47,14 +47,7 @@ def test_n_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         placement.count_gpus({})
 
 
-def test_two_ranks_on_one_gpu_are_refused() -> None:
-    with pytest.raises(
-        StartError, match=r"^3 ranks on \S+ would share 2 GPUs: start one a GPU \(-n gpu\), or share them"
-    ):
-        placement.assign_gpu(["0", "1"], 0, 3, share_gpu=False)
-
-
-def test_threads_of_a_core_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_core_lie_side_by_side(monkeypatch: Any) -> None:
     where = {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1), 4: (0, 0), 5: (0, 1), 6: (1, 0), 7: (1, 1)}
     monkeypatch.setattr(placement, "_topology", lambda core, name: where[core][name == "core_id"])
     assert placement.by_topology(set(where)) == [0, 4, 1, 5, 2, 6, 3, 7]
@@ -81,7 +74,7 @@ def test_place(
     assert placement.locate(world, environ, nodes) == expected
 
 
-def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_reach_the_agent(monkeypatch: Any) -> None:
     monkeypatch.setattr(placement, "visible_gpus", lambda environ: ["4", "6"])
     told = placement.rules(bind=True, share_gpu=True, nodes=(1, 3))
     found = placement.Placement(told, {}, World("mpich", 3, 4))
@@ -112,11 +105,9 @@ def one_gpu(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.mpi
-def test_ranks_that_may_not_share_a_gpu_do_not_start(ddp_launch: Any, one_gpu: dict[str, str]) -> None:
-    done = ddp_launch("print('started')", env=one_gpu)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_ranks_that_may_not_share_a_gpu_do_not_start(ddp_launch: Any, one_gpu: Any) -> None:
     sentence = r"ddp-launch: 2 ranks on \S+ would share 1 GPU: start one a GPU \(-n gpu\), or share them .*\n"
-    assert re.fullmatch(sentence, done.stderr)
+    assert re.fullmatch(sentence, ddp_launch("print('started')", env=one_gpu, code=2, out="").stderr)
 
 
 SAYS = """
@@ -127,12 +118,10 @@ print([sorted(os.sched_getaffinity(0)), os.environ["CUDA_VISIBLE_DEVICES"], os.e
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("share", [("--share-gpu", "--bind"), ("--backend", "mpi")])
-def test_ranks_share_a_gpu_and_the_cores(ddp_launch: Any, one_gpu: dict[str, str], share: tuple[str, ...]) -> None:
-    done = ddp_launch(SAYS, options=share, env=one_gpu)
-    assert done.returncode == 0, done.stderr
+def test_ranks_share_a_gpu_and_the_cores(ddp_launch: Any, one_gpu: Any, share: tuple[str, ...]) -> None:
     allowed = os.sched_getaffinity(0)
-    found = {line[0]: ast.literal_eval(line[3:]) for line in done.stdout.splitlines()}
-    first, second = (set(found[rank][0]) for rank in "01")
+    found = [ast.literal_eval(line[3:]) for line in ddp_launch(SAYS, options=share, env=one_gpu).lines]
+    first, second = ({*cores} for cores, *_ in found)
     assert first | second == allowed
     assert (not first & second) == ("--bind" in share and len(allowed) > 1)
-    assert [found[rank][1:] for rank in "01"] == [["0", "0", []]] * 2
+    assert [rest for _, *rest in found] == [["0", "0", []]] * 2

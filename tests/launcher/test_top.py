@@ -7,27 +7,19 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from launcher import top
 from launcher.console.status import running_jobs
+from tests.conftest import wait_until
 from tests.launcher.conftest import wait_for
 
 TOP = [sys.executable, "-m", "launcher.top"]
+FIGURES = {"step": 1200, "step/s": 25.312, "samples/s": 1620.44, "rss": 3 << 20}
 RANKS = [
-    {
-        "rank": 0,
-        "pid": 40,
-        "step": 1200,
-        "step/s": 25.312,
-        "samples/s": 1620.44,
-        "rss": 3 << 20,
-        "where": "a.py:1 in f",
-    },
+    {"rank": 0, "pid": 40, "where": "a.py:1 in f", **FIGURES},
     {"rank": 1, "where": "no\x1b[2Jnews", "loss": float("nan"), "device_bytes": 5e9, "reduced_bytes/s": 2048.5},
 ]
 
@@ -49,10 +41,8 @@ def test_no_such_job_of_this_user(args: list[str], monkeypatch: Any, capsys: Any
     job = {"pid": 7}
     monkeypatch.setattr(top, "running_jobs", lambda pid=None: running_jobs(pid) if pid else [job] * len(args))
     assert top.main(args) == 2
-    expected = (
-        f"{args[0]} is no running ddp-launch of yours; these are: 7" if args else "no ddp-launch of yours is running"
-    )
-    assert capsys.readouterr().err == f"ddp-top: {expected}\n"
+    said = f"{args[0]} is no running ddp-launch of yours; these are: 7" if args else "no ddp-launch of yours is running"
+    assert capsys.readouterr().err == f"ddp-top: {said}\n"
 
 
 def test_several_jobs_are_named(monkeypatch: Any, capsys: Any) -> None:
@@ -61,44 +51,25 @@ def test_several_jobs_are_named(monkeypatch: Any, capsys: Any) -> None:
     assert capsys.readouterr().err.endswith("name one: 7, 9\n")
 
 
-@pytest.fixture
-def running(start_launch: Callable[..., Any]) -> Any:
-    """A job of one rank that waits to be killed, and whose rank is among its figures."""
-    job = start_launch("print('ready', flush=True); time.sleep(60)", n=1)
-    until = time.monotonic() + 20
-    while not any(result["ranks"] for result in running_jobs(job.process.pid)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return job
-
-
-def test_a_job_is_watched_until_it_is_killed(running: Any) -> None:
+def test_a_job_is_watched_until_it_is_killed(start_launch: Any) -> None:
+    running = start_launch("print('ready', flush=True); time.sleep(60)", n=1)
     pid = running.process.pid
+    wait_until(lambda: any(result["ranks"] for result in running_jobs(pid)))
     assert pid in [job["pid"] for job in running_jobs()]
     done = subprocess.run([*TOP, str(pid)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     head, columns, row = done.stdout.splitlines()
-    assert head.startswith(f"ddp-launch {pid}: ")
-    assert columns.startswith("rank  step")
-    assert row.startswith("0 ")
-    screen, end = pty.openpty()
-    with subprocess.Popen([*TOP, str(pid)], stdin=end, stdout=end, stderr=end) as process:
-        os.close(end)
-        wait_for(screen, "\x1b[H\x1b[Jddp-launch", 2, timeout=60)  # painted over at least once
-        running.process.kill()
-        shown = wait_for(screen, "the job has ended", 1, timeout=60)
-        assert process.wait(60) == 0
-    os.close(screen)
-    assert "Traceback" not in shown
-
-
-def test_ctrl_c_ends_it_quietly(running: Any) -> None:
-    with subprocess.Popen([*TOP, str(running.process.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.wait(60)  # without a terminal it ends by itself
-    screen, end = pty.openpty()
-    with subprocess.Popen([*TOP, str(running.process.pid)], stdout=end, stderr=subprocess.PIPE, text=True) as process:
-        os.close(end)
-        wait_for(screen, "ddp-launch", 1, timeout=60)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60)[1] == ""
-        assert process.returncode == -signal.SIGINT
-    os.close(screen)
+    assert [head.split(":")[0], columns.split()[0], row.split()[0]] == [f"ddp-launch {pid}", "rank", "0"]
+    for ends_by, code in (("Ctrl-C", -signal.SIGINT), ("the end of the job", 0)):
+        screen, end = pty.openpty()
+        with subprocess.Popen([*TOP, str(pid)], stdin=end, stdout=end, stderr=subprocess.PIPE) as process:
+            os.close(end)
+            wait_for(screen, "\x1b[H\x1b[Jddp-launch", 2, timeout=60)  # painted over at least once
+            if ends_by == "Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            else:
+                running.process.kill()
+                wait_for(screen, "the job has ended", 1, timeout=60)
+            assert process.communicate(timeout=60)[1] == b""
+            assert process.returncode == code
+        os.close(screen)

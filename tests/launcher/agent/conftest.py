@@ -16,8 +16,9 @@ import pytest
 from launcher.linux import stat_of
 from launcher.protocol import ADDRESS, SECRET, Channel, Message, to_bytes
 from launcher.supervisor.listener import Listener
+from tests.conftest import ROOT, wait_until
 
-AGENT = Path(__file__).parents[3] / "launcher" / "agent/main.py"
+AGENT = ROOT / "launcher/agent/main.py"
 LIMIT = 15.0  # s
 
 
@@ -114,20 +115,13 @@ def keep(start_job: Any, tmp_path: Path) -> Iterator[Callable[..., Kept]]:
 
 @pytest.fixture
 def becomes() -> Callable[[int, str], None]:
-    """Waits until a process is in one of these states ("" for: it has gone)."""
+    """Waits until a process is in one of these states."""
 
-    def wait(pid: int, states: str) -> None:
-        deadline = time.monotonic() + LIMIT
-        while (result := stat_of(pid).state) not in (states or "Z") and not (result == "" and states == ""):
-            if time.monotonic() > deadline:
-                pytest.fail(f"process {pid} is {result!r}, not {states!r}")
-            time.sleep(0.01)
-
-    return wait
+    return lambda pid, states: wait_until(lambda: stat_of(pid).state in {*states}, LIMIT)
 
 
 @pytest.fixture(autouse=True)
-def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_engine(monkeypatch: Any) -> None:
     for name in list(os.environ):
         if name.startswith(("PMI_", "OMPI_COMM_WORLD_", "SLURM_")):
             monkeypatch.delenv(name)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.launcher.agent.conftest import AGENT
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -87,7 +86,7 @@ def test_a_launcher_that_goes_takes_all_with_it(keep: Any, stopped: bool) -> Non
     kept.job.assert_gone(3)
 
 
-def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes: Callable[[int, str], None]) -> None:
+def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes: Any) -> None:
     body = """
     plain = subprocess.Popen(["sleep", "60"], start_new_session=True)
     still = subprocess.Popen(["sleep", "60"])
@@ -137,14 +136,9 @@ assert not os.path.exists(f"/proc/{hello['pid']}")
 """
 
 
-def test_who_is_cut_off_from_the_launchers_machine_ends(run_job: Any, tmp_path: Path) -> None:
-    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    alone = ["unshare", "--user", "--map-root-user", "--net"]
-    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
-        pytest.skip("a network of its own takes ip, and user namespaces or root")
+def test_who_is_cut_off_from_the_launchers_machine_ends(run_in_own_network: Any, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import time\ntime.sleep(60)\n")
-    done = run_job([*alone, sys.executable, "-c", CUT_OFF, ip, AGENT, tmp_path / "job.py"], timeout=50)
-    assert done.returncode == 0, done.stderr
+    run_in_own_network(CUT_OFF, AGENT, tmp_path / "job.py")
 
 
 def test_beats_and_the_memory_of_a_rank_that_was_killed(keep: Any) -> None:
@@ -192,7 +186,5 @@ def test_a_agent_stays_tiny() -> None:
         "for name in ('json', 're', 'socket', 'select', 'hashlib', 'launcher.agent.loop', 'collectives.flight'):\n"
         "    assert name not in rank, name\n"
     )
-    root = Path(__file__).parents[3]
-    subprocess.run(
-        [sys.executable, "-S", "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(root)}
-    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60, env=environ)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,16 +24,10 @@ time.sleep(60)
 
 
 @pytest.fixture
-def gone() -> int:
-    """The pid of a process that is not above any other."""
-    with subprocess.Popen(["true"]) as process:
-        return process.pid
-
-
-@pytest.fixture
-def guarded(keep: Any, gone: int) -> Callable[..., Any]:
+def guarded(keep: Any) -> Any:
     """Starts an agent that finds no launcher above itself."""
-    return lambda body, **more: keep(body, **more, **{LAUNCHER_PID: str(gone)})
+    with subprocess.Popen(["true"]) as gone:
+        return lambda body, **more: keep(body, **more, **{LAUNCHER_PID: str(gone.pid)})
 
 
 @pytest.fixture
@@ -73,21 +66,17 @@ def test_it_ends_as_the_rank_did(guarded: Any, how: str, status: int) -> None:
     assert kept.job.process.returncode == status
 
 
-def test_kill_9_of_the_agent_ends_what_the_rank_had_started(sleeping: Any) -> None:
-    os.kill(sleeping.hello["agent"], signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("kill", "victim"),
+    [(os.kill, "agent"), (os.kill, "started"), (os.killpg, "started")],
+    ids=["agent", "guard", "guard's group, as engines do"],
+)
+def test_kill_9_ends_all_that_the_rank_had_started(sleeping: Any, kill: Any, victim: str) -> None:
+    kill(sleeping.hello[victim], signal.SIGKILL)
+    if victim == "started":
+        assert sleeping.next("parent_lost") == sleeping.hello["started"]
     sleeping.job.assert_gone(3)
     assert sleeping.job.process.wait(5) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("group", [False, True])
-def test_kill_9_of_the_guard_ends_all(sleeping: Any, group: bool) -> None:
-    started = sleeping.hello["started"]
-    if group:  # as engines do
-        os.killpg(started, signal.SIGKILL)
-    else:
-        os.kill(started, signal.SIGKILL)
-    assert sleeping.next("parent_lost") == started
-    sleeping.job.assert_gone(3)
 
 
 def test_kill_9_of_the_engine_is_told_as_such_and_ends_all(guarded: Any) -> None:

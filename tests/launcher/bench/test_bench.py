@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import sys
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,13 +53,11 @@ def test_all_collectives_give_correct_results(ranks: int, capsys: Any) -> None:
 _MEANINGLESS = {("bool", "sum"), ("bool", "mean"), ("bool", "prod"), ("complex64", "max"), ("complex64", "min")}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "op"), sorted(set(product(["bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS)
-)
-def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
-    outcome = threads("all_reduce", "reduce", "reduce_scatter", "-d", dtype, "-o", op)
-    assert outcome.wrong == 0
-    assert len(outcome.rows) == 12
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_of_every_kind_of_number(op: str) -> None:
+    dtypes = [each for each in ("bfloat16", "uint16", "complex64", "bool") if (each, op) not in _MEANINGLESS]
+    outcome = threads("all_reduce", "reduce", "reduce_scatter", "-d", ",".join(dtypes), "-o", op)
+    assert (outcome.wrong, len(outcome.rows)) == (0, 12 * len(dtypes))
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "scatter"])
@@ -80,10 +77,8 @@ def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) ->
 
     monkeypatch.setattr(Ours, "bind", lying)
     assert command.main([name, *QUICK, "--backend", "threads"]) == 1
-    printed = capsys.readouterr()
     number = 2 * len(COLLECTIVES[name].places)
-    assert f"# wrong elements: {number}" in printed.out
-    assert printed.err == f"ddp-bench: {number} elements were wrong\n"
+    assert capsys.readouterr().err == f"ddp-bench: {number} elements were wrong\n"
     monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)  # writes nothing at all
     assert [row.wrong for row in threads("all_gather", "--place", "out").rows] == [2 * 16, 2 * 128]
 
@@ -113,6 +108,7 @@ def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
     [
         (["--vs", "torch-gloo"], "torch", "baseline torch-gloo needs torch, which is not installed: pip install torch"),
         (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib"),
+        (["--plot", "a.xyz"], "", "--plot a.xyz should end as matplotlib's files do: ."),
         (["--json", "."], "", ". cannot be written"),
         (["--json", "no/where.json"], "", "no/where.json cannot be written"),
     ],
@@ -125,15 +121,6 @@ def test_what_cannot_work_is_reported_before_anything_starts(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith(f"ddp-bench: {says}")
-
-
-def test_a_picture_of_an_unknown_kind_is_refused_before_anything_starts(capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
-    assert command.main(["all_reduce", "--plot", "a.xyz"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "--plot a.xyz should end as matplotlib's files do: ." in printed.err
-    assert ".png" in printed.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -165,8 +152,8 @@ def test_on_ranks_of_its_own_beside_all_baselines(run_job: Any, tmp_path: Path) 
     baselines = ["mpi4py", "torch-gloo"] if importlib.util.find_spec("torch") else ["mpi4py"]
     once = ["-b", "64", "-e", "64", "--iters", "1", "--warmup", "1", "--check", "-d", "float32,bfloat16"]
     path = tmp_path / "bench.json"
-    done = run_job([*BENCH, "all", "-n", "2", *once, "--empty", "--vs", ",".join(baselines), "--json", path])
-    assert (done.returncode, done.stderr) == (0, "")
+    words = ["all", "-n", "2", *once, "--empty", "--vs", ",".join(baselines), "--json", path]
+    done = run_job([*BENCH, *words], code=0, err="")
     assert [line for line in done.stdout.splitlines() if "backend mpi" in line] == [
         f"# {name}: 2 ranks on 1 node, backend mpi" for name in COLLECTIVES
     ]
@@ -190,10 +177,8 @@ def test_on_ranks_of_its_own_beside_all_baselines(run_job: Any, tmp_path: Path) 
 
 
 @pytest.mark.mpi
-def test_on_the_ranks_of_mpiexec(run_job: Any, mpiexec: list[str], tmp_path: Path) -> None:
+def test_on_the_ranks_of_mpiexec(run_job: Any, mpiexec: Any, tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    done = run_job([*mpiexec, "-n", "2", *BENCH, "all_reduce", *QUICK, "--json", path])
-    assert done.returncode == 0, done.stderr
+    done = run_job([*mpiexec, "-n", "2", *BENCH, "all_reduce", *QUICK, "--json", path], code=0)
     assert done.stdout.count("# all_reduce: 2 ranks on 1 node, backend mpi") == 1
-    assert len([line for line in done.stdout.splitlines() if not line.startswith("#") and line]) == 4
     assert json.loads(path.read_text())["ranks"] == 2

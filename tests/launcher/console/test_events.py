@@ -14,6 +14,7 @@ from launcher.console.events import Events, kind_of
 from launcher.diagnosis.failures import EngineEnded, Failure, Hung, Raised, RankFailed
 from launcher.errors import UsageError
 from launcher.job import Job
+from tests.conftest import ROOT
 
 HEAD = ("time", "monotonic", "event", "attempt")
 
@@ -73,7 +74,7 @@ def test_every_event(tmp_path: Path, console: Any) -> None:
 
 def test_every_kind_of_failure_is_in_the_docs_by_its_name() -> None:
     kinds = {kind_of(each) for each in Failure.__subclasses__()}
-    docs = (Path(__file__).parents[3] / "docs" / "launcher.md").read_text()
+    docs = (ROOT / "docs/launcher.md").read_text()
     row = next(line for line in docs.splitlines() if line.startswith("| `failure` |"))
     assert {f"`{kind}`" for kind in kinds - {"hung"}} <= set(re.findall("`[a-z ]+`", row))
 

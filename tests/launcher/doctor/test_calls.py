@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.doctor.__main__ import main
 from tests.conftest import Run
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
@@ -39,13 +40,11 @@ def ranks(start_job: Any) -> list[int]:
 
 @pytest.fixture
 def doctor(run_job: Any) -> Run:
-    return lambda *args: run_job([*DOCTOR, *map(str, args)], timeout=30)
+    return lambda *args, **expected: run_job([*DOCTOR, *map(str, args)], timeout=30, **expected)
 
 
 def test_the_calls_of_two_ranks(ranks: list[int], doctor: Any) -> None:
-    done = doctor("calls", ranks[1], ranks[0], "--last", 3)
-    lines = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
+    lines = doctor("calls", ranks[1], ranks[0], "--last", 3, code=0, err="").stdout.splitlines()
     assert " ".join(lines[0].split()) == "rank pid call dtype shape where communicator state begun took"
     assert [line.split()[:4] for line in lines[1:7]] == [
         [str(rank), str(ranks[rank]), "all_reduce", f"#{number}"] for rank in range(2) for number in (17, 18, 19)
@@ -59,8 +58,7 @@ def test_the_calls_of_two_ranks(ranks: list[int], doctor: Any) -> None:
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doctor: Any, start_job: Any) -> None:
     other = start_job(["sleep", "60"]).process.pid
-    done = doctor("calls", 4_194_305, other, ranks[0], ranks[0])
-    assert done.returncode == 1
+    done = doctor("calls", 4_194_305, other, ranks[0], ranks[0], code=1)
     first, second = done.stderr.splitlines()
     assert first == "ddp-doctor: there is no process 4194305"
     assert second.startswith(f"ddp-doctor: process {other} keeps no flight record")
@@ -77,7 +75,9 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doc
         (["calls", "train.py"], "ddp-doctor: PID should be a positive whole number, not 'train.py'"),
     ],
 )
-def test_wrong_use(doctor: Any, args: list[str], words: str) -> None:
-    done = doctor(*args)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+def test_wrong_use(args: list[str], words: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(main(args))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert words in said.err

@@ -12,6 +12,7 @@ from launcher.doctor import gpu
 from launcher.doctor.findings import install
 from launcher.doctor.gpu import Gpus
 from launcher.doctor.probes import Answer
+from tests.conftest import executable
 
 H100 = ("NVIDIA H100", "81559 MiB", "9.0", "550.54.15")
 CUPY = {"version": "14.2.0", "driver": 12080, "runtime": 12090, "devices": 2, "failure": ""}
@@ -59,12 +60,9 @@ def test_how_many_ranks_can_use_nccl() -> None:
         (None, (), ""),
     ],
 )
-def test_what_nvidia_smi_prints(
-    script: str | None, cards: Any, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nvidia_smi_prints(script: str | None, cards: Any, failure: str, tmp_path: Path, monkeypatch: Any) -> None:
     if script is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
+        executable(tmp_path / "nvidia-smi", f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu.probe.cache_clear()

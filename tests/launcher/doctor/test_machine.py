@@ -13,6 +13,7 @@ from launcher.doctor import machine
 from launcher.doctor.findings import install
 from launcher.doctor.probes import Answer
 from launcher.linux import remove_stale_segments
+from tests.conftest import ROOT
 
 MIB, GIB = 1 << 20, 1 << 30
 PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2", "threadpoolctl": "3.8.0", "tqdm": "4.67.1"}
@@ -83,7 +84,7 @@ def test_facts_are_judged(check: str, change: dict[str, Any], expected: list[str
 
 def test_packages_are_those_of_the_installation() -> None:
     assert install("mpi4py>=4.0").endswith("-m pip install 'mpi4py>=4.0'")
-    text = (Path(__file__).parents[3] / "setup.cfg").read_text()
+    text = (ROOT / "setup.cfg").read_text()
     assert all(f"\n    {name}>={least}\n" in text for name, least in machine.NEEDED.items())
 
 
@@ -107,7 +108,7 @@ def test_limits_of_a_control_group(
     assert machine.memory_limit(**places) == limit
 
 
-def test_unused_segments_are_swept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_segments_are_swept(capsys: Any) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # a file system that grants leases
         for name in ("mpich_shm_1_0", "sm_segment.host.0.1.0", "mine"):
             Path(folder, name).write_bytes(bytes(mmap.PAGESIZE))
