@@ -15,8 +15,8 @@ import pytest
 
 from launcher.cli import parse
 from launcher.network import Host
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "configs/kubernetes"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 

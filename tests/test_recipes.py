@@ -101,7 +101,7 @@ class CountingTransport(SingleTransport):
         return super().all_reduce(x, out, op, finish)
 
 
-def test_a_backend_is_a_transport_and_how_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_a_transport_and_how_to_join(monkeypatch: Any) -> None:
     transport = CountingTransport()
     module = types.ModuleType("collectives.backends.counting")
     module.join = lambda promised, timeout, checks: (transport, None)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Runs PyTorch's side of a page on this rank of a torchrun job: `in_torch.py PAGE FOLDER`.
+"""Runs PyTorch's side of a page on this rank of a job: `in_torch.py PAGE FOLDER`.
 
 The whole programs go first, each as it stands; then all snippets in one process group, whose results are written to
 FOLDER/RANK.npz as `line of the snippet:name`.

@@ -6,13 +6,12 @@ import importlib
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 import ddp
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "docs"))
 
 pytorch_names = importlib.import_module("pytorch_names")

@@ -6,13 +6,13 @@ import importlib
 import inspect
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 import ddp
+from tests.conftest import ROOT
 
-sys.path.append(str(Path(__file__).parent.parent.parent / "docs"))
+sys.path.append(str(ROOT / "docs"))
 
 docstrings = importlib.import_module("docstrings")
 reference = importlib.import_module("reference")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.conftest import ROOT
+
 sys.path.append(str(ROOT / "docs"))
 
 result_tables = importlib.import_module("result_tables")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,15 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp.nn import functional as F
+from tests.conftest import ROOT
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 if importlib.util.find_spec("sklearn") is None:  # the import would take a second
     pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def example(monkeypatch: Any) -> Iterator[Any]:
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module("contrastive")
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddp
-from tests.conftest import Run
+from tests.conftest import ROOT, Run
 from tests.ddp.cuda import nvrtc
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def example(monkeypatch: Any) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import cuda_kernel
 
@@ -35,7 +34,7 @@ def test_it_compiles(example: Any, dtype: str, architecture: str) -> None:
 
 
 class TestOnTheStandin:
-    def test_the_whole(self, gpu: Any, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_whole(self, gpu: Any, example: Any, capsys: Any) -> None:
         assert example.main(["--steps", "20"]) == 0
         out = capsys.readouterr().out
         assert "gradients agree with finite differences" in out
@@ -56,6 +55,5 @@ class TestOnTheStandin:
 @pytest.mark.gpu
 @pytest.mark.skipif(not ddp.cuda.is_available(), reason="there is no GPU")
 def test_on_a_gpu(run_job: Run) -> None:
-    done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")], code=0)
     assert float(re.findall(r"squared error ([\d.e+-]+)", done.stdout)[0]) < 1e-2

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run
+from tests.conftest import ROOT, Run
 
-SCRIPT = Path(__file__).parent.parent.parent / "examples/hogwild_digits.py"
+SCRIPT = ROOT / "examples/hogwild_digits.py"
 
 
 def test_two_processes_train_one_model(run_job: Run) -> None:
     pytest.importorskip("sklearn")
-    done = run_job([sys.executable, SCRIPT, "--epochs", "5"], timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = run_job([sys.executable, SCRIPT, "--epochs", "5"], code=0)
     match = re.search(r"test accuracy ([\d.]+) % .*, 2 processes", done.stdout)
     assert match
     assert float(match[1]) > 90

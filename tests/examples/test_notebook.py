@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "examples/notebook.ipynb"
+from tests.conftest import ROOT
+
+NOTEBOOK = ROOT / "examples/notebook.ipynb"
 
 
 def kinds(notebook: Any) -> list[list[str]]:
