@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy.testing import assert_allclose
 
 from launcher.engines.mpiexec import MPICH, mpi_family
-from tests.conftest import Run
+from tests.conftest import Ended, Run
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
 
@@ -21,18 +20,19 @@ CONTRACT = str(HERE.parent / "collectives" / "test_contract.py")
 DIGITS = str(HERE.parent.parent / "examples" / "resume_digits.py")
 SCRIPT = str(HERE / "hosts.sh")
 
+WORLD = "mpi True [[0, 0, 0], [1, 0, 1]]\n"
 # Slow enough that it is seen: 1 MiB takes 84 ms, and 0.4 ms in one machine's memory.
 RATE, BYTES_PER_S = "100mbit", 12.5e6
 
 
 @pytest.fixture(scope="module")
-def hosts(cluster: Callable[..., list[str]]) -> list[str]:
+def hosts(cluster: Any) -> list[str]:
     """The names of two hosts with a wire between them."""
     return cluster("hosts.sh", "up", RATE)
 
 
 @pytest.fixture
-def run(hosts: list[str], mpiexec: list[str], run_job: Run) -> Run:
+def run(hosts: list[str], mpiexec: Any, run_job: Run) -> Run:
     """`run(script, ...)` runs it on two ranks, the first on the first host, the second on the second; `each=2` on two
     a host.
     """
@@ -41,29 +41,25 @@ def run(hosts: list[str], mpiexec: list[str], run_job: Run) -> Run:
     # The hosts share one kernel, and UCX must not find its ways from process to process.
     options = ["-launcher", "ssh", "-launcher-exec", SCRIPT, "-localhost", "10.0.0.1", "-hosts", ",".join(hosts)]
 
-    def start(*args: str, timeout: float = 60, each: int = 1) -> subprocess.CompletedProcess[str]:
+    def start(*args: str, timeout: float = 60, each: int = 1, **expected: Any) -> Ended:
         start = [SCRIPT, hosts[0], *mpiexec, *options, "-ppn", str(each), "-n", str(2 * each)]
         rank = ["-genv", "UCX_TLS", "tcp,self", sys.executable, *args]
-        return run_job([*start, *rank], timeout=timeout, env={"OMP_NUM_THREADS": "1"})
+        return run_job([*start, *rank], timeout, env={"OMP_NUM_THREADS": "1"}, **{"code": 0, **expected})
 
     return start
 
 
 def test_each_rank_is_the_first_of_its_node(run: Run) -> None:
-    done = run(str(HERE / "where.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "mpi True [[0, 0, 0], [1, 0, 1]]\n"
+    run(str(HERE / "where.py"), out=WORLD)
 
 
-def test_hosts_meet_without_an_engine(hosts: list[str], mpiexec: list[str], start_job: Callable[..., Any]) -> None:
+def test_hosts_meet_without_an_engine(hosts: list[str], mpiexec: Any, start_job: Any) -> None:
     if mpi_family(mpiexec[0]) != MPICH:
         pytest.skip("takes MPICH")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "DDP_JOB_SECRET": "of these two"}
     command = [sys.executable, str(HERE / "where.py")]
     jobs = [start_job([SCRIPT, host, *command], env={**shared, "RANK": str(n)}) for n, host in enumerate(hosts)]
-    done = [job.wait(timeout=60) for job in jobs]
-    assert [each.returncode for each in done] == [0, 0], done
-    assert done[0].stdout == "mpi True [[0, 0, 0], [1, 0, 1]]\n"
+    assert [job.wait(60, code=0).stdout for job in jobs] == [WORLD, ""]
 
 
 # What the busier of two ranks sends of 4 MiB: the table in docs/collectives.md for n = 2.
@@ -83,7 +79,6 @@ ON_THE_WIRE = {
 
 def test_no_more_takes_the_wire_than_must(run: Run) -> None:
     done = run(str(HERE / "on_the_wire.py"))
-    assert done.returncode == 0, done.stderr
     shares = {name: max(sent) / (4 << 20) for name, sent in json.loads(done.stdout).items()}
     headers, small_messages = 1.1, 0.02
     for name, share in ON_THE_WIRE.items():
@@ -93,18 +88,14 @@ def test_no_more_takes_the_wire_than_must(run: Run) -> None:
 @pytest.mark.parametrize("each", [1, 2])
 def test_the_contract_holds_between_hosts(run: Run, each: int) -> None:
     done = run("-m", "pytest", CONTRACT, "-q", "-x", "-k", "TestMPI", "-p", "no:cacheprovider", timeout=150, each=each)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" passed") == 2 * each
 
 
 def test_ranks_of_a_host_share_memory_and_those_of_two_do_not(run: Run) -> None:
-    done = run(str(HERE / "in_common.py"), each=2)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(run(str(HERE / "in_common.py"), each=2).stdout)
     assert [(rank, node) for rank, node, _ in told] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     first, second, third, fourth = (segments for _, _, segments in told)
-    assert first == second
-    assert third == fourth
+    assert (first, third) == (second, fourth)
     assert len(first) == len(third) == 2  # the board, and the array
     assert not {*first} & {*third}
 
@@ -124,17 +115,14 @@ def test_ranks_on_two_hosts_that_call_different_things_are_told_so(run: Run, tmp
         "assert comm.all_reduce(np.array(1)) == comm.size\n"  # and go on
         "if comm.rank == 0: print('told')\n"
     )
-    done = run(str(script), each=each)
-    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr
+    run(str(script), each=each, out="told\n")
 
 
 def test_two_hosts_train_as_one_rank_does(run: Run, run_job: Run, tmp_path: Path) -> None:
     losses = []
-    for name, start in {"alone": lambda *args: run_job([sys.executable, *args]), "hosts": run}.items():
-        metrics = tmp_path / name
-        done = start(DIGITS, "--epochs", "1", "--dtype", "float64", "--metrics", str(metrics))
-        assert done.returncode == 0, done.stderr
+    for start in (lambda *args: run_job([sys.executable, *args], code=0), run):
+        metrics = tmp_path / str(len(losses))
+        start(DIGITS, "--epochs", "1", "--dtype", "float64", "--metrics", str(metrics))
         losses.append([json.loads(line)["loss"] for line in metrics.read_text().splitlines()])
-    alone, together = losses
-    assert len(alone) == len(together) == 23
-    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-10
+    assert len(losses[0]) == 23
+    assert_allclose(losses[1], losses[0], rtol=0, atol=1e-10)

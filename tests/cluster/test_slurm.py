@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.engines.mpiexec import MPICH, OPENMPI, mpi_family
-from tests.conftest import Run
+from tests.conftest import Ended, Run
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(300)]
@@ -26,7 +24,7 @@ INTERFACE = {MPICH: "pmi2", OPENMPI: "pmix"}
 
 
 @pytest.fixture(scope="module")
-def slurm(cluster: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def slurm(cluster: Any, tmp_path_factory: Any) -> dict[str, str]:
     """A Slurm of our own, as the environment that its commands need."""
     folder = tmp_path_factory.mktemp("slurm")
     cluster("slurm.sh", str(folder))
@@ -34,20 +32,29 @@ def slurm(cluster: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def srun(slurm: dict[str, str], mpiexec: list[str], run_job: Run) -> Run:
+def srun(slurm: Any, mpiexec: Any, run_job: Run) -> Run:
     """`srun(script, ...)` runs it on two ranks."""
     interface = INTERFACE[mpi_family(mpiexec[0])]
 
-    def run(*args: str, options: tuple[str, ...] = (f"--mpi={interface}",)) -> subprocess.CompletedProcess[str]:
-        return run_job(["srun", "-n", "2", *options, sys.executable, *args], env=slurm)
+    def run(*args: str, options: tuple[str, ...] = (), mpi: str = interface, **expected: Any) -> Ended:
+        return run_job(["srun", "-n", "2", f"--mpi={mpi}", *options, sys.executable, *args], env=slurm, **expected)
+
+    return run
+
+
+@pytest.fixture
+def salloc(slurm: Any, run_job: Run) -> Run:
+    """`salloc(script, ...)` runs it under ddp-launch in an allocation of two ranks, to an exit code of 0."""
+
+    def run(*args: str, n: int = 2, code: int = 0, **expected: Any) -> Ended:
+        words = ["salloc", "-n", str(n), sys.executable, "-m", "launcher", *args]
+        return run_job(words, env=slurm, code=code, **expected)
 
     return run
 
 
 def test_srun_gives_a_world_of_two(srun: Run) -> None:
-    done = srun(WHERE)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "mpi True [[0, 0, 0], [1, 1, 0]]\n"
+    srun(WHERE, code=0, out="mpi True [[0, 0, 0], [1, 1, 0]]\n")
 
 
 TORCH = """
@@ -70,15 +77,12 @@ def test_ranks_of_pytorch_need_no_rendezvous(srun: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(TORCH)
-    done = srun(str(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "0 0 2 [2.0, 2.0, 2.0]; 1 1 2 [2.0, 2.0, 2.0]\n"
+    srun(str(script), code=0, out="0 0 2 [2.0, 2.0, 2.0]; 1 1 2 [2.0, 2.0, 2.0]\n")
 
 
 def test_a_step_without_our_mpis_interface_is_no_silent_world_of_one(srun: Run) -> None:
-    done = srun(WHERE, options=("--mpi=none",))
+    done = srun(WHERE, mpi="none", out="")
     assert done.returncode != 0
-    assert done.stdout == ""
     assert "WorldError: this process was started by slurm as rank 1 of 2, but MPI sees a world of 1" in done.stderr
     assert "srun --mpi=list" in done.stderr
 
@@ -91,18 +95,16 @@ def test_a_step_without_our_mpis_interface_is_no_silent_world_of_one(srun: Run) 
         ("os.kill(os.getpid(), signal.SIGKILL)", ("--kill-on-bad-exit",)),
     ],
 )
-def test_a_rank_that_leaves_ends_the_job(
-    srun: Run, mpiexec: list[str], leaving: Callable[[str], str], how: str, options: tuple[str, ...]
-) -> None:
+def test_a_rank_that_leaves_ends_the_job(srun: Run, leaving: Any, how: str, options: tuple[str, ...]) -> None:
     start = time.monotonic()
-    done = srun(leaving(how), options=(f"--mpi={INTERFACE[mpi_family(mpiexec[0])]}", *options))
+    done = srun(leaving(how), options=options)
     assert done.returncode != 0
     assert time.monotonic() - start < 15
     if "exit" in how:
         assert f"(exit status {how[-2]}) while rank 0 waits in all_reduce #1 (leaving.py:7)" in done.stderr
 
 
-def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_job: Run, tmp_path: Path) -> None:
+def test_inside_a_batch_script(slurm: Any, mpiexec: Any, run_job: Run, tmp_path: Path) -> None:
     # There SLURM_NTASKS promises two ranks and nobody has started them.
     script = tmp_path / "batch.sh"
     said = tmp_path / "said.txt"
@@ -113,8 +115,7 @@ def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_jo
         f"{mpiexec[0]} -n 2 {sys.executable} {WHERE}\n"
         f"{sys.executable} -m launcher -n 2 {WHERE}\n"
     )
-    done = run_job(["sbatch", "-n", "2", "--wait", "-o", str(said), str(script)], env=slurm)
-    assert done.returncode == 0, done.stderr + said.read_text()
+    run_job(["sbatch", "-n", "2", "--wait", "-o", str(said), str(script)], env=slurm, code=0)
     assert said.read_text().splitlines() == [
         f"2 {sys.executable}",
         "single False [[0, 0, 0]]",
@@ -123,15 +124,12 @@ def test_inside_a_batch_script(slurm: dict[str, str], mpiexec: list[str], run_jo
     ]
 
 
-def test_ddp_launch_in_an_allocation_needs_no_option(slurm: dict[str, str], run_job: Run, tmp_path: Path) -> None:
+def test_ddp_launch_in_an_allocation_needs_no_option(salloc: Run, tmp_path: Path) -> None:
     script = tmp_path / "placement.py"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "SLURM_STEP_NUM_TASKS")
     script.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
-    done = run_job(["salloc", "-n", "3", sys.executable, "-m", "launcher", str(script)], env=slurm)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} 3 {rank} 3 0 3" for rank in range(3)]
-    done = run_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", WHERE], env=slurm)
-    assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
+    assert salloc(str(script), n=3).lines == [f"{rank}: {rank} 3 {rank} 3 0 3" for rank in range(3)]
+    salloc(WHERE, out="0: mpi True [[0, 0, 0], [1, 1, 0]]\n")
 
 
 @pytest.mark.parametrize(
@@ -142,30 +140,11 @@ def test_ddp_launch_in_an_allocation_needs_no_option(slurm: dict[str, str], run_
         ("os.kill(int(os.environ['DDP_AGENT']), signal.SIGKILL)", 1, "the agent of rank 1 .*died"),
     ],
 )
-def test_ddp_launch_judges_a_step(
-    slurm: dict[str, str], run_job: Run, leaving: Callable[[str], str], how: str, status: int, says: str
-) -> None:
+def test_ddp_launch_judges_a_step(salloc: Run, leaving: Any, how: str, status: int, says: str) -> None:
     start = time.monotonic()
-    done = run_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", leaving(how)], env=slurm)
-    assert done.returncode == status, done.stderr
+    done = salloc(leaving(how), code=status)
     assert re.search(rf"\nddp-launch: {says}", "\n" + done.stderr), done.stderr
     assert time.monotonic() - start < 30
-
-
-def test_a_step_that_fails_starts_again_in_the_same_allocation(
-    slurm: dict[str, str], run_job: Run, tmp_path: Path
-) -> None:
-    script = tmp_path / "again.py"
-    script.write_text(
-        "import os, signal, time\n"
-        "if os.environ['DDP_ATTEMPT'] == '1': print('again')\n"
-        "elif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "else: time.sleep(60)\n"
-    )
-    launch = [sys.executable, "-m", "launcher", "--max-restarts", "1", str(script)]
-    done = run_job(["salloc", "-n", "2", *launch], env=slurm)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0: again", "1: again"]
 
 
 STATE = """
@@ -191,19 +170,15 @@ print("began", began)
 """
 
 
-def test_agents_of_a_step_that_fails_keep_the_state_in_memory(
-    slurm: dict[str, str], run_job: Run, tmp_path: Path
-) -> None:
+def test_a_step_that_fails_starts_again_in_its_allocation_with_the_state_in_memory(salloc: Run, tmp_path: Path) -> None:
     script = tmp_path / "state.py"
     script.write_text(STATE)
-    launch = [sys.executable, "-m", "launcher", "--max-restarts", "1", str(script), str(tmp_path / "run")]
-    done = run_job(["salloc", "-n", "2", *launch], env=slurm)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0: began 5", "1: began 5"], done.stderr
+    done = salloc("--max-restarts", "1", str(script), str(tmp_path / "run"))
+    assert done.lines == ["0: began 5", "1: began 5"], done.stderr
 
 
 def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
-    slurm: dict[str, str], run_job: Run, tmp_path: Path
+    slurm: Any, run_job: Run, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     batch = tmp_path / "batch.sh"
@@ -242,9 +217,7 @@ def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
 
 
 @pytest.mark.parametrize("victim", ["launcher", "srun", "slurmstepd"])
-def test_whoever_is_killed_the_step_ends(
-    slurm: dict[str, str], start_job: Callable[..., Any], tmp_path: Path, victim: str
-) -> None:
+def test_whoever_is_killed_the_step_ends(slurm: Any, start_job: Any, tmp_path: Path, victim: str) -> None:
     script = tmp_path / "wait.py"
     script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     job = start_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", str(script)], env=slurm)
