@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collectives import Communicator
+from tests.ddp.parallel.ranks import on_ranks
 
 OBJECTS = {"all_gather_object", "broadcast_object", "gather_object", "scatter_object"}
 ARRAYS = {"all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"}
@@ -37,3 +38,16 @@ class Recorder:
 
     def duplicate(self, purpose: str = "") -> Recorder:
         return Recorder(self._comm.duplicate(purpose), self._events, self._note)
+
+
+def calls_of(fn: Callable[[Any], Any], size: int = 2) -> list[str]:
+    """The calls that `fn(comm)` makes, the same on every rank."""
+
+    def rank(comm: Communicator) -> Any:
+        calls: list[str] = []
+        fn(Recorder(comm, calls))
+        return calls
+
+    ranks = on_ranks(rank, size)
+    assert ranks == [ranks[0]] * size
+    return ranks[0]

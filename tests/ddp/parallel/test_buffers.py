@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
 import ddp
 from collectives import Communicator
@@ -15,7 +12,7 @@ from ddp import nn
 from ddp.autograd import checkpoint
 from ddp.parallel import DataParallel
 from ddp.parallel.planner import WARM
-from tests.ddp.parallel.ranks import on_ranks
+from tests.ddp.parallel.ranks import Arrays, on_each_of, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 DTYPES = (ddp.float32, ddp.float64, ddp.bfloat16, ddp.float16, ddp.int64, ddp.uint8, ddp.bool)
@@ -43,7 +40,7 @@ class Counting(nn.Module):
         return x * self.weight
 
 
-def values(net: nn.Module) -> dict[str, np.ndarray]:
+def values(net: nn.Module) -> Arrays:
     return {name: buffer.numpy().copy() for name, buffer in net.named_buffers()}
 
 
@@ -65,46 +62,33 @@ def test_before_the_next_forward_they_are_rank_0s_or_each_ranks_own(mode: bool) 
         mine = [1, 3, 5][number]
         for name in one:
             counts = one[name].dtype != bool
-            assert (one[name].astype(float) == mine * counts).all()
-            expected = ((1 if mode else mine) + mine) * counts
-            assert_array_equal(two[name].astype(float), np.full(two[name].shape, expected), err_msg=name)
+            assert (one[name].astype(float) == mine * counts).all(), name
+            assert (two[name].astype(float) == ((1 if mode else mine) + mine) * counts).all(), name
 
 
-def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
-    def rank(comm: Communicator) -> Any:
-        calls: list[str] = []
-        model = DataParallel(Counting(step=1), Recorder(comm, calls), check_every=0)
-        result = {}
+@on_each_of(2)
+def test_only_a_training_forward_after_a_synchronized_backward_calls(comm: Communicator) -> None:
+    calls: list[str] = []
+    model = DataParallel(Counting(step=1), Recorder(comm, calls), check_every=0)
+    x = ddp.ones(2)
 
-        def note(what: str, act: Callable[[], Any]) -> None:
-            calls.clear()
-            act()
-            result[what] = list(calls)
+    def calls_of_forward() -> list[str]:
+        calls.clear()
+        model(x)
+        return list(calls)
 
-        x = ddp.ones(2)
-        note("first", lambda: model(x))
+    assert calls_of_forward() == []
+    model(x).sum().backward()
+    model.eval()
+    assert calls_of_forward() == []
+    model.train()
+    with ddp.no_grad():
+        assert calls_of_forward() == []
+    assert calls_of_forward() == ["broadcast"]
+    assert calls_of_forward() == []  # again
+    with model.no_sync():
         model(x).sum().backward()
-        model.eval()
-        note("eval", lambda: model(x))
-        model.train()
-        with ddp.no_grad():
-            note("no_grad", lambda: model(x))
-        note("due", lambda: model(x))
-        note("again", lambda: model(x))
-        with model.no_sync():
-            model(x).sum().backward()
-        note("after no_sync", lambda: model(x))
-        return result
-
-    for result in on_ranks(rank):
-        assert result == {
-            "first": [],
-            "eval": [],
-            "no_grad": [],
-            "due": ["broadcast"],
-            "again": [],
-            "after no_sync": [],
-        }
+    assert calls_of_forward() == []
 
 
 def test_a_rank_that_made_no_forward_takes_part_and_has_them_at_its_next() -> None:
@@ -119,8 +103,8 @@ def test_a_rank_that_made_no_forward_takes_part_and_has_them_at_its_next() -> No
         return values(model.module)["b1"]
 
     first, second = on_ranks(rank)  # rank 0 adds 2 each time, rank 1 adds 4
-    assert_array_equal(first, np.full((3, 1), 8.0))
-    assert_array_equal(second, np.full((3, 1), 10.0))
+    assert (first == 8).all()
+    assert (second == 10).all()
 
 
 class Masked(nn.Module):
@@ -146,7 +130,7 @@ def test_a_second_backward_without_a_forward_still_finds_the_buffers_that_its_gr
         return model.module.weight.grad.numpy().copy()
 
     for got in on_ranks(rank):
-        assert_array_equal(got, [8, 12])
+        assert got.tolist() == [8, 12]
 
 
 def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_nothing_there() -> None:
@@ -164,4 +148,4 @@ def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_n
 
     for calls, got in on_ranks(rank):
         assert calls == ["all_reduce", "all_reduce"]  # the control message and the bucket
-        assert_array_equal(got, [2, 3])
+        assert got.tolist() == [2, 3]

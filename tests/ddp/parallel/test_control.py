@@ -8,6 +8,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP
+from tests.ddp.parallel.ranks import on_ranks
 
 
 def test_all_ranks_receive_requests_after_the_same_backward() -> None:
@@ -32,7 +33,7 @@ def test_all_ranks_receive_requests_after_the_same_backward() -> None:
         return by_rank
 
     nothing = [0] * REQUEST_KINDS
-    by_rank = collectives.run_threads(run, size=3)
+    by_rank = on_ranks(run, 3)
     received = [1, 1, 3, 0, 0]
     assert by_rank == [[nothing, nothing, received, received]] * 3
 
@@ -50,4 +51,4 @@ def test_a_rank_without_data_makes_requests_too() -> None:
                 model(ddp.ones(1, 2)).sum().backward()
         return model.reducer.requests.received[STOP]
 
-    assert collectives.run_threads(run, size=2) == [1, 1]
+    assert on_ranks(run) == [1, 1]
