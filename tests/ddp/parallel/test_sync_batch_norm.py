@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, ShapeError
-from ddp.parallel import all_reduce
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from tests.ddp.parallel.ranks import Mute, assert_same, on_ranks
-from tests.ddp.parallel.recorder import Recorder
+from tests.ddp.parallel.ranks import Tensors, assert_same, on_each_of, on_ranks
+from tests.ddp.parallel.recorder import calls_of
 
 C = 3
 SHARDS = [[6], [3, 3], [5, 1], [1, 1], [1, 1, 1], [4, 0, 2], [0, 2], [2, 0, 0, 3], [0, 1, 1, 0], [3, 2, 4, 1]]
@@ -44,59 +43,43 @@ def started(layer: Any) -> Any:
     return layer
 
 
-def loss_of(y: ddp.Tensor, rank: int, factors: np.ndarray) -> ddp.Tensor:
-    """Another function on each rank, so that no mistake in whose gradient counts where can hide."""
-    return (y.sin() * ddp.tensor(factors) + y * y * (rank + 1)).sum()
-
-
 def synchronized(comm: Communicator, **options: Any) -> Any:
     return started(SyncBatchNorm(C, comm=comm, **options))
 
 
-def alone(layer: Any, x: np.ndarray, shards: Sequence[int], steps: int = 1) -> dict[str, np.ndarray]:
-    """BatchNorm of the whole batch, and the gradients of the sum of all ranks' losses, by one process."""
+def results(layer: Any, x: ddp.Tensor, shards: Sequence[int], rows: slice, steps: int = 1) -> Tensors:
+    """Of a layer that has these rows. The loss is another function of each rank's, so that no mistake can hide."""
+    factors = numbers(*x.shape, seed=1)[rows]
+    ranks = np.repeat(np.arange(1.0, len(shards) + 1), shards).reshape(-1, *[1] * (x.ndim - 1))[rows]
     for _ in range(steps):
-        whole = ddp.tensor(x, requires_grad=True)
-        y = layer(whole.reshape(*x.shape[:2], -1) if x.ndim > 2 else whole).reshape(*x.shape)
-        factors = numbers(*x.shape, seed=1)
-        losses = [
-            loss_of(y[part(shards, rank)], rank, factors[part(shards, rank)]) for rank, n in enumerate(shards) if n
-        ]
-        ddp.stack(losses).sum().backward()
-    assert whole.grad is not None
-    return {"y": y.detach().numpy(), "x": whole.grad.numpy(), **state(layer)}
+        mine = x[rows].clone().requires_grad_()
+        y = layer(mine)
+        wide = y.double()
+        (wide.sin() * ddp.tensor(factors) + wide * wide * ddp.tensor(ranks)).sum().backward()
+    assert mine.grad is not None
+    weights = {name: p.grad for name, p in layer.named_parameters()}
+    return {"y": y.detach(), "x": mine.grad, **weights, **dict(layer.named_buffers())}
 
 
-def state(layer: Any) -> dict[str, np.ndarray]:
-    gradients = {name: p.grad.numpy() for name, p in layer.named_parameters() if p.grad is not None}
-    return {**gradients, **{name: buffer.numpy() for name, buffer in layer.named_buffers()}}
+def alone(layer: Any, x: ddp.Tensor, shards: Sequence[int], steps: int = 1) -> Tensors:
+    """BatchNorm of the whole batch, and the gradients of the sum of all ranks' losses, by one process."""
+    return results(layer, x, shards, slice(None), steps)
 
 
-def together(make: Callable[[Communicator], Any], x: np.ndarray, shards: Sequence[int], steps: int = 1) -> Any:
+def together(make: Callable[[Communicator], Any], x: ddp.Tensor, shards: Sequence[int], steps: int = 1) -> Tensors:
     """The same by the ranks, their parts joined: gradients of weight and bias are added up as DataParallel does."""
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        layer = make(comm)
-        rows = part(shards, comm.rank)
-        for _ in range(steps):
-            mine = ddp.tensor(x[rows], requires_grad=True)
-            y = layer(mine)
-            loss_of(y, comm.rank, numbers(*x.shape, seed=1)[rows]).backward()
-        assert mine.grad is not None
-        return {"y": y.detach().numpy(), "x": mine.grad.numpy(), **state(layer)}
-
-    ranks = on_ranks(rank, len(shards))
+    size = len(shards)
+    by_rank = on_ranks(lambda comm: results(make(comm), x, shards, part(shards, comm.rank), steps), size)
     joined = {}
-    for name in ranks[0]:
-        values = [each[name] for each in ranks]
+    for name, value in by_rank[0].items():
+        values = [each[name] for each in by_rank]
         if name in ("y", "x"):
-            joined[name] = np.concatenate(values)
+            joined[name] = ddp.cat(values)
         elif name in ("weight", "bias"):
-            joined[name] = np.sum(values, axis=0)
+            joined[name] = sum(values)
         else:
-            for value in values:
-                assert_array_equal(value, values[0], err_msg=f"{name} is not the same on all ranks")
-            joined[name] = values[0]
+            assert_same(values, [value] * size, 0)
+            joined[name] = value
     return joined
 
 
@@ -106,8 +89,9 @@ def together(make: Callable[[Communicator], Any], x: np.ndarray, shards: Sequenc
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int]) -> None:
     for rest in RESTS if len(shards) > 2 else RESTS[:2]:
-        x = numbers(sum(shards), C, *rest) * np.array([2.0, 1.0, 0.1]).reshape(C, *[1] * len(rest)) + 0.3
-        expected = alone(started(nn.BatchNorm1d(C)), x, shards)
+        scale = np.array([2.0, 1.0, 0.1]).reshape(C, *[1] * len(rest))
+        x = ddp.tensor(numbers(sum(shards), C, *rest) * scale + 0.3)
+        expected = alone(started((nn.BatchNorm2d if rest else nn.BatchNorm1d)(C)), x, shards)
         assert_same(together(synchronized, x, shards), expected)
 
 
@@ -124,7 +108,7 @@ def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int]) -
 )
 def test_every_option_over_several_steps(options: dict[str, Any]) -> None:
     shards = [2, 0, 3]
-    x = numbers(5, C, 4)
+    x = ddp.tensor(numbers(5, C, 4))
     expected = alone(started(nn.BatchNorm1d(C, **options)), x, shards, steps=3)
     assert_same(together(functools.partial(synchronized, **options), x, shards, steps=3), expected)
 
@@ -135,7 +119,7 @@ def test_statistics_far_from_zero_and_ranks_far_from_each_other_lose_no_digits(o
     x = numbers(9, C, 4) + offset
     x[part(shards, 0)] += 1000
     layer = lambda comm: SyncBatchNorm(C, momentum=1.0, affine=False, comm=comm).double()  # noqa: E731
-    got = together(layer, x, shards)
+    got = {name: value.numpy() for name, value in together(layer, ddp.tensor(x), shards).items()}
     mean = x.mean((0, 2), keepdims=True)
     assert_allclose(got["running_var"], ((x - mean) ** 2).mean((0, 2)) * 36 / 35, rtol=1e-11)
     assert_allclose(got["y"], (x - mean) / np.sqrt(((x - mean) ** 2).mean((0, 2), keepdims=True) + 1e-5), atol=1e-8)
@@ -162,74 +146,17 @@ def test_a_constant_channel_becomes_exact_zeros_and_a_huge_one_keeps_its_digits(
     assert not y.any()
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("float16", ddp.float32), ("bfloat16", ddp.bfloat16)])
-def test_half_types_are_normalised_in_float32(dtype: str, kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kind", "tolerance"), [(ddp.float16, ddp.float32, 2.0**-7), (ddp.bfloat16, ddp.bfloat16, 6e-5)]
+)
+def test_half_types_are_normalised_in_float32(dtype: Any, kind: Any, tolerance: float) -> None:
     shards = [3, 1]
-    x = numbers(4, C, 8)
-
-    def run(layer: Any, rows: slice) -> list[np.ndarray]:
-        mine = ddp.tensor(x[rows]).to(dtype=dtype).requires_grad_()
-        y = layer(mine)
-        assert y.dtype == dtype
-        (y.float() * ddp.tensor(numbers(*x.shape, seed=1)[rows].astype(np.float32))).sum().backward()
-        assert mine.grad is not None
-        assert mine.grad.dtype == dtype
-        assert layer.weight.grad.dtype == kind
-        return [np.array(v.detach().float().tolist()) for v in (y, mine.grad, layer.weight.grad, layer.running_var)]
-
-    whole = run(nn.BatchNorm1d(C).to(dtype=kind), slice(None))
-    ranks = on_ranks(lambda comm: run(SyncBatchNorm(C, comm=comm).to(dtype=kind), part(shards, comm.rank)))
-    step = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
-    y, dx, dw, var = zip(*ranks, strict=True)
-    for got, expected in zip((np.concatenate(y), np.concatenate(dx), sum(dw), var[1]), whole, strict=True):
-        assert_allclose(got, expected, rtol=2 * step, atol=8 * step)
+    x = ddp.tensor(numbers(4, C, 8)).to(dtype=dtype)
+    expected = alone(nn.BatchNorm1d(C).to(dtype=kind), x, shards)
+    assert_same(together(lambda comm: SyncBatchNorm(C, comm=comm).to(dtype=kind), x, shards), expected, tolerance)
 
 
 # Whose gradient ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wanting", [[True, False], [False, True], [True, False, False, True]], ids=str)
-@pytest.mark.parametrize("affine", [True, False])
-def test_a_rank_whose_input_is_frozen_takes_part_in_the_gradient_of_others(wanting: list[bool], affine: bool) -> None:
-    shards = [2, 1, 0, 3][: len(wanting)]
-    x = numbers(sum(shards), C, 4)
-
-    def rank(comm: Communicator) -> tuple[bool, np.ndarray | None, np.ndarray | None]:
-        rows = part(shards, comm.rank)
-        layer = started(SyncBatchNorm(C, affine=affine, comm=comm))
-        mine = ddp.tensor(x[rows], requires_grad=wanting[comm.rank])
-        if affine and comm.rank == 0:
-            layer.requires_grad_(False)
-        y = layer(mine)
-        loss_of(y, comm.rank, numbers(*x.shape, seed=1)[rows]).backward()
-        gradients = [None if each is None or each.grad is None else each.grad.numpy() for each in (mine, layer.weight)]
-        return y.requires_grad, gradients[0], gradients[1]
-
-    expected = alone(started(nn.BatchNorm1d(C, affine=affine)), x, shards)["x"]
-    for rank_number, (requires_grad, gradient, weight) in enumerate(on_ranks(rank, len(shards))):
-        assert requires_grad
-        assert (weight is not None) == (affine and rank_number != 0)
-        if wanting[rank_number]:
-            assert_allclose(gradient, expected[part(shards, rank_number)], rtol=1e-12, atol=1e-12)
-        else:
-            assert gradient is None
-
-
-def test_a_rank_that_no_gradient_comes_to_meets_the_others() -> None:
-    shards = [3, 2]
-    x = numbers(5, C)
-
-    def rank(comm: Communicator) -> np.ndarray:
-        mine = ddp.tensor(x[part(shards, comm.rank)], requires_grad=True)
-        y = SyncBatchNorm(C, comm=comm).double()(mine)
-        (Mute.apply(y, True) if comm.rank else y**3).sum().backward()
-        assert mine.grad is not None
-        return mine.grad.numpy()
-
-    whole = ddp.tensor(x, requires_grad=True)
-    (nn.BatchNorm1d(C).double()(whole)[:3] ** 3).sum().backward()
-    assert whole.grad is not None
-    assert_allclose(np.concatenate(on_ranks(rank)), whole.grad.numpy(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -256,22 +183,6 @@ def test_first_gradients_have_the_same_bits_with_a_graph(dtype: str, wanting: li
 # What is called ---------------------------------------------------------------------------------------------------
 
 
-def calls_of(fn: Callable[[Any], None], size: int = 3) -> list[str]:
-    """The calls that `fn(comm)` makes, the same on every rank, after the duplicate is there."""
-
-    def rank(comm: Communicator) -> list[str]:
-        calls: list[str] = []
-        seen: Any = Recorder(comm, calls)
-        all_reduce(ddp.ones(1), comm=seen)  # makes the duplicate
-        del calls[:]
-        fn(seen)
-        return calls
-
-    ranks = on_ranks(rank, size)
-    assert ranks == [ranks[0]] * size
-    return ranks[0]
-
-
 def test_one_call_forward_and_one_backward_and_none_that_nobody_needs() -> None:
     def train(comm: Any, requires_grad: bool = True, layers: int = 1) -> None:
         net = nn.Sequential(*(SyncBatchNorm(C, comm=comm) for _ in range(layers)))
@@ -286,12 +197,12 @@ def test_one_call_forward_and_one_backward_and_none_that_nobody_needs() -> None:
             layer = SyncBatchNorm(C, comm=comm, track_running_stats=kept).eval()
             layer(ddp.ones(comm.rank + 2, C, requires_grad=True)).sum().backward()
 
-    assert calls_of(train) == ["all_gather", "all_reduce"]
+    assert calls_of(train, 3) == ["all_gather", "all_reduce"]
     assert calls_of(lambda comm: train(comm, layers=2)) == ["all_gather"] * 2 + ["all_reduce"] * 2
     assert calls_of(lambda comm: train(comm, requires_grad=False)) == ["all_gather"]  # weight and bias: a local sum
     assert calls_of(without_gradient) == ["all_gather"]
     assert calls_of(evaluate) == []
-    assert calls_of(train, size=1) == []
+    assert calls_of(train, 1) == []
 
 
 # Conversion -------------------------------------------------------------------------------------------------------
@@ -307,35 +218,28 @@ def test_conversion_replaces_every_batch_norm_and_keeps_what_it_holds() -> None:
     net[1].eval()
     seen: list[Any] = []
     net[1].register_forward_hook(lambda module, inputs, output: seen.append(module))
-    before = {name: (id(p), p.leaf) for name, p in net.named_parameters()}
-    buffers = {name: id(b) for name, b in net.named_buffers()}
+    before = [*net.parameters(), *net.buffers()]
     comm = collectives.init("single")
     assert convert_sync_batchnorm(net, comm) is net
-    assert {name: (id(p), p.leaf) for name, p in net.named_parameters()} == before
-    assert {name: id(b) for name, b in net.named_buffers()} == buffers
+    assert all(new is old for new, old in zip([*net.parameters(), *net.buffers()], before, strict=True))
     new = [net[1], net[2]["a"], net[2]["b"][0]]
     assert [(type(each), each.comm) for each in new] == [(SyncBatchNorm, comm)] * 3
-    assert [(each.eps, each.momentum, each.affine, each.training) for each in new[:2]] == [
-        (0.1, None, True, False),
-        (1e-5, 0.1, False, True),
-    ]
+    assert (new[0].eps, new[0].momentum, new[0].training, new[1].affine) == (0.1, None, False, False)
     net[1](ddp.ones(1, 2, 1, 1))
     assert seen == [net[1]]
     assert type(net[3]) is nn.InstanceNorm2d
     assert convert_sync_batchnorm(net)[1].comm is comm  # once converted, it stays
 
 
-def test_a_copy_speaks_to_the_same_ranks() -> None:
-    def rank(comm: Communicator) -> None:
-        net = nn.Sequential(nn.Linear(2, C), SyncBatchNorm(C, comm=comm))
-        twin = copy.deepcopy(net)
-        assert twin[1].comm is comm
-        assert twin[1].weight is not net[1].weight
-        twin(ddp.ones(1, 2))
-        assert twin[1].num_batches_tracked.item() == 1
-        assert net[1].num_batches_tracked.item() == 0
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_a_copy_speaks_to_the_same_ranks(comm: Communicator) -> None:
+    net = nn.Sequential(nn.Linear(2, C), SyncBatchNorm(C, comm=comm))
+    twin = copy.deepcopy(net)
+    assert twin[1].comm is comm
+    assert twin[1].weight is not net[1].weight
+    twin(ddp.ones(1, 2))
+    assert twin[1].num_batches_tracked.item() == 1
+    assert net[1].num_batches_tracked.item() == 0
 
 
 # Errors -----------------------------------------------------------------------------------------------------------
@@ -353,16 +257,14 @@ def test_one_value_a_channel_in_all_is_an_error_on_every_rank(shards: list[int])
     on_ranks(rank, len(shards))
 
 
-def test_a_rank_under_no_grad_among_others_is_an_error_on_every_rank() -> None:
-    def rank(comm: Communicator) -> None:
-        layer = SyncBatchNorm(C, comm=comm)
-        x = ddp.ones(2, C, requires_grad=True)
-        with ddp.set_grad_enabled(comm.rank != 1), pytest.raises(GraphError, match="rank 1 is under no_grad"):
-            layer(x)
-        with ddp.set_grad_enabled(comm.rank != 1):
-            layer(x.detach())  # where nobody goes back through the input, nobody misses it
-
-    on_ranks(rank, 3)
+@on_each_of(3)
+def test_a_rank_under_no_grad_among_others_is_an_error_on_every_rank(comm: Communicator) -> None:
+    layer = SyncBatchNorm(C, comm=comm)
+    x = ddp.ones(2, C, requires_grad=True)
+    with ddp.set_grad_enabled(comm.rank != 1), pytest.raises(GraphError, match="rank 1 is under no_grad"):
+        layer(x)
+    with ddp.set_grad_enabled(comm.rank != 1):
+        layer(x.detach())  # where nobody goes back through the input, nobody misses it
 
 
 def test_what_does_not_fit_is_named_before_anything_is_called() -> None:
