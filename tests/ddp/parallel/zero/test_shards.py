@@ -26,15 +26,3 @@ def test_a_range_cuts_through_gradients() -> None:
     assert cut_range(places, 16, 48) == [Piece(7, 16, 20, 0), Piece(3, 0, 8, 16)]
     assert cut_range(places, 48, 64) == [Piece(4, 0, 12, 0)]
     assert cut_range(places, 20, 32) == []
-
-
-@pytest.mark.parametrize("size", range(1, 9))
-def test_ranges_hold_every_element_once(size: int) -> None:
-    places = {0: place(0, 70), 1: place(80, 81), 2: place(96, 200)}
-    lengths = split_bucket(208, 16, size)
-    held: list[tuple[int, int]] = []
-    first = 0
-    for length in lengths:
-        held += [(p.number, i) for p in cut_range(places, first, first + length) for i in range(p.start, p.stop)]
-        first += length
-    assert held == [(number, i) for number, each in places.items() for i in range(each.stop - each.start)]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.testing import assert_array_equal
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn, optim
@@ -17,7 +15,8 @@ from ddp.nn import functional as F
 from ddp.parallel import DataParallel
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.zero import ZeroOptimizer
-from tests.ddp.parallel.ranks import Arrays, assert_same
+from tests.ddp.optim.wide_state import WideState
+from tests.ddp.parallel.ranks import Tensors, assert_same, on_ranks
 
 FEATURES, CLASSES, BATCH = 6, 3, 12
 assert_equal = functools.partial(assert_same, tolerance=0.0)
@@ -32,6 +31,7 @@ OPTIMIZERS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
     (optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
     (optim.Lion, {"lr": 0.01, "weight_decay": 0.1}),
     (optim.NAdam, {"lr": 0.01, "weight_decay": 0.1}),
+    (WideState, {"lr": 0.01}),  # its state has types and dtypes of its own
 ]
 
 
@@ -85,8 +85,7 @@ def backward(model: DataParallel, step: int, *, sometimes: bool = False) -> None
 
 def replan(model: DataParallel, rotate: int) -> None:
     """Lays all gradients out anew, the parameters of each dtype in another order and in other buckets."""
-    reducer = model.reducer
-    placed = [name for bucket in reducer.buckets.members for name in (reducer.buckets.names[i] for i in bucket)]
+    placed = [name for bucket in model.plan.buckets for name in bucket]
     params = dict(model.module.named_parameters())
     buckets: list[tuple[str, ...]] = []
     for dtype in sorted({str(params[name].dtype) for name in placed}):
@@ -94,17 +93,12 @@ def replan(model: DataParallel, rotate: int) -> None:
         names = names[rotate % len(names) :] + names[: rotate % len(names)]
         buckets += [tuple(names[start : start + 2]) for start in range(0, len(names), 2)]
     nbytes = tuple(sum(params[name].nbytes for name in bucket) for bucket in buckets)
-    reducer._set_plan(Plan(buckets=tuple(buckets), nbytes=nbytes, origin="by the test"))
+    model.reducer._set_plan(Plan(buckets=tuple(buckets), nbytes=nbytes, origin="by the test"))
 
 
-def values(model: DataParallel) -> Arrays:
-    return arrays(dict(model.module.named_parameters()))
-
-
-def arrays(tensors: Mapping[str, ddp.Tensor]) -> Arrays:
-    """Copies; bfloat16 as float32, of which not every comparison knows."""
-    detached = {name: x.detach() for name, x in tensors.items()}
-    return {name: (x.float() if x.dtype == ddp.bfloat16 else x).numpy().copy() for name, x in detached.items()}
+def values(model: DataParallel) -> Tensors:
+    """Copies of the parameters."""
+    return {name: p.detach().clone() for name, p in model.module.named_parameters()}
 
 
 def train(
@@ -112,7 +106,7 @@ def train(
     optimizer: optim.Optimizer,
     steps: Sequence[int],
     between: Callable[[int], None] = lambda step: None,
-) -> Arrays:
+) -> Tensors:
     """Trains; `between` is called before each optimizer step. Returns the parameters."""
     for step in steps:
         optimizer.zero_grad()
@@ -132,25 +126,18 @@ def optimizer_of(model: DataParallel, sharded: bool, kind: type[optim.Optimizer]
 Make = Callable[..., optim.Optimizer]  # (model, class, **settings)
 
 
-def compare(rank: Callable[[Communicator, Make], Any], size: int = 2) -> tuple[Any, list[Any]]:
-    """What rank 0 returns with an unsharded optimizer, and what all ranks return with a sharded one."""
+def compare(
+    rank: Callable[[Communicator, Make], Any], size: int = 2, tolerance: float = 0.0, run: Callable[..., Any] = on_ranks
+) -> Any:
+    """What a rank returns is the same on all ranks, with a sharded optimizer and an unsharded one: that."""
 
-    def run(sharded: bool) -> list[Any]:
+    def results(sharded: bool) -> list[Any]:
         def make(model: DataParallel, kind: type[optim.Optimizer], **settings: Any) -> optim.Optimizer:
             return optimizer_of(model, sharded, kind, **settings)
 
-        return collectives.run_threads(lambda comm: rank(comm, make), size)
+        return run(lambda comm: rank(comm, make), size)
 
-    return run(False)[0], run(True)
-
-
-def assert_same_state(got: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Two state dicts hold the same entries, in the same order, of the same shapes, dtypes and values."""
-    assert got["param_groups"] == expected["param_groups"]
-    assert sorted(got["state"]) == sorted(expected["state"])
-    for number, entry in expected["state"].items():
-        assert list(got["state"][number]) == list(entry)
-        for name, value in entry.items():
-            mine = got["state"][number][name]
-            assert (mine.shape, mine.dtype, mine.device) == (value.shape, value.dtype, value.device), (number, name)
-            assert_array_equal(mine.double().numpy(), value.double().numpy(), err_msg=f"{number} {name}")
+    expected, *others = results(False)
+    for got in (*others, *results(True)):
+        assert_same(got, expected, tolerance)
+    return expected
