@@ -18,6 +18,12 @@ def _compiled() -> None:
     emulation.prepare_kernels("float64", "int64", "bool")
 
 
+def seeds(count: int) -> pytest.MarkDecorator:
+    """The first of so many seeds; the others with --long."""
+    others = [pytest.param(seed, marks=pytest.mark.long) for seed in range(1, count)]
+    return pytest.mark.parametrize("seed", [0, *others])
+
+
 class Rig(below.Rig):
     """`size` ranks, each with a GPU that tensors can be on: `tensor.to(f"cuda:{rank}")`."""
 

@@ -1,4 +1,4 @@
-"""What a backward puts on which stream, word for word, and what the host waits for: in the steady state, nothing."""
+"""What the host waits for in a step, which is nothing in the steady state, and in what order ranks call NCCL."""
 
 from __future__ import annotations
 
@@ -6,105 +6,92 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from numpy.testing import assert_allclose
 
-import collectives
 import ddp
-from ddp.parallel import DataParallel, comm_hooks
+from ddp.parallel import DataParallel
 from ddp.parallel.planner import WARM
 from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
-from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import Net, batch, loss_of
+from tests.ddp.parallel.gpu.conftest import Rig, seeds
+from tests.ddp.parallel.gpu.training import WAYS, Net, batch, loss_of
+from tests.ddp.parallel.ranks import assert_same
 from tests.gpu.driver import WAITS
 
 NARROW = 0.0002  # MiB; a bucket for each of the large parameters
-STEP, BEGINS, ENDS = "step", "backward begins", "backward ends"
+STEP = "step"
 
 
 class Trainer:
-    """A model on one rank's GPU, and its steps. made: where backwards are marked in the log; frozen: a parameter"""
+    """A model on one rank's GPU, and its steps, which are marked in the log. hook: makes a communication hook"""
 
     def __init__(
-        self, comm: Any, ranks: Rig, layers: int = 2, frozen: str = "", zero: bool = False, **options: Any
+        self,
+        comm: Any,
+        ranks: Rig,
+        net: Net,
+        hook: Callable[[], Any] = lambda: None,
+        zero: bool = False,
+        **options: Any,
     ) -> None:
         self.rank = comm.rank
         self.machine = ranks.machine
-        self.layers = layers
+        self.layers = list(range(len(list(net.parameters())) // 2))
         self.device = f"cuda:{comm.rank}"
-        self.net = Net(layers).to(self.device)
-        if frozen:
-            getattr(self.net, frozen).requires_grad_(False)
-        self.model = DataParallel(self.net, comm, first_bucket_mb=NARROW, **{"bucket_cap_mb": NARROW, **options})
+        self.model = DataParallel(
+            net.to(self.device), comm, first_bucket_mb=NARROW, bucket_cap_mb=NARROW, comm_hook=hook(), **options
+        )
         self.optimizer: ddp.optim.Optimizer = ddp.optim.SGD(self.model.parameters(), lr=0.05)
         if zero:
             self.optimizer = ZeroOptimizer(self.model, ddp.optim.SGD, lr=0.05)
         self.number = 0
 
     def step(self) -> None:
-        self._note(STEP)
-        loss = loss_of(self.model(batch(self.number, self.rank, self.device), list(range(self.layers))))
-        self._note(BEGINS)
-        loss.backward()
-        self._note(ENDS)
+        self._mark()
+        loss_of(self.model(batch(self.number, self.rank, self.device), self.layers)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._note(STEP)
+        self._mark()
         self.number += 1
 
-    def _note(self, what: str) -> None:
+    def _mark(self) -> None:
         with self.machine.lock:
-            self.machine.log.append((f"user {self.rank}.", what))
+            self.machine.log.append((f"user {self.rank}.", STEP))
 
 
-def between(ranks: Rig, begins: str, ends: str) -> Iterator[list[tuple[str, str]]]:
-    """What was noted of each backward or step of rank 0, on all its streams, from the machine's log."""
-    inside: list[tuple[str, str]] | None = None
+def waits_of_steps(ranks: Rig) -> list[list[str]]:
+    """What the host waited for in each step of rank 0, from the machine's log."""
+    parts: list[list[str]] = [[]]
     for stream, what in ranks.machine.log:
-        if " 0." not in stream:
-            continue
-        if inside is not None and what == ends:
-            yield inside
-            inside = None
-        elif what == begins:
-            inside = []
-        elif inside is not None:
-            inside.append((stream, what))
+        if " 0." in stream and what == STEP:
+            parts.append([])
+        elif " 0." in stream and what.startswith(WAITS):
+            parts[-1].append(what)
+    return parts[1:-1:2]
 
 
-def waits(entries: list[tuple[str, str]]) -> list[str]:
-    return [what for _, what in entries if what.startswith(WAITS)]
-
-
-WAYS: dict[str, Callable[[], dict[str, Any]]] = {
-    "": dict,
-    "bf16": lambda: {"comm_hook": comm_hooks.bf16},
-    "low rank": lambda: {"comm_hook": comm_hooks.PowerSGD(1, 1, min_compression_rate=0)},
-    "top k": lambda: {"comm_hook": comm_hooks.TopK(0.2)},
-    "zero": lambda: {"zero": True},
-}
+OVER_WAYS = pytest.mark.parametrize(
+    "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
+)
 TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 @TRANSPORTS
-@pytest.mark.parametrize(
-    "way", ["", "low rank", "zero", *(pytest.param(way, marks=pytest.mark.long) for way in ("bf16", "top k"))]
-)
+@OVER_WAYS
 def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[..., Rig], nccl: Any, way: str) -> None:
     ranks = rig(2, nccl)
     steps = WARM + 8
 
     def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, ranks, check_every=5, **WAYS[way]())
+        trainer = Trainer(comm, ranks, Net(2), check_every=5, **WAYS[way])
         for _ in range(steps):
             trainer.step()
 
     ranks.run(rank)
-    actual = [waits(each) for each in between(ranks, STEP, STEP)]
+    actual = waits_of_steps(ranks)
     assert len(actual) == steps
     leaves = 4
     watched = [f"{WAITS} for an event"] * (leaves + 1)  # when each gradient came, and when all were there
@@ -114,17 +101,19 @@ def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[...,
         assert waited == (checked if step % 5 == 1 else []) + expected, step
 
 
-def steps_ahead_of_the_device(ranks: Rig) -> None:
+def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
     """Steps while the device does nothing, among them one after which the buckets move.
 
     The old ones go to nobody while the device still needs them, and the numbers are right when it has caught up.
     """
+    ranks = rig(2, FakeLibrary())
     steps = WARM + 6
     late = 3
 
-    def rank(comm: Any, cupy: Any) -> list[Any]:
-        trainer = Trainer(comm, ranks, layers=3, frozen="w1", check_every=0)
-        net = trainer.net
+    def rank(comm: Any, cupy: Any) -> Any:
+        net = Net(3)
+        net.w1.requires_grad_(False)
+        trainer = Trainer(comm, ranks, net, check_every=0)
         for _ in range(WARM):
             trainer.step()
         comm.barrier()
@@ -150,32 +139,25 @@ def steps_ahead_of_the_device(ranks: Rig) -> None:
         return [p.detach().cpu().numpy() for p in net.parameters()]
 
     actual = ranks.run(rank)
-    for got, expected in zip(actual, collectives.run_threads(lambda comm: alone(comm, steps, late), 2), strict=True):
-        for one, other in zip(got, expected, strict=True):
-            assert_allclose(one, other, rtol=1e-12)
+    assert_same(actual, [alone(steps, late)] * 2)
 
 
-def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable[..., Rig]) -> None:
-    steps_ahead_of_the_device(rig(2, FakeLibrary()))
-
-
-def alone(comm: Any, steps: int, late: int) -> list[Any]:
-    """The run above on the CPU, both ranks' batches on each rank, without any of this package."""
+def alone(steps: int, late: int) -> list[Any]:
+    """The run above on the CPU, with both ranks' batches, without any of this package."""
     net = Net(3)
     net.w1.requires_grad_(False)
     optimizer = ddp.optim.SGD(net.parameters(), lr=0.05)
     for step in range(steps):
         if step == steps - late:
             net.w1.requires_grad_(True)
-        losses = [loss_of(net(batch(step, rank, "cpu"), [0, 1, 2])) for rank in range(comm.size)]
-        (sum(losses[1:], losses[0]) / comm.size).backward()
+        (sum(loss_of(net(batch(step, rank, "cpu"), [0, 1, 2])) for rank in range(2)) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
     return [p.detach().numpy() for p in net.parameters()]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4))])
+@OVER_WAYS
+@seeds(3)
 def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, way: str, seed: int
 ) -> None:
@@ -191,7 +173,7 @@ def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
     ranks = rig(2, FakeLibrary(), seed)
 
     def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, ranks, layers=4, **WAYS[way]())
+        trainer = Trainer(comm, ranks, Net(4), **WAYS[way])
         for _ in range(4):
             trainer.step()
 

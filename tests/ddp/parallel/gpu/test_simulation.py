@@ -11,12 +11,18 @@ import pytest
 from collectives.backends.device.device_communicator import DeviceArrays, DeviceWork
 from collectives.engine.call import Work
 from ddp.errors import ParallelError
-from ddp.parallel import comm_hooks
 from ddp.parallel.comm_hooks.hook_exchange import HookStream
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
-from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import Between, assert_numbers_of_the_cpu, train, train_layers
+from tests.ddp.parallel.gpu.conftest import Rig, seeds
+from tests.ddp.parallel.gpu.training import (
+    WAYS,
+    Between,
+    assert_numbers_of_the_cpu,
+    train,
+    train_layers,
+    train_penalized,
+)
 
 
 def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train, **options: Any) -> None:
@@ -27,7 +33,6 @@ def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train
 
 
 pytestmark = pytest.mark.timeout(1500)  # the full counts take minutes
-TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 
 def twice_around(bucket: Any) -> Any:
@@ -42,23 +47,7 @@ def twice_around(bucket: Any) -> Any:
     bucket.buffer[...] = rows[0] * 4.0
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "": {},
-    "hook": {"hook": lambda: twice_around},
-    "bf16": {"hook": lambda: comm_hooks.bf16},
-    "low rank": {"hook": lambda: comm_hooks.PowerSGD(1, 1, min_compression_rate=0)},
-    "top k": {"hook": lambda: comm_hooks.TopK(0.2)},
-    "zero": {"zero": True},
-}
-
-
-def seeded(run: Callable[[int], object], seeds: int) -> None:
-    for seed in range(seeds):
-        try:
-            run(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}") if hasattr(error, "add_note") else None
-            raise
+OPTIONS = {**WAYS, "hook": {"hook": lambda: twice_around}}
 
 
 #: Library hooks launch as `twice_around` does, and test_zero.py has more of ZeRO: with --long.
@@ -69,22 +58,28 @@ SPARED = ("bf16", "low rank", "top k", "zero")
     ("way", "nccl"),
     [
         pytest.param(way, nccl, id=f"{way}-{name}", marks=[pytest.mark.long] if way in SPARED else [])
-        for way in WAYS
+        for way in ("", "hook", *SPARED)
         for name, nccl in (("staged", None), ("nccl", FakeLibrary()))
     ],
 )
+@seeds(10)
 def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
-    rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
+    rig: Callable[..., Rig], nccl: Any, way: str, seed: int
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1, 10))
+    simulate(rig, nccl, seed, **OPTIONS[way])
 
 
-@TRANSPORTS
 @pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
+@pytest.mark.parametrize(
+    ("program", "nccl"),
+    [(train_layers, None), (train_layers, FakeLibrary()), (train_penalized, FakeLibrary())],
+    ids=["layers-staged", "layers-nccl", "penalties-nccl"],
+)
+@seeds(5)
 def test_layers_with_kernels_and_statistics_over_ranks(
-    rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
+    rig: Callable[..., Rig], program: Any, nccl: Any, seed: int
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 5))
+    simulate(rig, nccl, seed, program)
 
 
 def skip_wait_in(caller: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -112,24 +107,30 @@ def forget(edge: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 # A simulation that cannot find a planted bug would prove nothing: an edge between streams that is missing, and where.
-PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
-    "a bucket is reduced before its kernels": (forget_ready, ""),
-    "a bucket is scattered before its kernels": (forget_ready, "zero"),
-    "gradients are used before they are reduced": (skip_wait_in("finish"), ""),
-    "parts of gradients are used before they are there": (skip_wait_in("finish"), "zero"),
-    "parameters are used before they are gathered": (skip_wait_in("step"), "zero"),
-    "a hook reads the bucket before its kernels": (forget("after"), "hook"),
-    "gradients are used before the hook has ended": (forget("join"), "hook"),
-}
+PLANTED = [
+    pytest.param(forget_ready, "", id="a bucket is reduced before its kernels"),
+    pytest.param(skip_wait_in("finish"), "", id="gradients are used before they are reduced"),
+    *[
+        pytest.param(plant, way, id=bug, marks=pytest.mark.long)
+        for plant, way, bug in (
+            (forget_ready, "zero", "a bucket is scattered before its kernels"),
+            (skip_wait_in("finish"), "zero", "parts of gradients are used before they are there"),
+            (skip_wait_in("step"), "zero", "parameters are used before they are gathered"),
+            (forget("after"), "hook", "a hook reads the bucket before its kernels"),
+            (forget("join"), "hook", "gradients are used before the hook has ended"),
+        )
+    ],
+]
 
 
-@pytest.mark.parametrize("bug", PLANTED)
-def test_a_planted_bug_is_found(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    plant, way = PLANTED[bug]
+@pytest.mark.parametrize(("plant", "way"), PLANTED)
+def test_a_planted_bug_is_found(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None], way: str
+) -> None:
     plant(monkeypatch)
     for seed in range(100):
         try:
-            simulate(rig, FakeLibrary(), seed, **WAYS[way])
+            simulate(rig, FakeLibrary(), seed, **OPTIONS[way])
         except (AssertionError, ParallelError):  # wrong numbers, or the check of consistency
             return
     pytest.fail("100 runs never met it")

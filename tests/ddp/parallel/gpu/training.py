@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.testing import assert_allclose
 
-import collectives
 import ddp
 from ddp import nn
-from ddp.parallel import DataParallel
+from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.sync_batch_norm import convert_sync_batchnorm
 from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
+from tests.ddp.parallel.ranks import on_ranks
 
 WIDTH, ROWS = 5, 3
 Between = Callable[[], None]
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "bf16": {"hook": lambda: comm_hooks.bf16},
+    "low rank": {"hook": lambda: comm_hooks.PowerSGD(1, 1, min_compression_rate=0)},
+    "top k": {"hook": lambda: comm_hooks.TopK(0.2)},
+    "zero": {"zero": True},
+}
 
 
 class Net(nn.Module):
@@ -56,7 +63,7 @@ def train(
     device: str,
     seed: int,
     between: Between = lambda: None,
-    hook: Callable[[], Any] | None = None,
+    hook: Callable[[], Any] = lambda: None,
     zero: bool = False,
 ) -> dict[str, Any]:
     """Ten steps of kinds that the seed draws; returns parameters and gradients, some of them as they were on the way.
@@ -77,7 +84,7 @@ def train(
         check_every=3,
         check_finite=dice.random() < 0.3,
         broadcast_buffers=dice.random() < 0.5,
-        comm_hook=None if hook is None else hook(),
+        comm_hook=hook(),
     )
     if zero:
         optimizer: ddp.optim.Optimizer = ZeroOptimizer(model, ddp.optim.SGD, lr=0.05)
@@ -137,6 +144,27 @@ def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: N
     return {name: tensor.detach().cpu().numpy() for name, tensor in results}
 
 
+def train_penalized(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
+    """A loss with gradients in it: those of a loss that DataParallel reduced, and that of the input."""
+    ddp.manual_seed(seed)
+    layers = [nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 1)]
+    net = convert_sync_batchnorm(nn.Sequential(*layers).double(), comm).to(device)
+    model = DataParallel(net, comm)
+    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        x = batch(step, comm.rank, device).requires_grad_()
+        model(x).sin().mean().backward(create_graph=True)
+        penalty = sum(p.grad.square().sum() for p in model.parameters())
+        optimizer.zero_grad()
+        scores = model(x)
+        (slope,) = ddp.autograd.grad(scores.sum(), x, create_graph=True)
+        (scores.sin().mean() + 0.1 * penalty + ((slope.norm(dim=1) - 1) ** 2).mean()).backward()
+        between()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach().cpu().numpy() for name, p in net.named_parameters()}
+
+
 def assert_numbers_of_the_cpu(
     rig: Any,
     nccl: Any,
@@ -150,7 +178,7 @@ def assert_numbers_of_the_cpu(
     It runs among work that takes memory which became free, and writes to it.
     """
 
-    def rank(comm: Any, cupy: Any) -> dict[str, Any]:
+    def rank(comm: Any, cupy: Any) -> Any:
         def between() -> None:
             for length in (WIDTH, WIDTH * WIDTH, 64):
                 cupy.empty(length, np.float64)[...] = 1e6
@@ -158,7 +186,7 @@ def assert_numbers_of_the_cpu(
         return program(comm, f"cuda:{comm.rank}", between)
 
     on_gpu = rig(size, nccl, seed).run(rank)
-    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", lambda: None), size, timeout=60)
+    on_cpu = on_ranks(lambda comm: program(comm, "cpu", lambda: None), size, timeout=60)
     for got, expected in zip(on_gpu, on_cpu, strict=True):
         assert got.keys() == expected.keys()
         for name in expected:
