@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import collectives
 from collectives import Communicator
 from ddp._layout import FlatBuckets, lay_out
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.hook_exchange import HookExchange
+from tests.ddp.parallel.ranks import Arrays, on_ranks
+from tests.ddp.parallel.recorder import Recorder
 
 Array = np.ndarray[Any, Any]
 Gradients = Mapping[str, Array]
@@ -40,28 +41,15 @@ class Control:
         return self._used
 
 
-class Counting:
-    """A communicator that counts the bytes that this rank would send over wires, in the best known way."""
+def bytes_of(size: int) -> Callable[[str, Array], tuple[str, float]]:
+    """Of a call: its name, and the bytes that a rank of `size` would send over wires, in the best known way."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self.calls: list[tuple[str, float]] = []
+    def note(name: str, x: Array) -> tuple[str, float]:
+        if name == "all_reduce":
+            return name, 2 * (size - 1) / size * x.size * max(x.itemsize, 4)  # 16-bit numbers are added in float32
+        return name, (size - 1) * x.nbytes / (size if name == "all_to_all" else 1)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def all_reduce(self, x: Array, *args: Any, **kwargs: Any) -> Any:
-        wire = max(x.itemsize, 4)  # 16-bit numbers are added in float32
-        self.calls.append(("all_reduce", 2 * (self._comm.size - 1) / self._comm.size * x.size * wire))
-        return self._comm.all_reduce(x, *args, **kwargs)
-
-    def all_to_all(self, x: Array, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(("all_to_all", (self._comm.size - 1) / self._comm.size * x.nbytes))
-        return self._comm.all_to_all(x, *args, **kwargs)
-
-    def all_gather(self, x: Array, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append(("all_gather", (self._comm.size - 1) * x.nbytes))
-        return self._comm.all_gather(x, *args, **kwargs)
+    return note
 
 
 def buckets_of(gradients: Gradients, plan: Sequence[Sequence[str]]) -> Buckets:
@@ -74,7 +62,7 @@ def buckets_of(gradients: Gradients, plan: Sequence[Sequence[str]]) -> Buckets:
 
 def step(
     exchange: HookExchange, buckets: Buckets, gradients: Gradients, scale: float, unused: Collection[str] = ()
-) -> dict[str, Array]:
+) -> Arrays:
     """One backward: these gradients become ready bucket by bucket. Returns what the hook made of them."""
     exchange.begin(Control(scale, [name not in unused for name in buckets.names]))
     for index, members in enumerate(buckets.members):
@@ -92,7 +80,7 @@ def drive(
     scales: Sequence[float],
     plan: Sequence[Sequence[str]] | None = None,
     unused: Mapping[int, Collection[str]] | None = None,
-) -> tuple[list[dict[str, Array]], list[Any], list[tuple[str, float]]]:
+) -> Any:
     """Several backwards.
 
     steps: for each, every rank's gradients; scales: of each; unused: parameters that no rank used, by step
@@ -100,37 +88,42 @@ def drive(
     rank 0's calls and their bytes
     """
 
-    def rank(comm: Communicator) -> tuple[list[dict[str, Array]], Any, Any]:
+    def rank(comm: Communicator) -> Any:
         first = steps[0][comm.rank]
         buckets = buckets_of(first, plan or [list(reversed(first))])
         hook = make_hook()
-        counting = Counting(comm)
-        exchange = HookExchange(hook, counting, list(first))
-        counting.calls.clear()
+        calls: list[tuple[str, float]] = []
+        seen: Any = Recorder(comm, calls, bytes_of(comm.size))
+        exchange = HookExchange(hook, seen, list(first))
+        calls.clear()
         exchange.set_buckets(buckets)
         became = [
             step(exchange, buckets, everyones[comm.rank], scale, (unused or {}).get(number, ()))
             for number, (everyones, scale) in enumerate(zip(steps, scales, strict=True))
         ]
         exchange.release()
-        return became, hook, counting.calls
+        return became, hook, calls
 
-    ranks = collectives.run_threads(rank, len(steps[0]))
+    ranks = on_ranks(rank, len(steps[0]))
     for became, _, _ in ranks[1:]:
         for mine, theirs in zip(ranks[0][0], became, strict=True):
-            for name in mine:
-                assert mine[name].tobytes() == theirs[name].tobytes(), name
+            assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
     return ranks[0][0], [hook for _, hook, _ in ranks], ranks[0][2]
 
 
-def mean(everyones: Sequence[Gradients], scale: float) -> dict[str, Array]:
+def left_out(hooks: Sequence[Any], name: str) -> Array:
+    """What all ranks together still remember."""
+    return sum(hook.state_dict()["errors"][name].numpy() for hook in hooks)
+
+
+def mean(everyones: Sequence[Gradients], scale: float) -> Arrays:
     """The exact mean, in float64."""
     return {name: scale * sum(g[name].astype(np.float64) for g in everyones) for name in everyones[0]}
 
 
 def random_steps(
     count: int, ranks: int, shapes: Mapping[str, tuple[int, ...]], dtype: Any = np.float64, seed: int = 0
-) -> list[list[dict[str, Array]]]:
+) -> list[list[Arrays]]:
     """Gradients of `count` steps on each rank."""
     rng = np.random.default_rng(seed)
     return [

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
 from ddp.parallel.comm_hooks import PowerSGD, TopK
+from tests.ddp.parallel.ranks import on_each_of
 
 HOOKS: list[Callable[[], Any]] = [PowerSGD, TopK]
 
@@ -30,26 +30,24 @@ def wrapped(comm: Communicator, hook: Any, **options: Any) -> DataParallel:
 
 
 @pytest.mark.parametrize("make", HOOKS)
-def test_a_hook_in_use_on_one_rank_is_refused_on_all_until_close(make: Callable[[], Any]) -> None:
-    def rank(comm: Communicator) -> None:
-        mine, other = make(), make()
-        model = wrapped(comm, mine)
-        net = nn.Linear(3, 2)
-        said = rf"{make.__name__} serves another model already, on rank 1, .*each model needs a hook object of its own"
-        for _ in range(2):  # to be refused claims nothing
-            with pytest.raises(ParallelError, match=said):
-                DataParallel(net, comm, comm_hook=mine if comm.rank == 1 else other)
-        second = DataParallel(net, comm, comm_hook=other)
-        train(model)
-        train(second)
-        model.close()
-        third = wrapped(comm, mine)
-        model.close()  # once more takes nothing from the next one
-        with pytest.raises(ParallelError, match="on ranks 0-2, and remembers"):
-            wrapped(comm, mine)
-        train(third)
-
-    collectives.run_threads(rank, 3, timeout=20)
+@on_each_of(3)
+def test_a_hook_in_use_on_one_rank_is_refused_on_all_until_close(comm: Communicator, make: Callable[[], Any]) -> None:
+    mine, other = make(), make()
+    model = wrapped(comm, mine)
+    net = nn.Linear(3, 2)
+    said = rf"{make.__name__} serves another model already, on rank 1, .*each model needs a hook object of its own"
+    for _ in range(2):  # to be refused claims nothing
+        with pytest.raises(ParallelError, match=said):
+            DataParallel(net, comm, comm_hook=mine if comm.rank == 1 else other)
+    second = DataParallel(net, comm, comm_hook=other)
+    train(model)
+    train(second)
+    model.close()
+    third = wrapped(comm, mine)
+    model.close()  # once more takes nothing from the next one
+    with pytest.raises(ParallelError, match="on ranks 0-2, and remembers"):
+        wrapped(comm, mine)
+    train(third)
 
 
 def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:

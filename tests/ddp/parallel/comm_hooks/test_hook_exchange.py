@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 
-import collectives
 from collectives import Communicator, Work
 from collectives.errors import CollectiveTimeout, MismatchError
 from ddp.errors import DtypeError, ParallelError
@@ -21,13 +19,14 @@ from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
 from ddp.parallel.comm_hooks.hook_exchange import HookExchange
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
+from tests.ddp.parallel.ranks import Arrays, assert_same, on_ranks
 
 NAMES = [f"layer{index}" for index in range(6)]
 PLAN = [[name] for name in NAMES]
 USED = [True, False, True, True, True, True]
 
 
-def gradients(value: float = 1.0) -> dict[str, np.ndarray]:
+def gradients(value: float = 1.0) -> Arrays:
     return {name: np.full((2, index + 1), value) for index, name in enumerate(NAMES)}
 
 
@@ -39,6 +38,10 @@ def begun(hook: Any, comm: Communicator, plan: Any = PLAN, scale: float = 1.0) -
     exchange.set_buckets(buckets)
     exchange.begin(control)
     return exchange, buckets, control
+
+
+def in_place(bucket: GradBucket) -> Any:
+    return bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
 
 
 def three_rounds(bucket: GradBucket) -> Iterator[Any]:
@@ -94,15 +97,14 @@ def test_calls_are_made_in_one_order_whatever_ends_first(size: int) -> None:
         exchange.set_buckets(buckets)
         for _ in range(5):
             became = step(exchange, buckets, gradients(comm.rank + 1), 0.5)
-        for name, g in gradients(sum(range(1, size + 1)) / 2).items():
-            assert_array_equal(became[name], g)
+        assert_same(became, gradients(sum(range(1, size + 1)) / 2), 0)
         lengths = [len(buffer) for buffer in buckets.memory.buffers]
         rounds = [((-(-n // 2),), (n // 2,), (1,)) for n in lengths]
         ticks = range(len(rounds) + 2)  # at each one bucket begins, and those before it go on
         assert delaying.calls == 5 * [rounds[t - r][r] for t in ticks for r in range(3) if 0 <= t - r < len(rounds)]
         assert all(0 < times[0] <= times[1] for times in exchange.times() if times is not None)
 
-    collectives.run_threads(rank, size)
+    on_ranks(rank, size)
 
 
 def test_nothing_waits_before_the_end_and_later_rounds_go_on_in_between() -> None:
@@ -128,18 +130,15 @@ def test_nothing_waits_before_the_end_and_later_rounds_go_on_in_between() -> Non
         exchange.finish()
         assert {buffer.max() for buffer in buckets.memory.buffers} == {2}
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)
 
 
 def test_a_returned_work_lets_the_next_bucket_go_before_it_is_done() -> None:
-    def hook(bucket: GradBucket) -> Any:
-        return bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
-
     all_launched = threading.Event()
 
     def rank(comm: Communicator) -> None:
         noting: Any = Delaying(comm)
-        exchange, _, _ = begun(hook, noting)
+        exchange, _, _ = begun(in_place, noting)
         assert comm.rank == 0 or all_launched.wait(30)
         for index in range(len(PLAN)):
             exchange.launch(index)
@@ -147,7 +146,7 @@ def test_a_returned_work_lets_the_next_bucket_go_before_it_is_done() -> None:
         all_launched.set()
         exchange.finish()
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)
 
 
 def test_no_hook_runs_before_the_control_message_is_there() -> None:
@@ -170,13 +169,10 @@ def test_no_hook_runs_before_the_control_message_is_there() -> None:
         assert len(seen) == 3
         exchange.finish()
 
-    collectives.run_threads(rank, 1)
+    on_ranks(rank, 1)
 
 
 def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
-    def work(bucket: GradBucket) -> Any:
-        return bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
-
     def at_once(bucket: GradBucket) -> None:
         bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer)
 
@@ -186,12 +182,12 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
         yield
 
     def sometimes(bucket: GradBucket) -> Any:
-        yield bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
+        yield in_place(bucket)
         if bucket.index % 2:
             yield bucket.comm.barrier(async_op=True)
 
     def rank(comm: Communicator) -> None:
-        for hook in (work, at_once, nothing_yielded, sometimes):
+        for hook in (in_place, at_once, nothing_yielded, sometimes):
             exchange = HookExchange(hook, comm, NAMES)
             buckets = buckets_of(gradients(), PLAN)
             exchange.set_buckets(buckets)
@@ -200,7 +196,7 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
                     assert (g == 2).all(), hook
             assert None not in exchange.times()
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)
 
 
 def broken_hooks() -> list[Any]:
@@ -242,7 +238,7 @@ def test_errors_name_hook_and_bucket(hook: Any, error: type[Exception], message:
         with pytest.raises(error, match=where + f".*{message}"):
             run()
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)
     gc.collect()  # a coroutine that was not awaited goes here, where its warning is expected
 
 
@@ -262,7 +258,7 @@ def test_errors_of_collectives_keep_their_type() -> None:
         ):
             run()
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)
 
 
 def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
@@ -292,4 +288,4 @@ def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
             if comm.rank == 0:
                 other_has_waited.set()
 
-    collectives.run_threads(rank, 2)
+    on_ranks(rank)

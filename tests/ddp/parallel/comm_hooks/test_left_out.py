@@ -7,11 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
 
 import ddp
 from ddp.parallel.comm_hooks import PowerSGD, TopK
-from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
+from tests.ddp.parallel.comm_hooks.driving import drive, left_out, mean, random_steps
+from tests.ddp.parallel.ranks import assert_same
 
 SHAPES = {"tall": (20, 8), "wide": (8, 30), "bias": (7,), "scalar": ()}
 PLAN = [["scalar", "wide"], ["tall", "bias"]]
@@ -26,13 +26,12 @@ def test_nothing_is_lost_while_the_scale_changes(hook: Any, compressed: list[str
     steps = random_steps(12, ranks, SHAPES)
     scales = list(np.random.default_rng(1).uniform(0.001, 5, 12))
     became, hooks, _ = drive(hook, steps, scales, PLAN)
-    errors = [each.state_dict()["errors"] for each in hooks]
-    assert sorted(errors[0]) == sorted(compressed)
+    assert sorted(hooks[0].state_dict()["errors"]) == sorted(compressed)
     for name in SHAPES:
         put_in = sum(mean(everyones, scale)[name] for everyones, scale in zip(steps, scales, strict=True))
-        left = sum(error[name].numpy() for error in errors) if name in compressed else np.zeros(SHAPES[name])
+        left = left_out(hooks, name) if name in compressed else np.zeros(SHAPES[name])
         assert (np.abs(left).max() > 0.1) == (name in compressed and name != "scalar")
-        assert_allclose(sum(got[name] for got in became) + left, put_in, rtol=0, atol=1e-11)
+        assert_same(sum(got[name] for got in became) + left, put_in, 1e-11)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -43,7 +42,7 @@ def test_other_dtypes(hook: Any, dtype: Any) -> None:
     for got, everyones in zip(became, steps, strict=True):
         for name, exact in mean(everyones, 0.5).items():
             assert got[name].dtype == dtype
-            assert_allclose(got[name].astype(np.float64), exact, rtol=0, atol=8 * ml_dtypes.finfo(dtype).eps)
+            assert_same(got[name].astype(np.float64), exact, 8 * ml_dtypes.finfo(dtype).eps)
     assert hooks[0].state_dict()["errors"]["wide"].dtype == ddp.float32
     # Each entry of TopK is a float32 and its place.
     assert isinstance(hooks[0], PowerSGD) or calls[0] == ("all_gather", (1 + 8 * 30) * 8)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose
 
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.parallel.comm_hooks import TopK
 from ddp.parallel.comm_hooks.top_k import largest
-from tests.ddp.parallel.comm_hooks.driving import drive, mean, random_steps
+from tests.ddp.parallel.comm_hooks.driving import drive, left_out, mean, random_steps
+from tests.ddp.parallel.ranks import assert_same
 
 SHAPES = {"weight": (20, 15), "bias": (7,), "one": ()}
 PLAN = [["one", "weight"], ["bias"]]
@@ -36,7 +36,7 @@ def test_each_rank_sends_its_largest_entries(ranks: int) -> None:
             flat = g[name].reshape(-1)
             chosen = np.argsort(-np.abs(flat))[:count]
             expected[chosen] += 0.5 * flat[chosen]
-        assert_allclose(became[0][name].reshape(-1), expected, rtol=0, atol=1e-15)
+        assert_same(became[0][name].reshape(-1), expected, 1e-15)
     each = 8 + 4  # a float64 and its place
     assert calls == [("all_gather", (ranks - 1) * 31 * each), ("all_gather", (ranks - 1) * each)]
 
@@ -49,8 +49,7 @@ def test_what_no_rank_used_keeps_its_error() -> None:
     became, hooks, _ = drive(lambda: TopK(0.1), steps, [0.5] * 4, unused={2: ["w"]})
     taken = became[0]["w"] + became[1]["w"] + became[3]["w"]
     put_in = sum(mean(everyones, 0.5)["w"] for everyones in steps)
-    left = sum(hook.state_dict()["errors"]["w"].numpy() for hook in hooks)
-    assert_allclose(taken + left, put_in, rtol=0, atol=1e-12)
+    assert_same(taken + left_out(hooks, "w"), put_in, 1e-12)
 
 
 def test_what_it_refuses() -> None:
