@@ -16,7 +16,7 @@ from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
 from ddp.parallel.checks import bit_sum, describe_drift, mix
-from tests.ddp.parallel.ranks import on_ranks
+from tests.ddp.parallel.ranks import on_each_of, on_ranks
 
 
 def make_net() -> nn.Module:
@@ -113,7 +113,7 @@ def test_who_drifted_in_words(table: list[list[int]], words: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_skipped_backward_is_found_at_the_next_one_on_every_rank(size: int) -> None:
-    def rank(comm: Communicator) -> list[str]:
+    def rank(comm: Communicator) -> Any:
         model = DataParallel(nn.Linear(3, 1), comm)
         said = []
         for step in range(5):
@@ -216,14 +216,14 @@ STEPS_THAT_DIFFER = [
 
 
 @pytest.mark.parametrize("train", STEPS_THAT_DIFFER)
-def test_ranks_may_differ_in_forwards_where_none_skips_a_backward(train: Callable[..., None]) -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(nn.Linear(3, 1), comm)
-        for step in range(4):
-            model.zero_grad()
-            train(model, ddp.ones(2, 3), comm.rank == 0 and step % 2 == 1)
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_ranks_may_differ_in_forwards_where_none_skips_a_backward(
+    comm: Communicator, train: Callable[..., None]
+) -> None:
+    model = DataParallel(nn.Linear(3, 1), comm)
+    for step in range(4):
+        model.zero_grad()
+        train(model, ddp.ones(2, 3), comm.rank == 0 and step % 2 == 1)
 
 
 def test_any_part_of_what_a_forward_returned_keeps_it() -> None:
@@ -240,18 +240,16 @@ def test_any_part_of_what_a_forward_returned_keeps_it() -> None:
     on_ranks(rank)
 
 
-def test_a_rank_without_data_skips_nothing() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(nn.Linear(3, 1), comm)
-        with model.join():
-            for _ in range(2 + comm.rank):
-                model(ddp.ones(2, 3))
-                model(ddp.ones(2, 3)).sum().backward()
-            model(ddp.ones(2, 3)) if comm.rank == 0 else None
-            model(ddp.ones(2, 3)) if comm.rank == 0 else None
-        model(ddp.ones(2, 3)).sum().backward()
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_a_rank_without_data_skips_nothing(comm: Communicator) -> None:
+    model = DataParallel(nn.Linear(3, 1), comm)
+    with model.join():
+        for _ in range(2 + comm.rank):
+            model(ddp.ones(2, 3))
+            model(ddp.ones(2, 3)).sum().backward()
+        model(ddp.ones(2, 3)) if comm.rank == 0 else None
+        model(ddp.ones(2, 3)) if comm.rank == 0 else None
+    model(ddp.ones(2, 3)).sum().backward()
 
 
 class Parts(nn.Module):

@@ -15,7 +15,7 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import GraphError
-from tests.ddp.parallel.ranks import Arrays, gradients, on_ranks
+from tests.ddp.parallel.ranks import Arrays, assert_same, gradients, on_each_of, on_ranks, parameters
 
 F = nn.functional
 SAMPLES = 8
@@ -62,7 +62,7 @@ def of_weights(model: Any, x: Any, comm: Communicator) -> Any:
 def trained(penalized: Callable[..., Any], size: int) -> list[tuple[Arrays, Arrays]]:
     """On each rank: the gradients of the loss, and the parameters after three steps of Adam."""
 
-    def rank(comm: Communicator) -> tuple[Arrays, Arrays]:
+    def rank(comm: Communicator) -> Any:
         model = ddp.DataParallel(make_critic(), comm)
         adam = ddp.optim.Adam(model.parameters(), lr=1e-2, betas=(0.5, 0.9))
         first: Arrays = {}
@@ -71,7 +71,7 @@ def trained(penalized: Callable[..., Any], size: int) -> list[tuple[Arrays, Arra
             penalized(model, part_of(comm.size, comm.rank), comm).backward()
             first = first or gradients(model)
             adam.step()
-        return first, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+        return first, parameters(model)
 
     return on_ranks(rank, size)
 
@@ -81,10 +81,7 @@ def test_a_penalty_is_that_of_the_whole_batch(penalized: Callable[..., Any]) -> 
     (whole,) = trained(penalized, 1)
     for size in (2, 4):
         for actual in trained(penalized, size):
-            for ours, expected in zip(actual, whole, strict=True):
-                assert ours.keys() == expected.keys()
-                for name, value in expected.items():
-                    assert_allclose(ours[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+            assert_same(actual, whole)
 
 
 class Branches(nn.Module):
@@ -141,7 +138,7 @@ def of_whole_batch(model: Any, ranks: list[int]) -> list[list[Any]]:
 def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Arrays]]:
     """On each rank, three times: gradients with a graph by backward, of numbers made of those before."""
 
-    def rank(comm: Communicator) -> list[Arrays]:
+    def rank(comm: Communicator) -> Any:
         bare = ddp.parallel.convert_sync_batchnorm(filled(net()), comm)
         bare.head.weight.requires_grad_(False)  # such a gradient has no bucket at first
         model = ddp.DataParallel(bare, comm, bucket_cap_mb=1e-4, first_bucket_mb=1e-4)
@@ -190,37 +187,34 @@ def test_backward_leaves_means_that_can_be_differentiated(net: type[nn.Module], 
                     assert_allclose(ours[name], value, rtol=0, atol=1e-11 * largest, err_msg=name)
 
 
-def test_what_is_added_to_a_gradient_with_a_graph() -> None:
+@on_each_of(2)
+def test_what_is_added_to_a_gradient_with_a_graph(comm: Communicator) -> None:
     """It is a sum in the bucket again, and the gradient that had a graph is as it was."""
-
-    def rank(comm: Communicator) -> None:
-        model = ddp.DataParallel(make_critic(), comm)
-        weight = model.module[0].weight
-        x = part_of(2, comm.rank)
-        adam = ddp.optim.Adam(model.parameters(), lr=1e-2)
-        model(x).mean().backward()
-        once = weight.grad.clone()
-        adam.zero_grad()
-        with model.no_sync():  # its weight goes with its gradients
-            model.backward(model(x).sum(), weight=4)
-        adam.zero_grad()
+    model = ddp.DataParallel(make_critic(), comm)
+    weight = model.module[0].weight
+    x = part_of(2, comm.rank)
+    adam = ddp.optim.Adam(model.parameters(), lr=1e-2)
+    model(x).mean().backward()
+    once = weight.grad.clone()
+    adam.zero_grad()
+    with model.no_sync():  # its weight goes with its gradients
+        model.backward(model(x).sum(), weight=4)
+    adam.zero_grad()
+    model(x).mean().backward(create_graph=True)
+    graph = weight.grad
+    held = weight.grad.detach().clone()
+    for with_graph in (True, False):
+        model(x).mean().backward(create_graph=with_graph)
+        once = once + held
+        assert_same(weight.grad, once)
+    with model.no_sync():
         model(x).mean().backward(create_graph=True)
-        graph = weight.grad
-        held = weight.grad.detach().clone()
-        for backward in (lambda loss: loss.backward(create_graph=True), lambda loss: loss.backward()):
-            backward(model(x).mean())
-            once = once + held
-            assert_allclose(weight.grad.detach().numpy(), once.numpy(), rtol=1e-12)
-        with model.no_sync():
-            model(x).mean().backward(create_graph=True)
-        model(x).mean().backward()
-        assert_allclose(weight.grad.numpy(), (once + 2 * held).numpy(), rtol=1e-12)
-        assert graph.equal(held)
-        adam.step()  # changes what the graph reads
-        with pytest.raises(ddp.errors.VersionError):
-            ddp.autograd.grad(graph.sum(), weight)
-
-    on_ranks(rank)
+    model(x).mean().backward()
+    assert_same(weight.grad, once + 2 * held)
+    assert graph.equal(held)
+    adam.step()  # changes what the graph reads
+    with pytest.raises(ddp.errors.VersionError):
+        ddp.autograd.grad(graph.sum(), weight)
 
 
 def test_a_checkpointed_model_two_models_and_no_garbage() -> None:
@@ -234,14 +228,13 @@ def test_a_checkpointed_model_two_models_and_no_garbage() -> None:
 
         loss = (first(x) * first(-x) * second(x)).mean()
         loss.backward(create_graph=True)
-        expected = [w.grad.detach().clone() for w in weights]
+        expected = [w.grad.clone() for w in weights]
         first.zero_grad(), second.zero_grad()
         (run(first, x) * run(first, -x) * run(second, x)).mean().backward(create_graph=True)
-        for w, value in zip(weights, expected, strict=True):
-            assert_allclose(w.grad.detach().numpy(), value.numpy(), rtol=1e-12)
+        assert_same([w.grad for w in weights], expected)
         alive = [weakref.ref(w.grad.edge) for w in weights]
         first.zero_grad(), second.zero_grad()
-        del loss, w
+        del loss, expected
         assert [each() for each in alive] == [None, None]
 
     gc.collect()
@@ -252,20 +245,18 @@ def test_a_checkpointed_model_two_models_and_no_garbage() -> None:
         gc.enable()
 
 
-def test_what_has_no_derivative_is_refused_before_anything_is_sent() -> None:
-    def rank(comm: Communicator) -> None:
-        def refused(model: Any, message: str, **options: Any) -> None:
-            with pytest.raises(GraphError, match=message):
-                model(part_of(2, comm.rank)).mean().backward(create_graph=True, **options)
+@on_each_of(2)
+def test_what_has_no_derivative_is_refused_before_anything_is_sent(comm: Communicator) -> None:
+    def refused(model: Any, message: str, **options: Any) -> None:
+        with pytest.raises(GraphError, match=message):
+            model(part_of(2, comm.rank)).mean().backward(create_graph=True, **options)
 
-        model = ddp.DataParallel(make_critic(), comm, comm_hook=ddp.parallel.comm_hooks.bf16)
-        refused(model, "communication hook")
-        model(part_of(2, comm.rank)).mean().backward()
-        model = ddp.DataParallel(make_critic(), comm)
-        refused(model, r"backward\(inputs=...\): .* is a parameter under DataParallel", inputs=[model.module[0].weight])
-        with model.join():
-            refused(model, "join")
-        ddp.parallel.ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
-        refused(model, "ZeroOptimizer")
-
-    on_ranks(rank)
+    model = ddp.DataParallel(make_critic(), comm, comm_hook=ddp.parallel.comm_hooks.bf16)
+    refused(model, "communication hook")
+    model(part_of(2, comm.rank)).mean().backward()
+    model = ddp.DataParallel(make_critic(), comm)
+    refused(model, r"backward\(inputs=...\): .* is a parameter under DataParallel", inputs=[model.module[0].weight])
+    with model.join():
+        refused(model, "join")
+    ddp.parallel.ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
+    refused(model, "ZeroOptimizer")

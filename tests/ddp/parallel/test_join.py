@@ -8,21 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import collectives
 import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel import DataParallel
-from tests.ddp.parallel.ranks import assert_same, on_ranks
+from tests.ddp.parallel.ranks import Tensors, assert_same, make_net, on_each_of, on_ranks
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
-
-
-def make_net(norm: bool = False) -> nn.Module:
-    ddp.manual_seed(0)
-    middle: list[nn.Module] = [nn.BatchNorm1d(4)] if norm else []
-    return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 2)).double()
 
 
 def rows(rank: int, step: int) -> ddp.Tensor:
@@ -34,18 +27,13 @@ def loss_of(model: nn.Module, x: ddp.Tensor) -> ddp.Tensor:
     return model(x).square().sum()
 
 
-def parameters(net: nn.Module) -> dict[str, np.ndarray]:
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
-
-
 def make_optimizer(net: nn.Module) -> ddp.optim.SGD:
     return ddp.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
 
 def by_hand(
     steps: Sequence[int], total: Callable[[list[int], int], float], epochs: int = 1, passes: int = 1
-) -> dict[str, np.ndarray]:
+) -> Tensors:
     """total: of the ranks that still have data and the step: what their summed gradients are divided by"""
     net = make_net()
     optimizer = make_optimizer(net)
@@ -59,10 +47,10 @@ def by_hand(
             for p in net.parameters():
                 p.grad /= total(active, step)
             optimizer.step()
-    return parameters(net)
+    return net.state_dict()
 
 
-def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.ndarray]) -> None:
+def assert_all(everyones: list[Tensors], expected: Tensors) -> None:
     for got in everyones:
         assert_same(got, expected)
         assert_same(got, everyones[0], 0)  # bit for bit on all ranks
@@ -79,7 +67,7 @@ def test_means_are_over_the_ranks_asked_for_and_without_data_weigh_nothing(
 ) -> None:
     """passes: of a step, whose weights are the numbers of samples; 0: one without a weight"""
 
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+    def rank(comm: Communicator) -> Any:
         model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4 if passes else "auto", check_every=1)
         optimizer = make_optimizer(model.module)
         for _ in range(2):
@@ -95,7 +83,7 @@ def test_means_are_over_the_ranks_asked_for_and_without_data_weigh_nothing(
                     else:
                         loss_of(model, last).backward()
                     optimizer.step()
-        return parameters(model.module)
+        return model.module.state_dict()
 
     def total(active: list[int], step: int) -> float:
         if passes:
@@ -108,15 +96,15 @@ def test_means_are_over_the_ranks_asked_for_and_without_data_weigh_nothing(
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("mode", [True, False])
 def test_buffers_go_along_and_are_the_same_at_the_end(steps: list[int], mode: bool) -> None:
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(norm=True), comm, broadcast_buffers=mode)
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(make_net(nn.BatchNorm1d(4)), comm, broadcast_buffers=mode)
         optimizer = make_optimizer(model.module)
         with model.join(optimizers=[optimizer]):
             for step in range(steps[comm.rank]):
                 optimizer.zero_grad()
                 loss_of(model, rows(comm.rank, step)).backward()
                 optimizer.step()
-        return parameters(model.module)
+        return model.module.state_dict()
 
     everyones = on_ranks(rank, len(steps))
     assert_all(everyones, everyones[0])
@@ -154,29 +142,25 @@ def test_optimizers_are_a_list_of_them(wrong: Any) -> None:
         pass
 
 
-def test_what_waits_at_the_end_of_join_names_the_line_of_the_with_statement() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        comm.barrier()
-        model.comm.timeout = 1.0
-        if comm.rank == 0:
-            site = r"all_reduce #\d+ \(test_join\.py:\d+\)"
-            with pytest.raises(CollectiveTimeout, match=site), model.join():
-                pass
-        comm.barrier()
-
-    collectives.run_threads(rank, 2, timeout=20)
+@on_each_of(2)
+def test_what_waits_at_the_end_of_join_names_the_line_of_the_with_statement(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    comm.barrier()
+    model.comm.timeout = 1.0
+    if comm.rank == 0:
+        site = r"all_reduce #\d+ \(test_join\.py:\d+\)"
+        with pytest.raises(CollectiveTimeout, match=site), model.join():
+            pass
+    comm.barrier()
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_join_inside_join_is_refused_on_every_rank_and_is_possible_afterwards(same: bool) -> None:
-    def rank(comm: Communicator) -> None:
-        models = [DataParallel(make_net(), comm) for _ in range(2)]
-        with pytest.raises(ParallelError, match="join inside join"), models[0].join(), models[0 if same else 1].join():
-            pass
-        for model in models:
-            with model.join():
-                for step in range(1 + comm.rank):
-                    loss_of(model, rows(comm.rank, step)).backward()
-
-    on_ranks(rank, 2)
+@on_each_of(2)
+def test_join_inside_join_is_refused_on_every_rank_and_is_possible_afterwards(comm: Communicator, same: bool) -> None:
+    models = [DataParallel(make_net(), comm) for _ in range(2)]
+    with pytest.raises(ParallelError, match="join inside join"), models[0].join(), models[0 if same else 1].join():
+        pass
+    for model in models:
+        with model.join():
+            for step in range(1 + comm.rank):
+                loss_of(model, rows(comm.rank, step)).backward()

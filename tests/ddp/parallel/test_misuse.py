@@ -9,19 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 import ddp
 from collectives import CollectiveTimeout, Communicator, PeerLeft
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, ParallelError
 from ddp.parallel import DataParallel
-from tests.ddp.parallel.ranks import gradients, on_ranks
-
-
-def make_net(seed: int = 0) -> nn.Module:
-    ddp.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+from tests.ddp.parallel.ranks import Arrays, assert_same, gradients, make_net, on_each_of, on_ranks, parameters
 
 
 def rows(rank: int, n: int = 2) -> ddp.Tensor:
@@ -32,19 +27,26 @@ def loss_of(model: nn.Module, rank: int, n: int = 2) -> ddp.Tensor:
     return model(rows(rank, n)).square().sum()
 
 
-def expected_mean(size: int = 2) -> dict[str, np.ndarray]:
+def expected_mean(size: int = 2) -> Arrays:
     net = make_net()
     for rank in range(size):
         loss_of(net, rank).backward()
     return {name: g / size for name, g in gradients(net).items()}
 
 
+def assert_mean(model: DataParallel, size: int = 2) -> None:
+    assert_same(gradients(model.module), expected_mean(size), 1e-13)
+
+
 def assert_trains(model: DataParallel, comm: Communicator) -> None:
     """What went wrong is over: a step gives the mean."""
     model.zero_grad()
     loss_of(model, comm.rank).backward()
-    for name, g in expected_mean(comm.size).items():
-        assert_allclose(gradients(model.module)[name], g, atol=1e-13)
+    assert_mean(model, comm.size)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def hurry(model: DataParallel, comm: Communicator) -> None:
@@ -60,101 +62,82 @@ def hurry(model: DataParallel, comm: Communicator) -> None:
         ("raises half-way", r"backward 1: bucket \d of 4 \(0\.(weight|bias)\)"),
     ],
 )
-def test_a_rank_that_does_not_finish_backward_is_named_with_step_and_bucket(how: str, where: str) -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-5)
-        loss_of(model, comm.rank).backward()
-        hurry(model, comm)
-        if comm.rank != 1:
-            with pytest.raises(CollectiveTimeout, match=f"{where}.*Rank 1 has not arrived"):
-                loss_of(model, comm.rank).backward()
-        elif how == "raises half-way":
-
-            def fails(g: ddp.Tensor) -> None:
-                raise ZeroDivisionError("in a hook")
-
-            model.module[0].weight.register_hook(fails)
-            with pytest.raises(ZeroDivisionError):
-                loss_of(model, comm.rank).backward()
-        if comm.rank != 1 or how == "raises half-way":
-            with pytest.raises(ParallelError, match=r"failed half-way on this rank .*start again from a checkpoint"):
-                loss_of(model, comm.rank).backward()
-        comm.barrier()
-
-    on_ranks(rank, 3)
+@on_each_of(3)
+def test_a_rank_that_does_not_finish_backward_is_named_with_step_and_bucket(
+    comm: Communicator, how: str, where: str
+) -> None:
+    model = DataParallel(make_net(), comm, bucket_cap_mb=1e-5)
+    loss_of(model, comm.rank).backward()
+    hurry(model, comm)
+    if comm.rank != 1:
+        with pytest.raises(CollectiveTimeout, match=f"{where}.*Rank 1 has not arrived"):
+            loss_of(model, comm.rank).backward()
+    elif how == "raises half-way":
+        model.module[0].weight.register_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model, comm.rank).backward()
+    if comm.rank != 1 or how == "raises half-way":
+        with pytest.raises(ParallelError, match=r"failed half-way on this rank .*start again from a checkpoint"):
+            loss_of(model, comm.rank).backward()
+    comm.barrier()
 
 
 @pytest.mark.parametrize("part", ["_record_step", "_finish_gradients"])
-def test_a_backward_interrupted_after_its_buckets_arrived_has_failed_half_way_too(part: str) -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        if comm.rank == 0:
-            setattr(model.reducer, part, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                loss_of(model, comm.rank).backward()
-            with pytest.raises(ParallelError, match=r"failed half-way on this rank \(KeyboardInterrupt"):
-                loss_of(model, comm.rank).backward()
-        else:
+@on_each_of(2)
+def test_a_backward_interrupted_after_its_buckets_arrived_has_failed_half_way_too(
+    comm: Communicator, part: str
+) -> None:
+    model = DataParallel(make_net(), comm)
+    if comm.rank == 0:
+        setattr(model.reducer, part, interrupt)
+        with pytest.raises(KeyboardInterrupt):
             loss_of(model, comm.rank).backward()
+        with pytest.raises(ParallelError, match=r"failed half-way on this rank \(KeyboardInterrupt"):
+            loss_of(model, comm.rank).backward()
+    else:
+        loss_of(model, comm.rank).backward()
 
-    on_ranks(rank)
 
+@on_each_of(2)
+def test_a_backward_interrupted_before_anything_was_sent_may_be_tried_again(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    start = model.reducer._start
 
-def test_a_backward_interrupted_before_anything_was_sent_may_be_tried_again() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        start = model.reducer._start
+    def interrupted(*_: Any) -> None:
+        model.reducer._start = start
+        raise KeyboardInterrupt
 
-        def interrupted(*_: Any) -> None:
-            model.reducer._start = start
-            raise KeyboardInterrupt
-
-        with model.no_sync():
-            model.backward(loss_of(model, comm.rank), weight=1)
-        loss = loss_of(model, comm.rank)
-        if comm.rank == 0:
-            model.reducer._start = interrupted
-            with pytest.raises(KeyboardInterrupt):
-                model.backward(loss, weight=1)
-        model.backward(loss, weight=1)
-        for name, g in expected_mean().items():
-            assert_allclose(gradients(model.module)[name], g, atol=1e-13)
-
-    on_ranks(rank)
+    with model.no_sync():
+        model.backward(loss_of(model, comm.rank), weight=1)
+    loss = loss_of(model, comm.rank)
+    if comm.rank == 0:
+        model.reducer._start = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            model.backward(loss, weight=1)
+    model.backward(loss, weight=1)
+    assert_mean(model)
 
 
 def test_one_rank_goes_on_after_a_backward_that_failed() -> None:
     model = DataParallel(make_net())
-
-    def fails(g: ddp.Tensor) -> None:
-        raise KeyboardInterrupt
-
-    handle = model.module[0].weight.register_hook(fails)
+    handle = model.module[0].weight.register_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.backward(loss_of(model, 0), weight=3)
     handle.remove()
     model.zero_grad()
-    model.backward(loss_of(model, 0), weight=2)
-    for name, g in expected_mean(1).items():
-        assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
+    model.backward(2 * loss_of(model, 0), weight=2)
+    assert_mean(model, 1)
 
 
-def test_a_gradient_that_a_user_assigned_is_reduced_with_what_is_added_to_it() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        for _ in range(2):
-            model.zero_grad()
-            for p in model.parameters():
-                p.grad = ddp.full_like(p, 2.0 * comm.rank)
-            loss_of(model, comm.rank).backward()
-            for name, g in expected_mean().items():
-                assert_allclose(gradients(model.module)[name], g + 1, atol=1e-13)
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_a_gradient_that_a_user_assigned_is_reduced_with_what_is_added_to_it(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    for _ in range(2):
+        model.zero_grad()
+        for p in model.parameters():
+            p.grad = ddp.full_like(p, 2.0 * comm.rank)
+        loss_of(model, comm.rank).backward()
+        assert_same(gradients(model.module), {name: g + 1 for name, g in expected_mean().items()}, 1e-13)
 
 
 def test_a_backward_inside_a_backward_of_the_same_model_is_refused() -> None:
@@ -202,19 +185,17 @@ def test_a_weight_is_a_number_of_samples(weight: Any) -> None:
         model.backward(3.0, weight=1)  # type: ignore[arg-type]
 
 
-def test_backward_of_some_inputs_only_is_refused_and_autograd_grad_stays_on_this_rank() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        with pytest.raises(GraphError, match="under DataParallel"):
-            loss_of(model, comm.rank).backward(inputs=[model.module[0].weight])
-        (own,) = ddp.autograd.grad(loss_of(model, comm.rank), [model.module[0].weight])
-        assert gradients(model.module) == {}
-        net = make_net()
-        loss_of(net, comm.rank).backward()
-        assert_allclose(own.numpy(), gradients(net)["0.weight"], atol=1e-13)
-        assert_trains(model, comm)
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_backward_of_some_inputs_only_is_refused_and_autograd_grad_stays_on_this_rank(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    with pytest.raises(GraphError, match="under DataParallel"):
+        loss_of(model, comm.rank).backward(inputs=[model.module[0].weight])
+    (own,) = ddp.autograd.grad(loss_of(model, comm.rank), [model.module[0].weight])
+    assert gradients(model.module) == {}
+    net = make_net()
+    loss_of(net, comm.rank).backward()
+    assert_allclose(own.numpy(), gradients(net)["0.weight"], atol=1e-13)
+    assert_trains(model, comm)
 
 
 def fail_after(act: Callable[[], Any]) -> None:
@@ -222,22 +203,18 @@ def fail_after(act: Callable[[], Any]) -> None:
     raise ZeroDivisionError
 
 
-def test_exceptions_inside_no_sync_and_join_restore_what_was() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        with pytest.raises(ZeroDivisionError), model.no_sync():
+@on_each_of(2)
+def test_exceptions_inside_no_sync_and_join_restore_what_was(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    for context in (model.no_sync, model.join):
+        with pytest.raises(ZeroDivisionError), context():
             fail_after(loss_of(model, comm.rank).backward)
         assert_trains(model, comm)
-        with pytest.raises(ZeroDivisionError), model.join():
-            fail_after(loss_of(model, comm.rank).backward)
-        assert_trains(model, comm)
-
-    on_ranks(rank)
 
 
 def test_two_models_of_one_backward_may_be_reached_in_another_order_on_each_rank() -> None:
     def rank(comm: Communicator) -> Any:
-        first, second = DataParallel(make_net(1), comm), DataParallel(make_net(2), comm)
+        first, second = DataParallel(make_net(seed=1), comm), DataParallel(make_net(seed=2), comm)
         for _ in range(6):
             first.zero_grad()
             second.zero_grad()
@@ -245,11 +222,7 @@ def test_two_models_of_one_backward_may_be_reached_in_another_order_on_each_rank
             (one + other if comm.rank == 0 else other + one).backward()
         return gradients(first.module), gradients(second.module)
 
-    mine, theirs = on_ranks(rank, timeout=5)
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert_array_equal(a[name], b[name])
+    assert_same(*on_ranks(rank, timeout=5), 0)
 
 
 def test_two_backwards_in_another_order_on_each_rank_are_told_by_their_models() -> None:
@@ -264,48 +237,42 @@ def test_two_backwards_in_another_order_on_each_rank_are_told_by_their_models() 
     on_ranks(rank, timeout=1)
 
 
-def test_a_copy_of_a_wrapped_model_is_its_module_bare_and_separate() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        loss_of(model, comm.rank).backward()
-        before = {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
-        twin, within = copy.deepcopy(model), copy.deepcopy({"ema": nn.Sequential(model), "net": model.module})
-        assert type(twin) is type(model.module)
-        assert within["ema"][0] is within["net"]  # one copy of each
-        if comm.rank == 0:
-            loss_of(twin, 0).backward()  # no other rank waits
-        twin.float()
-        with ddp.no_grad():
-            for p in twin.parameters():
-                p.add_(1.0)
-        twin.load_state_dict(model.state_dict())  # as an average of weights does
-        for name, p in model.module.named_parameters():
-            assert_array_equal(p.detach().numpy(), before[name])
-            assert_array_equal(twin.get_parameter(name).detach().numpy(), before[name].astype(np.float32))
-        for whole in (copy.copy, pickle.dumps):
-            with pytest.raises(ParallelError, match=r"cannot be pickled.*model\.module.*copy\.deepcopy\(model\)"):
-                whole(model)
-        assert_trains(model, comm)
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_a_copy_of_a_wrapped_model_is_its_module_bare_and_separate(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    loss_of(model, comm.rank).backward()
+    before = parameters(model.module)
+    twin, within = copy.deepcopy(model), copy.deepcopy({"ema": nn.Sequential(model), "net": model.module})
+    assert type(twin) is type(model.module)
+    assert within["ema"][0] is within["net"]  # one copy of each
+    if comm.rank == 0:
+        loss_of(twin, 0).backward()  # no other rank waits
+    twin.float()
+    with ddp.no_grad():
+        for p in twin.parameters():
+            p.add_(1.0)
+    twin.load_state_dict(model.state_dict())  # as an average of weights does
+    assert_same(parameters(model.module), before, 0)
+    assert_same(parameters(twin), before, 1e-7)  # in float32
+    for whole in (copy.copy, pickle.dumps):
+        with pytest.raises(ParallelError, match=r"cannot be pickled.*model\.module.*copy\.deepcopy\(model\)"):
+            whole(model)
+    assert_trains(model, comm)
 
 
-def test_a_closed_model_is_done_and_its_module_bare() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        loss_of(model, comm.rank).backward()
-        before = gradients(model.module)
-        kept = {name: p.grad for name, p in model.module.named_parameters()}
-        model.close()
-        model.close()
-        if comm.rank == 0:
-            model.module.zero_grad()
-            loss_of(model.module, 0).backward()
-        for name, g in before.items():
-            assert_array_equal(kept[name].numpy(), g)  # the memory of the buckets is nobody's now
-        for misuse in (lambda: model.backward(ddp.zeros(()), weight=0), lambda: loss_of(model, 0)):
-            with pytest.raises(ParallelError, match="this DataParallel was closed: call its module"):
-                misuse()
-        model.module.float()
-
-    on_ranks(rank)
+@on_each_of(2)
+def test_a_closed_model_is_done_and_its_module_bare(comm: Communicator) -> None:
+    model = DataParallel(make_net(), comm)
+    loss_of(model, comm.rank).backward()
+    before = gradients(model.module)
+    kept = [p.grad for p in model.module.parameters()]
+    model.close()
+    model.close()
+    if comm.rank == 0:
+        model.module.zero_grad()
+        loss_of(model.module, 0).backward()
+    assert_same([g.numpy() for g in kept], [*before.values()], 0)  # the memory of the buckets is nobody's now
+    for misuse in (lambda: model.backward(ddp.zeros(()), weight=0), lambda: loss_of(model, 0)):
+        with pytest.raises(ParallelError, match="this DataParallel was closed: call its module"):
+            misuse()
+    model.module.float()

@@ -17,6 +17,7 @@ from ddp import nn
 from ddp.parallel import DataParallel
 from ddp.parallel.control import REQUEST_KINDS
 from ddp.parallel.planner import WARM
+from tests.ddp.parallel.ranks import on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 Calls = list[tuple[str, int]]  # what was called, and the bytes that went in
@@ -87,7 +88,7 @@ def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, ca
             else:
                 assert calls == planned, number
 
-    collectives.run_threads(rank, size, timeout=20)
+    on_ranks(rank, size)
 
 
 def test_a_step_is_marked_in_the_flight_record() -> None:
