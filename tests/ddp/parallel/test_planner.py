@@ -16,11 +16,11 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.optim import SGD, AdamW
-from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.parallel import ZeroOptimizer
 from ddp.parallel import planner as planner_module
 from ddp.parallel.bucket_plan import Link, Plan
 from ddp.parallel.planner import WARM, Planner, arrival_order, measure_link
-from tests.ddp.parallel.ranks import on_ranks
+from tests.ddp.parallel.ranks import on_each_of, on_ranks
 
 NAN = float("nan")
 
@@ -180,26 +180,6 @@ def test_a_given_plan_that_does_not_fit_is_refused(buckets: list[list[str]], mes
         planner(Fake(), kinds="xyzz", pinned=given)
 
 
-def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> None:
-    def rank(comm: Communicator) -> Any:
-        ddp.manual_seed(0)
-        net = nn.Sequential(*[nn.Linear(100, 100) for _ in range(8)])
-        model = DataParallel(net, comm)
-        for _ in range(6):
-            model.zero_grad()
-            model(ddp.ones(20, 100)).sum().backward()
-        return model.plan.state(), str(model.plan)
-
-    (first, text), *others = on_ranks(rank, 3)
-    assert all(other == (first, text) for other in others)
-    assert first["from"] == "chosen from measured times"
-    assert sorted(name for bucket in first["buckets"] for name in bucket) == sorted(
-        f"{layer}.{part}" for layer in range(8) for part in ("weight", "bias")
-    )
-    assert sum(first["nbytes"]) == 8 * 4 * (100 * 100 + 100)
-    assert "0.31 MiB, chosen from measured times" in text
-
-
 def test_a_plan_of_something_else_changes_nothing() -> None:
     mine = planner(Fake())
     before = mine.state()
@@ -241,17 +221,15 @@ def test_a_live_model_takes_it_over_and_sums_to_the_same_bits(sharded: bool) -> 
         theirs = other.state_dict()
         return all(t.numpy().tobytes() == theirs[name].numpy().tobytes() for name, t in model.state_dict().items())
 
-    assert all(collectives.run_threads(run, size=3))
+    assert all(on_ranks(run, 3))
 
 
-def test_what_is_no_plan_is_told() -> None:
-    def run(comm: collectives.Communicator) -> None:
-        model, _ = make(comm, False)
-        for wrong in ({}, {"plan": 3}, {**model.plan_state(), "backwards": "x"}):
-            with pytest.raises(ParallelError, match="plan"):
-                model.load_plan_state(wrong)
-
-    collectives.run_threads(run, size=2)
+@on_each_of(2)
+def test_what_is_no_plan_is_told(comm: Communicator) -> None:
+    model, _ = make(comm, False)
+    for wrong in ({}, {"plan": 3}, {**model.plan_state(), "backwards": "x"}):
+        with pytest.raises(ParallelError, match="plan"):
+            model.load_plan_state(wrong)
 
 
 def test_a_link_is_as_slow_as_the_slowest_rank_and_the_same_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
