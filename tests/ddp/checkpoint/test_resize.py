@@ -87,7 +87,7 @@ def test_more_ranks_and_fewer_end_with_the_same_bits(kind: str, restarts: int, s
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     for n in (2, 1):
-        wait_for(job.process.stdout, "there", 1)
+        wait_for(job.process.stdout, "there", 1, timeout=60)
         done, text = resize(job.process.pid, n)
         assert done, text
         kept = [name for name in os.listdir(tmp_path / "resized") if name.startswith("step-")]
