@@ -9,10 +9,8 @@ from tests.conftest import Run
 # What Python does not know of, as faulthandler's handlers, counts too. A handler is the first word of a sigaction.
 # An MPI does not know who connects to it: what a stranger sends must not run code, so that nothing is unpickled.
 JOIN = """
-import ctypes, faulthandler, os, pickle, signal
-import collectives, mpi4py
-mpi4py.rc.initialize = False
-import mpi4py.MPI
+import ctypes, faulthandler, os, pickle, signal, sys
+import collectives
 
 def dispositions():
     action = ctypes.create_string_buffer(512)
@@ -25,7 +23,7 @@ def dispositions():
 def loads(data):
     raise AssertionError("unpickled")
 
-mpi4py.MPI.pickle.__init__(pickle.dumps, loads)
+pickle.loads = loads  # which MPI takes when it is loaded
 received = []
 signal.signal(signal.SIGHUP, lambda number, frame: received.append(number))
 faulthandler.register(signal.SIGUSR1)
@@ -33,6 +31,12 @@ before = dispositions()
 comm = collectives.init("mpi")
 after = dispositions()
 os.kill(os.getpid(), signal.SIGHUP)
+from mpi4py import MPI
+try:
+    MPI.pickle.loads(pickle.dumps(1))
+    sys.exit("MPI has another pickle")
+except AssertionError:
+    pass
 assert received == [signal.SIGHUP]
 assert [number for number in before if after[number] != before[number]] == []
 if comm.rank == 0:  # lines of several ranks come torn
