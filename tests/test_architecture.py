@@ -91,7 +91,7 @@ SIZES = {
     "collectives": Size(80_870, 65_000, ("collectives",)),
     "launcher": Size(73_065, 64_000, ("launcher",)),
     "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
-    "tests": Size(480_617, 385_000, ("tests",)),
+    "tests": Size(480_831, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

@@ -252,7 +252,9 @@ def derivatives(losses: Sequence[ddp.Tensor], inputs: Sequence[Tensors], ranks: 
     return [[0.0 if g is None else g.detach().numpy() for g in gs] for gs in per_rank]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if " of " in name else []) for name in CASES]
+)
 @pytest.mark.parametrize("wanting", [[False, True], [True, False, True]], ids=str)
 def test_third_derivatives_are_those_of_one_process(name: str, wanting: list[bool]) -> None:
     """Each rank's loss has a factor that requires grad, so that ranks whose x does not have something to differ."""

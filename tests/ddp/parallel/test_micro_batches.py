@@ -206,7 +206,7 @@ def alone(name: str, epochs: int = 2) -> tuple[str, list[float]]:
 )
 def test_bits_are_the_same_wherever_ranks_are(name: str, count: Callable[[int, int], int]) -> None:
     case = CASES[name]
-    epochs = count(2, 25)
+    epochs = count(2, 10)
     rank = partial(train, epochs=epochs, **case)
     for place in PLACES + MORE_PLACES[: count(0, len(MORE_PLACES))]:
         size = place if isinstance(place, int) else len(place)

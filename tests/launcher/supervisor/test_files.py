@@ -30,8 +30,8 @@ def test_the_limit_is_raised_and_restored_and_more_ranks_than_files_are_refused(
 @pytest.mark.mpi
 def test_more_ranks_than_the_soft_limit_has_files_which_ranks_find(run_job: Any, script: Any) -> None:
     path = script("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
-    command = f"ulimit -Sn 12; ulimit -Hn 400; exec {sys.executable} -m launcher -n 8 {path}"
-    assert run_job(["bash", "-c", command], code=0, err="").stdout.count(": 12 400") == 8
+    command = f"ulimit -Sn 20; ulimit -Hn 400; exec {sys.executable} -m launcher -n 16 {path}"
+    assert run_job(["bash", "-c", command], code=0, err="").stdout.count(": 20 400") == 16
 
 
 def test_a_crowd_of_strangers_costs_no_job(start_job: Any, script: Any, tmp_path: Path) -> None:

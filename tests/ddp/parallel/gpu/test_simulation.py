@@ -72,8 +72,11 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
 @pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 @pytest.mark.parametrize(
     ("program", "nccl"),
-    [(train_layers, None), (train_layers, FakeLibrary()), (train_penalized, FakeLibrary())],
-    ids=["layers-staged", "layers-nccl", "penalties-nccl"],
+    [
+        pytest.param(train_layers, None, id="layers-staged", marks=pytest.mark.long),
+        pytest.param(train_layers, FakeLibrary(), id="layers-nccl"),
+        pytest.param(train_penalized, FakeLibrary(), id="penalties-nccl"),
+    ],
 )
 @seeds(5)
 def test_layers_with_kernels_and_statistics_over_ranks(

@@ -79,7 +79,7 @@ def train(
     ("kind", "settings", "nccl"),
     [
         pytest.param(optim.SGD, MOMENTUM, None, id="SGD-staged"),
-        pytest.param(optim.SGD, MOMENTUM, FakeLibrary(), id="SGD-nccl"),
+        pytest.param(optim.SGD, MOMENTUM, FakeLibrary(), id="SGD-nccl", marks=pytest.mark.long),
         pytest.param(optim.Adam, {}, FakeLibrary(), id="Adam-nccl"),
         pytest.param(Own, {}, FakeLibrary(), id="Own-nccl"),
     ],

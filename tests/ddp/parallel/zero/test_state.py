@@ -14,7 +14,7 @@ from ddp.errors import StateDictError
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.shards import join_state
-from tests.ddp.optim.wide_state import WideState
+from tests.ddp.optim.wide_state import WideState, kinds
 from tests.ddp.parallel.ranks import on_each_of, on_ranks
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
@@ -47,8 +47,8 @@ def test_state_of_pytorch_loads() -> None:
     on_ranks(rank, 3)
 
 
-# Those whose state is of another kind; test_equality.py compares the state dicts of all.
-UNLIKE = (optim.Adam, optim.Adagrad, WideState)
+# Of another kind than most; test_equality.py compares the state dicts of all.
+UNLIKE = (optim.Adam, optim.Adagrad)
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,31 @@ def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
 
 
 @on_each_of(2)
-def test_state_is_matched_by_name(comm: Communicator) -> None:
-    net = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3))
+def test_state_of_one_s_own_keeps_types_and_dtypes(comm: Communicator) -> None:
+    """Over a new plan of buckets, a state dict, and one in another order of the parameters."""
+
+    def kinds_of(zero: ZeroOptimizer) -> dict[int, Any]:
+        return {number: kinds(entry) for number, entry in zero.state_dict()["state"].items()}
+
+    net = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3, dtype=ddp.bfloat16))
+    net.forward = lambda x: net[1](net[0](x).to(ddp.bfloat16)).float()
     model = DataParallel(net, comm, bucket_cap_mb=0.0001)
     named = list(net.named_parameters())
-    zero = ZeroOptimizer(model, optim.SGD, named, lr=0.1, momentum=0.9)
+    zero = ZeroOptimizer(model, WideState, named)
     model(ddp.ones(2, 5)).square().sum().backward()
     zero.step()
     before = zero.state_dict()
+    expected = kinds_of(zero)
+    assert {dtype for entry in expected.values() for _, dtype, _, _ in entry.values()} == {"float32", "float64"}
+    assert {entry["array"][0] for entry in expected.values()} == {np.ndarray}
+    replan(model, 1)
+    assert kinds_of(zero) == expected
+    zero.load_state_dict(before)
+    assert kinds_of(zero) == expected
     model.close()
-    other = ZeroOptimizer(DataParallel(net, comm), optim.SGD, named[::-1], lr=0.1, momentum=0.9)
+    other = ZeroOptimizer(DataParallel(net, comm), WideState, named[::-1])
     other.load_state_dict(before)
-    assert_equal({3 - number: entry for number, entry in other.state_dict()["state"].items()}, before["state"])
+    assert {3 - number: entry for number, entry in kinds_of(other).items()} == expected
 
 
 @on_each_of(3)

@@ -15,7 +15,6 @@ from ddp.nn import functional as F
 from ddp.parallel import DataParallel
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.zero import ZeroOptimizer
-from tests.ddp.optim.wide_state import WideState
 from tests.ddp.parallel.ranks import Tensors, assert_same, on_ranks
 
 FEATURES, CLASSES, BATCH = 6, 3, 12
@@ -31,7 +30,6 @@ OPTIMIZERS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
     (optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
     (optim.Lion, {"lr": 0.01, "weight_decay": 0.1}),
     (optim.NAdam, {"lr": 0.01, "weight_decay": 0.1}),
-    (WideState, {"lr": 0.01}),  # its state has types and dtypes of its own
 ]
 
 
