@@ -52,8 +52,8 @@ _MAX_SITES = 256
 # After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because to
 # wake it takes as long as a small call.
 _IDLE_ROUNDS = 10
-# If the helper thread finds that a thread waits for the call for which it was woken, it leaves the next calls to that
-# thread for this long (s). Otherwise it would take time from many small calls, each of which is waited for.
+# If the helper thread is woken for a call, and another thread already waits for that call, the helper thread sleeps
+# for this long (s): the next calls are probably waited for, too, and to look for work would delay each of them.
 _WAITED_FOR = 2e-3
 # After `expect_wait` the helper thread leaves the calls to the thread that is going to wait, for this long (s). Then it
 # takes over: that thread may have raised an exception, and may never wait.

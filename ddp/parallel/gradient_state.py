@@ -80,8 +80,9 @@ class GradientState:
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
-        # The parameters that were trainable when the accumulation began. A backward inside no_sync() may have added to
-        # their means, on some ranks only. So all ranks reduce them again, even if they are frozen now.
+        # Indices of the parameters that were trainable when the accumulation began. Some ranks may have added to these
+        # gradients in a backward inside no_sync(). So all ranks reduce these gradients again, even of parameters that
+        # have been frozen since.
         self._trainable: set[int] = set()
 
     @property

@@ -263,7 +263,7 @@ class HeartbeatLost(Failure):
 
 
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:
-    """The failure that explains the others: the first one, unless a later one in the list may have caused it.
+    """The failure that caused the others: the first in the list, or a later one that may have caused the first.
 
     A lost host, the failure of a peer, and the death of an engine or an agent may cause other failures. When one of its
     processes dies, an engine kills all ranks and agents. The launcher learns of these deaths at almost the same time,

@@ -95,7 +95,7 @@ def reduce_into_all(
 def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
     """x, out: (n,); out may be x."""
     if control.size <= SUM_ALONE:
-        yield from _reduce_alone(control, x, out, ufunc, epilogue, staged=True)
+        yield from _reduce_alone(control, x, out, ufunc, epilogue, read_by_others=True)
         return
     me = control.me
     for start, stop in chunks(len(x), control.staging_bytes // x.itemsize):
@@ -107,7 +107,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epi
         a, b = part_to_reduce(stop - start, x.itemsize, control.size, me)
         sources = [source[a:b] for source in staged]
         sources[me] = tile[a:b]
-        # No other rank reads this part of this rank's staging buffer before the next phase, so it can hold the total.
+        # The total overwrites this part of the staging buffer: other ranks read the part only in the next phase.
         combine_all(sources, staged[me][a:b], ufunc, epilogue)
         control.advance()
         yield control.advanced
@@ -118,18 +118,21 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, epi
 
 def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None) -> Waits:
     """x: (n,); out: (n,) on the root, None elsewhere."""
-    return _reduce_alone(control, x, out, ufunc, epilogue, staged=out is None)
+    return _reduce_alone(control, x, out, ufunc, epilogue, read_by_others=out is None)
 
 
 def _reduce_alone(
-    control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None, staged: bool
+    control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, epilogue: Epilogue | None, read_by_others: bool
 ) -> Waits:
-    """Each rank that has an `out` reduces all of the array. staged: whether another rank does, which reads this x"""
+    """Each rank with an `out` reduces the whole array by itself.
+
+    read_by_others: whether another rank has an `out`, too, and therefore reads this rank's x
+    """
     me = control.me
     for start, stop in chunks(len(x), control.staging_bytes // x.itemsize):
         sources = _staged(control, x.dtype, stop - start)
         tile = x[start:stop]
-        if staged:
+        if read_by_others:
             np.copyto(sources[me], tile)
         control.advance()
         yield control.advanced
