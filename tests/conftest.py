@@ -46,6 +46,8 @@ NEEDS = (
     (r"tensorboard", "TensorBoard", "tensorboard"),
     (r"recipes", "libraries of docs/recipes.md", "recipes"),
     (r"wandb|mlflow", "the clients of W&B and MLflow", "wandb,mlflow"),
+    (r"matplotlib", "matplotlib", "bench"),
+    (r"nbclient|nbformat|ipykernel", "Jupyter's kernel", "jupyter"),
     (r"prometheus", "Prometheus's client", "prometheus"),
     (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", GPU, ""),
     (r"", "something else: -rs says what", ""),

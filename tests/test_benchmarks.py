@@ -37,7 +37,7 @@ def test_the_table_of_the_readme_is_made_of_the_results(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("benchmark", "key"),
     [
-        pytest.param(benchmark, key, marks=[] if key in ("gru", "mobilenet", "maml") else pytest.mark.long)
+        pytest.param(benchmark, key, marks=[] if key in ("gru", "maml") else pytest.mark.long)
         for benchmark in (zoo, derivatives)
         for key in benchmark.STEPS
     ],

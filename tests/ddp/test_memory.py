@@ -12,6 +12,7 @@ def peak(library: str) -> int:
         return int(pool.ask("first")[0])
 
 
+@pytest.mark.long  # two processes, one of which loads PyTorch
 def test_a_deep_network_takes_no_more_than_pytorch() -> None:
     pytest.importorskip("torch", reason="PyTorch is the oracle here")
     assert peak("ddp") <= 1.1 * peak("torch")

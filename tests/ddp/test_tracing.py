@@ -143,6 +143,7 @@ def record(folder: Path, size: int = 2, steps: int = 8, ahead: int = 0) -> None:
 
 @pytest.mark.usefixtures("_no_environment")
 def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
     record(tmp_path, ahead=10**15)
     line = f"trace of 2 ranks, 8 steps: {tmp_path}/trace.json (open it at ui.perfetto.dev)"
     assert merge(tmp_path) == f"{line}, {tmp_path}/step.png"
@@ -218,7 +219,6 @@ def test_recording_real_ranks(tmp_path: Path) -> None:
         names = [name for name, _, _ in slices(events, rank, "compute")]
         assert [names.count(name) for name in ("forward", "backward", "wait for communication")] == [4, 4, 4]
     assert {tuple(event["args"]["parameters"]) for event in events if event["ph"] == "i"} >= {("2.weight",)}
-    assert (tmp_path / "step.png").exists()
     with pytest.raises(ArgumentError, match="no trace is being recorded"):
         ddp.tracing.stop()
 

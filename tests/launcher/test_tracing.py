@@ -24,7 +24,7 @@ for step in range(5):
 
 @pytest.fixture
 def trained(run_job: Any, script: Any, tmp_path: Path) -> Any:
-    """Runs a script of these lines with a trace in the folder `t`. Merging takes an interpreter and matplotlib more."""
+    """Runs a script of these lines with a trace in the folder `t`. Merging takes an interpreter more."""
 
     def run(body: str, n: int) -> Any:
         options = ("--grace", "5", "--trace", "t", "-n", str(n))
@@ -51,7 +51,9 @@ def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(trained: Any,
     failure, last = done.stderr.splitlines()
     assert "rank 1" in failure
     assert "killed by SIGKILL" in failure
-    where = f"{tmp_path}/t/trace.json (open it at ui.perfetto.dev), {tmp_path}/t/step.png"
-    assert last == f"ddp-launch: trace of 1 rank, 5 steps: {where}; rank 1 left no part"
+    assert last.startswith(
+        f"ddp-launch: trace of 1 rank, 5 steps: {tmp_path}/t/trace.json (open it at ui.perfetto.dev)"
+    )
+    assert last.endswith("; rank 1 left no part")
     events = json.loads((tmp_path / "t" / "trace.json").read_text())["traceEvents"]
     assert len([event for event in events if event["ph"] == "X" and event["name"] == "backward"]) == 5

@@ -10,7 +10,7 @@ from benchmarks import ports
 
 FOLDER = Path(__file__).parent
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.py")) if not path.stem.startswith("test_")]
-SHORT = {"makemore", "ppo"}  # text and a policy; the others run with --long
+SHORT = {"makemore"}  # the others run with --long
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in NAMES])

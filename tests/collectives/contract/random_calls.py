@@ -216,5 +216,5 @@ class RandomContract:
     """Every collective, with random arguments."""
 
     def test_random_calls(self, run: Run, count: Callable[[int, int], int]) -> None:
-        for seed in range(count(4, 80)):
+        for seed in range(count(2, 80)):
             run(functools.partial(make_calls, calls=BLOCK, seed=seed))

@@ -180,7 +180,12 @@ class TestRanks:
         expected = sum(torch.diag(torch.arange(4.0) + rank) for rank in range(size))
         torch.testing.assert_close(x.to_dense(), expected)
 
-    def test_functional_collectives_compiled(self, size: int) -> None:
+    @pytest.mark.parametrize(
+        "make",
+        [lambda step: step, pytest.param(functools.partial(torch.compile, backend="eager"), marks=pytest.mark.long)],
+        ids=["eager", "compiled"],
+    )
+    def test_functional_collectives(self, size: int, make: Callable[[Any], Any]) -> None:
         import torch.distributed._functional_collectives as functional
 
         rank = dist.get_rank()
@@ -199,8 +204,7 @@ class TestRanks:
             torch.stack([part[rank] for part in parts]),
             sum(parts)[rank : rank + 1],
         )
-        for run in (step, torch.compile(step, backend="eager")):
-            torch.testing.assert_close(run(of_rank(rank)), expected)
+        torch.testing.assert_close(make(step)(of_rank(rank)), expected)
 
     def test_the_result_of_a_functional_collective_is_waited_for(self, size: int) -> None:
         import torch.distributed._functional_collectives as functional
