@@ -171,7 +171,8 @@ def test_the_steady_state_is_one_call(gpu: Any, xp: Any) -> None:
     assert gpu.mallocs == gpu.synchronizations.total() == 0
 
 
-def test_every_stream_has_scratch_memory_of_its_own(gpu: Any, xp: Any) -> None:
+def test_every_stream_has_scratch_memory_of_its_own(gpu: Any, xp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "WORKSPACES", 3)
     x, y = xp.ones((4, 100), "f4"), xp.ones((100, 4), "f4")
     gemm.gemm(xp, x, y)
     with xp.cuda.Stream():
