@@ -23,8 +23,8 @@ from collectives.native import BFLOAT16, Array
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# C has two types of 64-bit integers, long and long long, and so does NumPy. Their dtypes are equal, but MPI
-# distinguishes them. For this reason NUMBERS lacks these scalar types.
+# The scalar types that NUMBERS lacks although a type in it has an equal dtype. C has two types of 64-bit integers, long
+# and long long, and so does NumPy. MPI distinguishes them, so NUMBERS has only one of the two: np.int64 and np.uint64.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
 # The exceptions that a library may raise when it cannot share its memory.

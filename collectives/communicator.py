@@ -264,8 +264,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         missing: the other members; set to those whose messages have not arrived
         """
         # MPI's call that makes a group cannot be aborted while a member is missing, not even when the process exits. So
-        # the members first exchange messages, in two rounds: a member may send its message of the first round and then
-        # give up.
+        # the members first exchange messages. There are two rounds, because a member may send its message of the first
+        # round and then give up.
         others = list(missing)
         own_number = np.array([next(self._group_numbers)])
         numbers = {self.rank: own_number}

@@ -145,7 +145,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def found_cupy() -> Any:
-    """CuPy, or None if it is not installed or finds no device."""
+    """CuPy. None if it is not installed or finds no device, or in a fork of a process that has used CUDA."""
     try:
         return device("cuda").xp
     except DeviceError:

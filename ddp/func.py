@@ -1,4 +1,4 @@
-"""Functions that differentiate functions: thin wrappers of `ddp.autograd.functional`, which may be nested.
+"""Functions that differentiate functions. They call `ddp.autograd.functional`, and their calls may be nested.
 
 Arguments are tensors, results a tensor or a tuple of them. The results have a graph if they depend on a tensor that
 requires grad: an argument, a tensor of an outer call, or a parameter that the function uses.

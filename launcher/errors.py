@@ -16,7 +16,10 @@ LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST
 
 
 class UsageError(Exception):
-    """The job cannot be started as asked for; the message is one sentence for the user. `ddp-launch` exits with 2."""
+    """A job cannot be started, restarted or resized, or a tool cannot run, as the user asked for.
+
+    The message is one sentence for the user. `ddp-launch` exits with 2.
+    """
 
 
 class RankError(RuntimeError):

@@ -57,7 +57,7 @@ class Job:
     metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: none
     debug_rank: the rank that gets the standard input, and can be debugged in the terminal
     prefix: lines begin with their rank if there are several ranks; False: lines begin with no rank, and output is shown
-    only in whole lines, except one progress bar
+    in whole lines, except one progress bar and prompts that the user can answer
 
     Raises: UsageError if options are invalid, or do not fit together.
     """

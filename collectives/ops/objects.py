@@ -84,7 +84,7 @@ class Objects(CommunicatorBase):
             else:
                 yield self.transport.gather(data, joined if receives else None, counts, root)
             if refused:
-                self._unpickled(data, self.rank)  # Raises the reason.
+                self._unpickled(data, self.rank)  # Raises an ArgumentError, because o cannot be pickled.
             if not receives:
                 return None
             parts = np.split(joined, np.cumsum(counts)[:-1])

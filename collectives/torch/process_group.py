@@ -50,7 +50,8 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# The options of a call for which the caller passes none: PyTorch's defaults.
+# The options of a call for which the caller passes none: PyTorch's defaults, except that its negative timeout, which
+# means that none is set, is another one.
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1

@@ -141,7 +141,8 @@ def inside(capture: Capture) -> Iterator[None]:
 def stream_is_capturing(xp: Any) -> bool:
     """Whether the current stream is being captured."""
     handle = xp.cuda.get_current_stream().ptr
-    # `capture_begin` refuses default streams (handles 0 to 2). Asked about one of them, CUDA may raise an error.
+    # `CUDAGraph.capture_begin` refuses default streams (handles 0 to 2), so none of them is being captured. CUDA may
+    # raise an error if it is asked about one of them.
     return handle > 2 and bool(xp.cuda.runtime.streamIsCapturing(handle))
 
 

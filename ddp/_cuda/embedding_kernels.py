@@ -18,8 +18,8 @@ from ddp.ops import indexing
 from ddp.ops.arrays import Array
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The last bits of a row's number are its bucket. A block sorts up to `room` lookups at once. If it finds more, it adds
-# the sums to `out` in between, where they are rounded to T.
+# The last bits of a row's number are its bucket. A block collects the lookups of one bucket. Before there are more than
+# `room` of them, it sorts them, adds their sums to `out`, and collects anew. So `out` rounds the sum of each part to T.
 EMBEDDING = KernelSource(
     "looking",
     """

@@ -203,7 +203,7 @@ class Allocator:
         return pointer
 
     def _error(self, size: int, device: int) -> OutOfMemoryError:
-        """The error for a full device, with a breakdown of its memory."""
+        """Counts an allocation that failed. Returns the error for it, with a breakdown of the device's memory."""
         counts = self.of(device)
         allocated, reserved = self.allocated_and_reserved(device)
         counts.ooms += 1
@@ -237,7 +237,8 @@ class Allocator:
     def _cuda_malloc(self, size: int, device: int) -> int:
         """Calls cudaMalloc on `device`, which is the current device.
 
-        If the device is full, frees cached blocks, then also collects garbage, and tries again each time.
+        If the device is full or the limit is reached, frees cached blocks and tries again. If that fails, too, waits
+        for the device, collects garbage, and does both once more. In a capture it tries only once.
         Raises: OutOfMemoryError.
         """
         counts = self.of(device)

@@ -201,13 +201,19 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 
 
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
-    """`steps` numbers at equal distances from start to end, both included: (steps,)."""
+    """`steps` numbers at equal distances from start to end, both included: (steps,). One step: start alone.
+
+    Raises: ArgumentError for negative steps.
+    """
     points = _points(start, end, steps, "linspace")
     return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
 
 
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Unpack[Options]) -> Tensor:
-    """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
+    """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,).
+
+    One step: base ** start alone. Raises: ArgumentError for negative steps.
+    """
     points = _points(start, end, steps, "logspace")
     return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
 

@@ -228,7 +228,7 @@ class Interop(TensorBase):
             from ddp._cuda import array_interface  # only where there is a GPU
 
             array_interface.order_consumer(self._device.xp, array, stream)
-            options["stream"] = -1  # nothing to wait for
+            options["stream"] = -1  # order_consumer has done what `stream` asks for
         elif stream is not None and self._device is CPU:
             raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")
         with on(self._device):

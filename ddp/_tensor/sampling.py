@@ -337,7 +337,7 @@ class Sampling(TensorBase):
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
-        """Fills the tensor with random numbers, uniform in [low, high).
+        """Fills the tensor with random numbers, uniform in [low, high). Rounding to its dtype may give `high`.
 
         Raises: ArgumentError if low > high; DtypeError unless floating.
         """

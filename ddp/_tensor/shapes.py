@@ -112,13 +112,16 @@ class Shapes(TensorBase):
         return self.flatten()
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
-        """Splits dimension `dim` into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
+        """Splits dimension `dim` into several of these sizes; one may be -1.
+
+        Raises: ShapeError if they do not fit, or for a 0-d tensor; RangeError.
+        """
         old = self.array.shape
         axis, n = _axis_and_size(self, dim, "unflatten")
         return _reshaped(self, (*old[:axis], *infer_shape((n,), tuple(sizes), "unflatten"), *old[axis + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """Exchanges two dimensions."""
+        """Exchanges two dimensions. Raises: RangeError."""
         dims = list(range(self.array.ndim))
         a, b = resolve_axis(self, dim0, "transpose"), resolve_axis(self, dim1, "transpose")
         if dims:
@@ -132,7 +135,7 @@ class Shapes(TensorBase):
         return self.transpose(axis0, axis1)
 
     def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """The dimensions in another order. Raises: ArgumentError unless each is named once."""
+        """The dimensions in another order. Raises: ArgumentError unless each is named once; RangeError."""
         wanted = parse_sizes(order, dims)
         places = tuple([resolve_axis(self, d, "permute") for d in wanted])
         if sorted(places) != list(range(self.array.ndim)):
@@ -207,7 +210,8 @@ class Shapes(TensorBase):
     def split(self, split_size: Dims, dim: int = 0) -> Tensors:
         """Splits along `dim` into parts of `split_size`, of which the last may be smaller, or of given sizes.
 
-        Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
+        Raises: ShapeError if sizes do not add up, if one is negative, or for a 0-d tensor; ArgumentError for a negative
+        split_size, and for 0 unless the dimension is empty; RangeError.
         """
         if not isinstance(split_size, int):
             return self.split_with_sizes(split_size, dim)
@@ -217,7 +221,10 @@ class Shapes(TensorBase):
         return _split(self, axis, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
-        """Splits along `dim` into parts of these sizes. Raises: ShapeError if they do not add up to its size."""
+        """Splits along `dim` into parts of these sizes.
+
+        Raises: ShapeError if they do not add up to its size, if one is negative, or for a 0-d tensor; RangeError.
+        """
         axis, n = _axis_and_size(self, dim, "split")
         if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
             raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {axis} of {self.array.shape}")
@@ -226,7 +233,7 @@ class Shapes(TensorBase):
     def chunk(self, chunks: int, dim: int = 0) -> Tensors:
         """Splits along `dim` into at most `chunks` parts of one size; the last may be smaller.
 
-        Raises: ArgumentError unless chunks is at least 1.
+        Raises: ArgumentError unless chunks is at least 1; RangeError; ShapeError for a 0-d tensor.
         """
         axis, n = _axis_and_size(self, dim, "chunk")
         if chunks < 1:
@@ -238,7 +245,7 @@ class Shapes(TensorBase):
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
         """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices.
 
-        Raises: ArgumentError unless n is at least 1.
+        Raises: ArgumentError unless n is at least 1; RangeError; ShapeError for a 0-d tensor.
         """
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
@@ -252,7 +259,7 @@ class Shapes(TensorBase):
         return tuple([_slice_view(self, axis, slice(*pair)) for pair in pairwise(cuts)])
 
     def unbind(self, dim: int = 0) -> Tensors:
-        """The slices along `dim`, without that dimension."""
+        """The slices along `dim`, without that dimension. Raises: RangeError; ShapeError for a 0-d tensor."""
         axis, _ = _axis_and_size(self, dim, "unbind")
         return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
@@ -301,7 +308,8 @@ class Shapes(TensorBase):
 
         One element may appear several times in the view, so the view should not be written to.
 
-        Raises: ShapeError unless contiguous, or if an element lies outside of it.
+        Raises: ShapeError unless the tensor is contiguous, if an element lies outside of it, if a number is
+        negative, or if size and stride differ in length.
         """
         array = self.array
         last = storage_offset + sum((n - 1) * step for n, step in zip(size, stride, strict=False))

@@ -40,7 +40,8 @@ class Storage(TensorBase):
     """Methods that copy a tensor or write into it, make tensors over its memory, and share it with other processes."""
 
     __slots__ = ()
-    _attributes_are_copied = True  # by deepcopy: attributes that users set
+    # Whether `deepcopy` also copies the attributes that a user has set on the tensor.
+    _attributes_are_copied = True
 
     @property
     def data(self) -> Tensor:
@@ -398,7 +399,12 @@ class Conversion(TensorBase):
         stream_order.record(self.array, device_stream)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
-        """Converts to another dtype; without one, returns the name of the tensor type: "ddp.FloatTensor"."""
+        """Converts to another dtype. A tensor type, such as "ddp.cuda.FloatTensor", also selects the device.
+
+        Without an argument, returns the name of this tensor's type: "ddp.FloatTensor", or "ddp.cuda.FloatTensor".
+
+        Raises: DtypeError for an unknown type or dtype; DeviceError if there is no GPU for a CUDA type.
+        """
         place_ = "ddp." if self._device is CPU else "ddp.cuda."
         if dtype is None:
             return place_ + _NAMES[self.array.dtype]

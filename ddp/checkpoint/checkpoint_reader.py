@@ -28,7 +28,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
-# Reading at least this many bytes shows a progress bar.
+# Reading at least this many bytes shows a progress bar, if it takes more than a second.
 _LARGE = 1 << 28
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
@@ -221,7 +221,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
 
 
 def _may_be_undamaged(path: str, error: BaseException | None) -> bool:
-    """Whether a file that could not be read, because of this error, may still be as it was written."""
+    """Whether a file may still be as it was written, although reading it raised `error`."""
     if is_url(path) and isinstance(error, OSError):
         return not isinstance(error, FileNotFoundError)  # any other error may be the network's
     return is_transient(error)

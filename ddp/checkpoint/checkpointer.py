@@ -118,7 +118,8 @@ class Checkpointer:
         self._in_step = False  # the loop's body is running, and its step is not counted yet
         self._left_early = False  # a loop was left before its end
         self._stepped = False  # an optimizer has made a step for this batch
-        self._due = False  # all ranks are to save; during an accumulation, after its end
+        # A save is due on all ranks. It is made once no gradients are being accumulated, and no other save runs.
+        self._due = False
         self._saved_time = 0.0  # when the loop began or last saved (monotonic, s)
         self._closed = False
         self._resizable = False  # this rank has reported that the job can be resized during its loop

@@ -51,7 +51,7 @@ def reason(error: OSError) -> str:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether a file that could not be read, because of this error, may be undamaged."""
+    """Whether a file may be undamaged, although reading it raised `error`."""
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 

@@ -28,7 +28,8 @@ from ddp.checkpoint.state import ArraySource
 Array = Any
 # Arrays up to this size (bytes) are copied at once.
 _SMALL = 1 << 16
-# The pause before versions are compared is this time (s) plus the duration of the copy: longer than any single write.
+# A write to a tensor increments the tensor's version when it ends. So versions are compared only some time after the
+# copy, when a write that overlapped it has ended: after this time (s) plus the duration of the copy.
 _REST = 0.2
 
 
@@ -172,6 +173,6 @@ def _wait_for_saves() -> None:
             _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
 
 
-# Functions of `atexit` run after the interpreter has joined all threads and shut down the pools of
-# `concurrent.futures`, which a save needs. Functions registered here run before that, the latest first.
+# Functions of `atexit` run after the interpreter has joined all threads that are not daemons, and shut down the pools
+# of `concurrent.futures`, which a save needs. Functions registered here run before that, the latest first.
 threading._register_atexit(_wait_for_saves)  # type: ignore[attr-defined]  # no public call runs so early

@@ -19,7 +19,7 @@ DeviceLike = _device.device | str | int | None
 
 
 def is_available() -> bool:
-    """Whether CuPy is installed and finds a CUDA device. Never raises."""
+    """Whether CuPy is installed and finds a CUDA device. False in a fork of a process that has used CUDA."""
     return found_cupy() is not None
 
 

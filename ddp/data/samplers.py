@@ -139,7 +139,7 @@ class IndexSampler(Sampler[int]):
         return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
-        """The values of this sampler, by name, that a state must have, too, to be loaded."""
+        """The values that a state must have in common with this sampler, by name, so that it can be loaded."""
         return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:

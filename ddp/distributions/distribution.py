@@ -101,7 +101,8 @@ class Distribution:
     def log_prob(self, value: Tensor) -> Tensor:
         """The logarithm of the density, or of the probability, of `value`, (..., *event_shape); returns (...).
 
-        Raises: ShapeError; ArgumentError for a value outside the support.
+        Raises, if `validate_args` is on: ShapeError for another event shape; ArgumentError for a value outside the
+        support.
         """
         if self._validate_args:
             self._validate_sample(value)

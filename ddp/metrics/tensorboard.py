@@ -166,7 +166,7 @@ class SummaryWriter:
                     "sum": finite.sum(),
                     "sum_squares": finite @ finite,
                     "bucket_limit": limits,
-                    "bucket": [0, *counts],  # the first bucket ends where the values begin
+                    "bucket": [0, *counts],  # an empty bucket in front: it ends at the first edge
                 }
                 self._add(global_step, {"tag": tag, "histo": histogram})
 

@@ -305,8 +305,9 @@ class Conv1d(_Conv, dims=1):
     weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
-    supported; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
+    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
+    ArgumentError.
     """
 
 
@@ -316,8 +317,9 @@ class Conv2d(_Conv, dims=2):
     weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
-    supported; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
+    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
+    ArgumentError.
     """
 
 
@@ -328,8 +330,9 @@ class Conv3d(_Conv, dims=3):
     weight: (out_channels, in_channels/groups, KD, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding or padding_mode that is not
-    supported; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
+    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
+    ArgumentError.
     """
 
 
@@ -379,8 +382,9 @@ class ConvTranspose1d(_Transposed, dims=1):
 
     weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding_mode other than "zeros";
-    DtypeError for a padding that is not made of numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, for a padding_mode other than "zeros", and for a
+    sequence of another length than the dimensions; DtypeError for a padding that is not made of numbers. When called:
+    ShapeError, DtypeError, ArgumentError.
     """
 
 
@@ -389,6 +393,7 @@ class ConvTranspose2d(_Transposed, dims=2):
 
     weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
 
-    Raises: ArgumentError unless groups divides both channel numbers, and for a padding_mode other than "zeros";
-    DtypeError for a padding that is not made of numbers; ShapeError, DtypeError when called.
+    Raises: ArgumentError unless groups divides both channel numbers, for a padding_mode other than "zeros", and for a
+    sequence of another length than the dimensions; DtypeError for a padding that is not made of numbers. When called:
+    ShapeError, DtypeError, ArgumentError.
     """

@@ -84,7 +84,7 @@ class GroupUpdate:
             # Indexing by a list takes several times as long as by a slice, for an array this small.
             updated = slice(None) if len(gradients) == len(self._steps) else [*gradients]
             self._steps[updated, 0] += 1
-        if len(self._plans) > len(batches):  # drops plans of other combinations of parameters
+        if len(self._plans) > len(batches):  # some are of other combinations of parameters
             self._plans.clear()
         values = settings(formula, self.group)
         for (count, product), numbers in batches.items():

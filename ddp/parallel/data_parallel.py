@@ -361,7 +361,7 @@ class DataParallel(Module):
         return pending or self.reducer.gradients.accumulating
 
     def share_requests(self, requests: PendingRequests) -> None:
-        """Makes the control messages send these requests to stop or save. Several models may share one object."""
+        """Makes this model's control messages exchange these requests. Several models may share one object."""
         self.reducer.requests = requests
 
     def stats(self) -> Stats:

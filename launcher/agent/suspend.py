@@ -21,7 +21,7 @@ DEBUGGING = "debugging"
 
 
 class Suspension:
-    """The reasons for which one rank is suspended.
+    """The reasons for which one rank's time limits are paused, and whether its processes are stopped, too.
 
     page: file descriptor of the memory page that tells the rank of pauses (see `collectives.world.PAUSE_FD`)
     """
@@ -34,7 +34,10 @@ class Suspension:
         self._total = 0  # Length of all pauses that have ended (ns).
 
     def set(self, reason: str, active: bool) -> None:
-        """Adds a reason, or removes it; both may be repeated."""
+        """Adds a reason, or removes it if not `active`. Has no effect if that was done before.
+
+        While there is a reason, the rank's time limits are paused. With SUSPENDED its processes are stopped, too.
+        """
         reasons = self._reasons
         self._reasons = reasons | {reason} if active else reasons - {reason}
         if self._reasons and not reasons:

@@ -86,7 +86,7 @@ class Console(Observer):
     n: number of ranks
     out, err: file descriptors
     prefix: lines begin with their rank, and a rank that is alone writes to the terminal directly. False: lines begin
-        with no rank, and only whole lines and one bar are printed, also of a rank that is alone
+        with no rank, and also of a rank that is alone only whole lines, prompts and one bar are printed
     ranks: those whose lines are printed; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer

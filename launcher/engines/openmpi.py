@@ -18,7 +18,8 @@ _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
 # Prefixes of variables that describe a host or a terminal, and are not forwarded to other hosts.
 _OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
-# Prefixes of Open MPI's own variables, which it forwards itself.
+# Prefixes of variables of Open MPI and of an outer MPI's PMI. They are not passed with -x either: Open MPI forwards its
+# own settings itself, and the others describe one process.
 _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 

@@ -25,7 +25,8 @@ from collectives.world import World
 
 _log = logging.getLogger("collectives")
 
-#: Set by the user to the same value on every host: a secret that only ranks of this job know.
+#: A secret that only ranks of this job know, with the same value on every host. The user sets it. When ranks meet by a
+#: store of PyTorch, `collectives.torch` sets it to a value from that store.
 SECRET = "DDP_JOB_SECRET"
 #: Set to 1 by the user: everyone who can reach rank 0's host over the network may join the job.
 TRUST = "DDP_TRUST_NETWORK"

@@ -219,7 +219,10 @@ class NcclCommunicator:
     # Life ------------------------------------------------------------------------------------------------------------
 
     def async_error(self) -> NcclError | None:
-        """An error since the last call, for example of the network; None if there was none, or the handle is freed."""
+        """The error that NCCL reports for work under way, for example of the network, or for this query.
+
+        None if there is no error, or the handle is freed.
+        """
         with self._handle_lock:
             if self._handle is None:
                 return None

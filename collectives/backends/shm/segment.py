@@ -80,7 +80,7 @@ class Segment:
         Without this call, pages are allocated at their first write, and SIGBUS kills the process if no memory is left.
         """
         free = available_memory()
-        if nbytes > free:  # Not left to the kernel, which would kill other processes to get memory.
+        if nbytes > free:  # Checked here, because a kernel without free memory may kill processes.
             raise OSError(errno.ENOMEM, f"{nbytes} bytes are asked for, and {free} are free")
         os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
 

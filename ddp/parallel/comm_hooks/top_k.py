@@ -92,7 +92,9 @@ class TopK:
         return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads copies. On another number of ranks, add the errors of each saved rank to those of one rank.
+        """Loads copies of the errors of this rank.
+
+        On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
 
         Raises: StateDictError if it is not the value of `state_dict`.
         """
