@@ -1,4 +1,4 @@
-"""Device memory: CuPy's pool over a counted cudaMalloc, a limit per process, and the error for a full device.
+"""Device memory: CuPy's pool over a counted cudaMalloc, a limit per process, and the error of a failed allocation.
 
 CuPy's pool calls `Allocator._cuda_malloc` only when it needs a cudaMalloc. An array that fits into a free block of the
 pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is tracked, which

@@ -154,7 +154,7 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
     """A tensor filled with `fill_value`; without a dtype, it is bool, int64 or the default dtype, as the value is.
 
-    Raises: ArgumentError if an integer dtype cannot hold the value.
+    Raises: ArgumentError if the value is no number, or an integer dtype cannot hold it; ShapeError for a negative size.
     """
     value = as_number(fill_value, "full")
     shape = parse_shape((size,), None, "full")
@@ -175,7 +175,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 
     With dtype=int64, floats are truncated first.
 
-    Raises: ArgumentError if step is 0, leads away from end, or a number is not finite.
+    Raises: ArgumentError if step is 0, also after truncation for an integer dtype, if it leads away from end, or if a
+    number is not finite.
     """
     if end is None:
         start, end = 0, start

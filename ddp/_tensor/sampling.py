@@ -1,7 +1,8 @@
 """Random tensors. Each thread has a generator for each device; `generator=` takes another one.
 
-The numbers are NumPy's and CuPy's, not PyTorch's: only their distributions agree. Floats are drawn in float32 or
-float64. For float16 and bfloat16 they are rounded; `rand` rounds down, so that they stay below 1.
+The numbers are NumPy's and CuPy's, not PyTorch's: only their distributions agree. Functions draw floats in float32 or
+float64, and in-place methods draw in float64. If the tensor's dtype has fewer bits, the numbers are rounded. `rand`
+rounds down, so that they stay below 1.
 """
 
 from __future__ import annotations

@@ -192,7 +192,10 @@ class Shapes(TensorBase):
         return self.expand(size)
 
     def squeeze(self, dim: Dims | None = None) -> Tensor:
-        """Removes all dimensions of size 1, or those of `dim` that have size 1."""
+        """Removes all dimensions of size 1, or those of `dim` that have size 1.
+
+        Raises: RangeError; ArgumentError if a dimension is named twice.
+        """
         old = self.array.shape
         among: Sequence[int] = ()
         if dim is None:
@@ -264,7 +267,10 @@ class Shapes(TensorBase):
         return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
-        """`length` elements along `dim`, from `start` on. Raises: RangeError if `dim` does not have all of them."""
+        """`length` elements along `dim`, from `start` on.
+
+        Raises: RangeError if `dim` does not have all of them, or length is negative; ShapeError for a 0-d tensor.
+        """
         axis, n = _axis_and_size(self, dim, "narrow")
         first = int(start) + (n if start < 0 else 0)
         if length < 0 or not 0 <= first <= n - length:
@@ -272,7 +278,10 @@ class Shapes(TensorBase):
         return _slice_view(self, axis, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
-        """The slice at `index` along `dim`, without that dimension. Raises: RangeError."""
+        """The slice at `index` along `dim`, without that dimension.
+
+        Raises: RangeError; ShapeError for a 0-d tensor.
+        """
         axis, n = _axis_and_size(self, dim, "select")
         if not -n <= index < n:
             raise RangeError(f"select: index {index} in dimension {axis} of shape {self.array.shape}")
@@ -291,7 +300,7 @@ class Shapes(TensorBase):
     def unfold(self, dimension: int, size: int, step: int) -> Tensor:
         """Windows of `size` elements along `dimension`, `step` apart, their elements in a new last dimension.
 
-        Raises: ShapeError if no window fits, or for a step below 1.
+        Raises: ShapeError if no window fits, for a negative size, or for a step below 1; RangeError.
         """
         axis = resolve_axis(self, dimension, "unfold")
         n = self.array.shape[axis] if self.array.ndim else 1
@@ -334,7 +343,7 @@ class Shapes(TensorBase):
     def repeat(self: Any, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
         """Repeats the tensor along each dimension; more numbers than dimensions add leading dimensions.
 
-        Raises: ShapeError for fewer numbers than dimensions.
+        Raises: ShapeError for fewer numbers than dimensions, or for a negative number.
         """
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
@@ -346,7 +355,7 @@ class Shapes(TensorBase):
         return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """Like repeat, but fewer numbers than dimensions apply to the last dimensions."""
+        """Like repeat, but fewer numbers than dimensions apply to the last dimensions. Raises: ShapeError."""
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
@@ -422,7 +431,7 @@ class Shapes(TensorBase):
     def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
         """Shifts elements along `dims`; those beyond the end come first. Without `dims`: in the flattened order.
 
-        Raises: ArgumentError unless there are as many shifts as dims.
+        Raises: ArgumentError unless there are as many shifts as dims; RangeError.
         """
         by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
         if dims is None:

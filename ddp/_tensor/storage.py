@@ -51,8 +51,8 @@ class Storage(TensorBase):
         device of a leaf.
 
         Raises: GraphError for such a change of a parameter of a wrapped model; ShapeError for such a change of the
-        result of an op, or if the leaf has a gradient of another shape; DtypeError if this tensor requires grad and
-        integers are assigned.
+        result of an op, or if the leaf has a gradient of another shape; DtypeError if something other than a tensor is
+        assigned, or if this tensor requires grad and integers are assigned.
         """
         return wrap(self.array, self._device)
 
@@ -102,7 +102,7 @@ class Storage(TensorBase):
         return _write(self, "copy_", source, operand_array(self, source, "copy_"), recorded)
 
     def fill_(self: T, value: Any) -> T:
-        """Sets every element to `value`, a number or a tensor of one element. Raises: ShapeError for more elements."""
+        """Sets every element to `value`, a number or a tensor of one element. Raises: ShapeError for anything else."""
         if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
         number = value.array.item() if isinstance(value, TensorBase) else value

@@ -114,7 +114,8 @@ class NcclCommunicator:
         timeout: s; for the connection, and for every later call
         enter: called in the threads that call NCCL, to set their current device (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
-        Raises: CollectiveTimeout if not all ranks have connected within the timeout.
+        Raises: CollectiveTimeout if not all ranks have connected within the timeout; NcclError if NCCL fails;
+        ArgumentError for a unique_id of another length.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
