@@ -214,7 +214,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         timeout: seconds, of each call of the new communicator; None: as here
         Raises: ArgumentError if this rank is not among them, one of them does not exist or is repeated, or timeout is
         not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left;
-        TooManyCommunicators if MPI has no room for another communicator.
+        TooManyCommunicators if MPI has no room for another communicator; BackendError as `connect_nccl`.
         """
         members = tuple(check_int(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
         if len(set(members)) != len(members) or self.rank not in members:

@@ -232,8 +232,8 @@ def find(ranks: RankGroup, path: str | os.PathLike[str], required: bool = True) 
 
     Rank 0 warns of damaged checkpoints. Ranks share the reading. required: False: return None if there is no checkpoint
 
-    Raises: CheckpointError on every rank if there is no undamaged one, with the reasons; also if a file cannot be read,
-    because it may be undamaged.
+    Raises: CheckpointError on every rank if there is no undamaged one, with the reasons; also if a file cannot be read
+    now, but may be undamaged.
     """
     path = os.fspath(path)
     failed = f"{path} cannot be loaded"

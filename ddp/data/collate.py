@@ -1,8 +1,8 @@
-"""Makes a batch with the structure of a sample: a tuple becomes a list, other containers keep their class.
+"""Makes a batch with the structure of a sample. A tuple becomes a list; other containers keep their class if possible.
 
-The arrays or numbers at one place of all samples become one tensor, with the samples along a new first dimension. The
-caller can allocate the tensors' memory (`out`): a worker process writes a batch straight into memory that it shares
-with its consumer.
+The tensors, arrays or numbers at one place of all samples become one tensor, with the samples along a new first
+dimension. The caller can allocate the tensors' memory (`out`): a worker process writes a batch straight into memory
+that it shares with its consumer.
 """
 
 from __future__ import annotations
