@@ -192,7 +192,7 @@ class Store:
         Rank 0 warns of newer ones that are damaged. Ranks share the reading.
 
         Raises: CheckpointError on every rank if there are checkpoints and all are damaged, so that a job does not start
-        over unnoticed, or if the folder or a file cannot be read, because it may be undamaged.
+        over unnoticed; also if the folder cannot be read, or a file cannot be read now but may be undamaged.
         """
         return checkpoint_reader.find(self.ranks, self._folder, required=False)
 
