@@ -86,7 +86,8 @@ class Watchdog:
         """Keeps `buffers` until `event` is complete. The event must not have been recorded in a capture.
 
         call: the operation before the event; formatted by `str` only if the event is late
-        timeout: s; if the event is not complete by then, the communicator is aborted; None: no limit
+        timeout: s; if the event is not complete by then, the communicator given to `guard` is aborted, except after
+        `close`; None: no limit
         """
         deadline = None if timeout is None else Deadline(timeout)
         with self._changed:
