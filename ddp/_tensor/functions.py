@@ -17,7 +17,7 @@ from ddp._device import to_device
 from ddp._tensor.base import TensorBase, TensorFunction, Tensors, apply, wrap
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import rename
+from ddp._tensor.creation import parse_shape, rename
 from ddp._tensor.dtypes import Dtype, Number, of_number, parse, promote, promote_scalar
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
@@ -306,10 +306,12 @@ def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
         target = Device("cpu" if device is None else device)
         # Computed on the CPU: the host needs the number of indices, and would wait for a GPU.
-        indices = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
+        matrix = np.ones(parse_shape((row, col), None, f"{which}_indices"), bool)
+        indices = np.stack(np.nonzero(getattr(np, which)(matrix, offset)))
         return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), target), target)
 
     doc = f"Where a (row, col) matrix is on or {side} a diagonal: int64 (2, n), row by row."
+    doc += " Raises: ShapeError for a negative size."
     return rename(form, f"{which}_indices", doc)
 
 

@@ -21,7 +21,7 @@ from ddp._tensor.creation import Options, Size, Where, like_form, new, options_l
 from ddp._tensor.dtypes import Dtype
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record, operand_array
-from ddp._tensor.operands import as_method, parse_sizes
+from ddp._tensor.operands import as_method
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
@@ -104,6 +104,12 @@ def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
     return drawn.astype(dtype)
 
 
+def _largest_below(number: float, dtype: Dtype) -> float:
+    """The largest number of a floating dtype that is below `number`."""
+    rounded = dtype.type(number)
+    return float(rounded if rounded < number else np.nextafter(rounded, dtype.type(-math.inf)))
+
+
 class RandomOptions(Options, total=False):
     """Options that functions of random tensors take by name."""
 
@@ -177,7 +183,7 @@ def randint(
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
     first = int(low)
     last = int(high)
-    shape = parse_sizes((size,))
+    shape = parse_shape((), size, "randint")
 
     def sample(rng: Any, dtype: Dtype) -> Any:
         _check_limits("randint", first, last, dtype)
@@ -232,7 +238,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
-        shape = parse_sizes((size,))
+        shape = parse_shape((), size, "normal")
     return _sampled(lambda rng, kind: draw(rng, "standard_normal", shape, kind) * width + centre, **options)
 
 
@@ -338,15 +344,20 @@ class Sampling(TensorBase):
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
-        """Fills the tensor with random numbers, uniform in [low, high). Rounding to its dtype may give `high`.
+        """Fills the tensor with random numbers, uniform in [low, high).
 
         Raises: ArgumentError if low > high; DtypeError unless floating.
         """
         if low > high:
             raise ArgumentError(f"uniform_: low {low} is above high {high}")
         required_float(self, "uniform_")
-        # In float64, so that one seed gives the same weights, rounded, in every dtype.
-        return _overwrite(self, "uniform_", generator, lambda rng, shape: rng.random(shape) * (high - low) + low)
+        most = max(low, _largest_below(high, self.array.dtype))
+
+        def sample(rng: Any, shape: Ints) -> Any:
+            # In float64, so that one seed gives the same weights, rounded, in every dtype.
+            return (rng.random(shape) * (high - low) + low).clip(None, most)
+
+        return _overwrite(self, "uniform_", generator, sample)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Fills the tensor with normally distributed random numbers.

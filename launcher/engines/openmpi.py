@@ -16,8 +16,9 @@ _FAST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm
 # Variable for the folder of Open MPI's files. The default is /tmp/ompi.PID; if an Open MPI that was killed has left
 # files there, a later one with that pid fails.
 _SCRATCH = "PRTE_MCA_prte_tmpdir_base"
-# Prefixes of variables that describe a host or a terminal, and are not forwarded to other hosts.
-_OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "SSH_", "XDG_", "DBUS_")
+# Variables that describe a host or a terminal, and prefixes of such variables. They are not forwarded to other hosts.
+_OF_THE_HOST = ("HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY")
+_PREFIXES_OF_THE_HOST = ("SSH_", "XDG_", "DBUS_")
 # Prefixes of variables of Open MPI and of an outer MPI's PMI. They are not passed with -x either: Open MPI forwards its
 # own settings itself, and the others describe one process.
 _OF_OPEN_MPI = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
@@ -49,7 +50,7 @@ class OpenMpiEngine(MpiexecEngine):
         if self.remote_hosts:
             # Only the names: values, like the job's secret, would be visible to everyone who lists processes.
             for name in environ:
-                if not name.startswith(_OF_THE_HOST + _OF_OPEN_MPI):
+                if name not in _OF_THE_HOST and not name.startswith(_PREFIXES_OF_THE_HOST + _OF_OPEN_MPI):
                     options += ["-x", name]
         return [self.mpiexec, *options, "-n", str(self.n), *rank]
 

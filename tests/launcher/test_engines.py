@@ -66,9 +66,16 @@ def test_commands(engine: Engine, command: str) -> None:
 
 def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_network_that_is_there() -> None:
     engine = OpenMpiEngine("/m/mpiexec", 6, HOSTS, ("b",))
-    environ = {"DDP_LAUNCH_SECRET": "hidden", "PATH": "/bin", "OMPI_MCA_x": "1", "HOSTNAME": "a", "SSH_TTY": "t"}
+    environ = {
+        "DDP_LAUNCH_SECRET": "hidden",
+        "PATH": "/bin",
+        "OMPI_MCA_x": "1",
+        "HOST": "a",
+        "HOSTS": "b",
+        "SSH_X": "t",
+    }
     command = " ".join(engine.command(RANK, environ))
-    assert command.endswith("--host a:4,b:4 -x DDP_LAUNCH_SECRET -x PATH -n 6 python train.py")
+    assert command.endswith("--host a:4,b:4 -x DDP_LAUNCH_SECRET -x PATH -x HOSTS -n 6 python train.py")
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
     # A rank of a job on one host may start one on several.
     outer = OpenMpiEngine("/m/mpiexec", 3).environment({}, "/tmp/x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,31 @@ class TestRandom:
         assert set(ddp.randint_like(ddp.zeros(100), 2).tolist()) == {0.0, 1.0}
         assert ddp.randint(3, (2, 2), dtype=ddp.uint8).dtype == ddp.uint8
         assert ddp.randint(3, (2,), dtype=ddp.float32, requires_grad=True).requires_grad
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: ddp.randint(3, (2, -1)),
+            lambda: ddp.normal(0.0, 1.0, (2, -1)),
+            lambda: ddp.tril_indices(2, -1),
+        ],
+    )
+    def test_a_negative_size_is_refused(self, make: Callable[[], Any]) -> None:
+        with pytest.raises(ShapeError, match=r"\(2, -1\) has a negative size"):
+            make()
+
+    @pytest.mark.parametrize(
+        ("dtype", "low", "high"),
+        [
+            (ddp.float16, 0.0, 1.0),
+            (ddp.bfloat16, -4.0, -3.0),
+            (ddp.float32, 1.0, 1 + 2**-22),
+            (ddp.float64, 1.0, 1 + 2**-51),
+        ],
+    )
+    def test_uniform_numbers_are_below_the_upper_bound(self, dtype: ddp.dtype, low: float, high: float) -> None:
+        x = ddp.empty(50_000, dtype=dtype).uniform_(low, high)
+        assert low <= x.min().item() < x.max().item() < high
 
     def test_normal(self) -> None:
         ddp.manual_seed(0)
