@@ -4,8 +4,8 @@
     comm = collectives.init()
     total = comm.all_reduce(array)
 
-Importing this package loads none of its modules, and not NumPy: the launcher and its agents need `collectives.world`
-alone.
+Importing this package loads none of its modules, and not NumPy. So the launcher and its agents can import single small
+modules, such as `collectives.world` and `collectives.errors`.
 """
 
 from __future__ import annotations

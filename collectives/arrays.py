@@ -148,7 +148,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """`out` as an array into which a result of this shape and dtype can be written.
 
-    Raises: ArgumentError if the shape or the dtype of `out` differs, or `out` is read-only.
+    Raises: ArgumentError if the shape or the dtype of `out` differs, or `out` is read-only; what `as_array` raises.
     """
     return writable(check_shape(as_array(out, "out"), shape, dtype), "out")
 
@@ -207,9 +207,9 @@ def row_bytes(array: Array) -> int:
 # DLPack's device types.
 CPU = 1
 CUDA = 2
-#: Device types whose memory the CPU can read: its own, and memory pinned for CUDA or ROCm.
+#: Device types that count as host memory: the CPU's own, and memory pinned for CUDA or ROCm.
 HOST = frozenset({CPU, 3, 11})
-#: Device types that a GPU array library can read: CUDA, ROCm, and CUDA's managed memory.
+#: Device types that count as the memory of a GPU: CUDA, ROCm, and CUDA's managed memory.
 GPU = frozenset({CUDA, 10, 13})
 
 
@@ -241,7 +241,7 @@ def even_lengths(total: int, size: int) -> list[int]:
 def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]:
     """The rows of each rank when `rows` rows are split by `lengths`, or as evenly as possible.
 
-    Raises: ArgumentError if the lengths do not add up to `rows`.
+    Raises: ArgumentError if the lengths are invalid, or do not add up to `rows`.
     """
     parts = even_lengths(rows, size) if lengths is None else check_lengths(lengths, size)
     if sum(parts) != rows:
@@ -252,7 +252,7 @@ def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]
 def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] | None:
     """The number of rows that each rank contributes; None if the ranks must exchange it. rows: of this rank
 
-    Raises: ArgumentError if `lengths` contradicts `rows`.
+    Raises: ArgumentError if `lengths` is invalid, or contradicts `rows`.
     """
     if lengths is None:
         return [rows] if size == 1 else None
@@ -292,7 +292,7 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
 
 
 def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
-    """Lengths, or a table of lengths, as nested tuples for `exchanged_rows`. Raises: ArgumentError if invalid."""
+    """Lengths as a tuple, or a table as a tuple of tuples, for `exchanged_rows`. Raises: ArgumentError if invalid."""
     if np.ndim(lengths) == 2:
         return tuple(tuple(check_lengths(row, size)) for row in lengths)
     return tuple(check_lengths(lengths, size))

@@ -44,19 +44,24 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     ranks: for each rank of this communicator, its rank in `init()`'s communicator
     local_rank, local_size, node: this rank's number among the ranks of its node, how many they are, the node's number
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
-    timeout: seconds after which a collective raises CollectiveTimeout
+    timeout: seconds that a step of a collective may take; after that the collective raises CollectiveTimeout
 
-    Methods with a parameter `async_op` return a `Work` at once if it is True. Arrays may be anything that NumPy can
-    read without a copy, or arrays on a GPU. They may be empty or strided, 0-d unless axis 0 is split, and read-only if
-    they are only inputs. Results are new C-contiguous arrays unless `out` is given; `broadcast` returns x.
+    Methods with a parameter `async_op` return a `Work` without waiting for other ranks if it is True. Arrays may be
+    what `collectives.arrays.as_array` accepts, or arrays on a GPU. They may be empty or strided, 0-d unless axis 0 is
+    split, and read-only if they are only inputs. Results are new C-contiguous arrays unless `out` is given; `broadcast`
+    returns x.
 
     Before data moves the ranks compare their calls. If the collectives differ, or their op, root, scale, dtype or
-    shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node, which share memory,
-    compare every call; ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
+    shape, all ranks raise MismatchError, and the communicator remains usable. If all ranks are on one node, they
+    compare every call. On several nodes, all ranks compare the first 100 calls of each communicator, or every call
+    (`init(check="always")`), and ranks that share memory on a node compare the later calls among themselves. If such a
+    later call differs, only these ranks raise MismatchError, and the communicator is broken.
 
     Raises: ArgumentError on this rank only, for arguments that are invalid whatever the other ranks pass; MismatchError
     on every rank that compared the call; CollectiveTimeout, PeerLeft or CollectivesError if ranks do not take part, and
-    the same error at every later call on this communicator; CommunicatorClosed after `close`.
+    the same error at every later call on this communicator; CollectiveInterrupted after a call that Ctrl-C interrupted;
+    CommunicatorClosed after `close`; WorldError in a process that a rank has forked; BackendError or NcclError if
+    arrays on a GPU cannot be moved.
     """
 
     def __init__(
@@ -90,10 +95,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """Watches the work on the current stream, e.g. a graph with captured collectives of this communicator.
 
         Over NCCL, work that does not end within the communicator's time limit is treated like a collective that timed
-        out. Before the first collective on a GPU, this method does nothing.
+        out. Before the first collective on a GPU, this method does nothing, unless `connect_nccl` has connected the
+        ranks.
 
         keep: an object that is kept alive until the work ends
-        Raises: an earlier failure on the device.
+        Raises: an earlier failure on the device, or the error that broke the communicator; CommunicatorClosed after
+        `close`.
         """
         if self._device_communicator is not None:
             self._device_communicator.watch_stream(name, keep)
@@ -134,8 +141,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. The array
         is zero at first. Once every rank has dropped its array and all views of it, the next call of `empty` frees the
-        memory. If memory cannot be shared (only one rank on the node, or the system forbids it, which is logged), the
-        array is in this rank's own memory.
+        memory. If memory cannot be shared (only one rank on the node, ranks that are threads, or a system that forbids
+        it, which is logged), the array is in this rank's own memory.
 
         Returns: an array of this shape and dtype, C-contiguous
         Raises: ArgumentError if a length is not an integer of at least 0; DtypeError if the dtype does not hold

@@ -11,7 +11,7 @@ import os
 
 
 def nonce() -> str:
-    """A random number, for one challenge or as the secret of one job."""
+    """A random number as hexadecimal text, for one challenge or as the secret of one job."""
     return os.urandom(32).hex()
 
 

@@ -60,9 +60,9 @@ def _bar_class() -> Any:
 
 
 def columns() -> int:
-    r"""Width of the terminal that shows stderr, if `\r` repaints a line there; otherwise 0.
+    r"""Width of a line on the terminal that shows stderr, if `\r` repaints a line there; otherwise 0.
 
-    The terminal is stderr itself, or that of ddp-launch.
+    The terminal is stderr itself, or that of ddp-launch, whose prefix takes some columns of each line.
     """
     if os.environ.get("TERM") == "dumb" or sys.stderr is None:
         return 0
@@ -79,8 +79,9 @@ def progress_bar(
 ) -> Any:
     """A tqdm bar over `steps`, or over `total=` units that `update(n)` counts; shown on rank 0, on stderr.
 
-    rank: of this process; None: as the engine that started it says
-    log: if stderr is not a terminal, print a line every 10 s and, unless `leave=False`, at the end; False: nothing
+    rank: of this process; None: as the engine that started it says, 0 without an engine
+    log: if no terminal shows stderr, print a line at most every 10 s and, unless `leave=False`, at the end; False:
+        nothing
     delay: seconds before anything is shown; with a delay, a log gets no lines for work that takes less than 10 s
     options: passed on to tqdm
 

@@ -132,7 +132,7 @@ def _kind(dtype: np.dtype[Any]) -> str:
 def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
     """The scale as a number. None for None, and for a function, which is called later.
 
-    Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is not a number.
+    Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is not a real number.
     """
     if scale is None:
         return None
@@ -167,7 +167,7 @@ def _factor(scale: object) -> float:
 def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
     """Turns a reduction's total into its result, in place: divides for a mean, then multiplies by the scale.
 
-    Raises: ArgumentError if the scale is not a number.
+    Raises: ArgumentError if the scale is not a real number.
     """
     if op is ReduceOp.MEAN and size > 1:
         if total.dtype.kind in "iu":
@@ -186,8 +186,10 @@ def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None)
 class Reduction(NamedTuple):
     """A reduction whose arguments have been checked.
 
-    wire: the dtype in which it is computed; shape: of this rank's result, None if this rank gets no result
-    parts: rows of each rank, for reduce_scatter only; text: what ranks must agree on beside dtype, shape and scale
+    name: of the collective; wire: the dtype in which the array is sent
+    shape: of this rank's result, None if this rank gets no result
+    parts: rows of each rank, for reduce_scatter only
+    text: what ranks must agree on beside name, dtype, shape and scale
     in_tree: values are combined in the tree's order, whatever the transport's own order
     """
 
@@ -209,7 +211,7 @@ class Reduction(NamedTuple):
         """Starts the reduction on a transport of host or device arrays.
 
         op: what the transport computes, which may differ from `self.op`
-        sent, total: one-dimensional, of the wire dtype
+        sent, total: one-dimensional, of the wire dtype; total: None if this rank gets no result
         rest: for a host transport, the `Epilogue` that it applies to the total
         """
         if self.name == "all_reduce":

@@ -52,8 +52,9 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     timeout: seconds; the time limit of every collective. The whole run may take one second more
     Returns: each rank's result, in rank order
 
-    Raises: the exception of the first rank that failed; CollectiveTimeout, which names the ranks that do not end in
-    time; ArgumentError if size or timeout is not a number above 0.
+    Raises: the first exception that a rank raised, but PeerLeft only if there is no other; CollectiveTimeout, which
+    names the ranks that do not end in time; ArgumentError if size is not an integer above 0, or timeout not a number
+    above 0.
     """
     if not isinstance(size, int) or size < 1:
         raise ArgumentError(f"size should be at least 1, is {size!r}")
@@ -109,13 +110,17 @@ _world: Communicator | None = None
 def init(
     backend: str = "auto", timeout: float = 600.0, check: str = "first", nccl: NcclConfig | None = None
 ) -> Communicator:
-    """The communicator of all ranks. The first call is collective; later calls return the same communicator.
+    """The communicator of all ranks. The first call is collective.
 
-    backend: "auto" takes "mpi" if an engine or torchrun started several ranks, else "single", which loads no MPI
-    library. `ddp-launch --backend` sets what "auto" takes. A backend requested by name is never replaced by another.
-    Arrays on GPUs work with every backend. They go over NCCL if all ranks can use it, which the ranks find out together
-    at the first array on a GPU. "nccl" checks that at once, and raises on every rank if one of them cannot use it
-    timeout: seconds; the time limit of every collective, of joining and of exit; math.inf: none
+    Later calls return the same communicator, whatever their timeout, check and nccl.
+
+    backend: "auto" takes "mpi" if an engine, torchrun or another launcher started several ranks, else "single", which
+    loads no MPI library. `ddp-launch --backend` sets what "auto" takes. A backend requested by name is never replaced
+    by another. Arrays on GPUs work with every backend. Between several ranks they go over NCCL if all ranks can use it,
+    which the ranks find out together at the first array on a GPU. "nccl" checks that at once, and raises on every rank
+    if one of them cannot use it
+    timeout: seconds; the time limit of every collective, of joining and of exit; math.inf: none. A process whose MPI
+    does not start in time is ended, without an exception
     check: "first": ranks on different nodes compare the first 100 calls of each communicator; "always": all calls, at
     the cost of one small exchange per call. Ranks that share memory on one node compare every call in both cases. The
     same on every rank
@@ -132,7 +137,8 @@ def init(
 
     Raises: WorldError if the world is not the one that the launcher promised, or cannot be reached; BackendError if the
     backend is unknown, cannot be used, or differs from the one in use; ArgumentError if check or timeout is invalid;
-    ValueError if a variable of the launcher should be a number and is not.
+    ValueError if a variable of the launcher should be a number and is not; CollectiveTimeout or PeerLeft if a rank does
+    not take part after MPI has started.
     """
     simulated = simulated_communicator()
     if simulated is not None:

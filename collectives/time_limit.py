@@ -67,7 +67,10 @@ class Deadline:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds left; 0 once the time is up. Ask again after this time: a suspension may have extended the limit."""
+        """Seconds left; 0 once the time is up.
+
+        A caller that has waited this long calls this again, since a suspension may have extended the limit.
+        """
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             if _words[_NOW] & 0xFF:

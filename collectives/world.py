@@ -1,8 +1,8 @@
 """The environment variables by which the process that started this rank describes the world.
 
 Every engine gives its ranks their numbers in environment variables, which can be read without MPI. So `init` finds a
-world of one without importing MPI. And if MPI then sees fewer ranks than the variables say, that is an error. The
-launcher imports this module too.
+world of one without importing MPI. And if MPI then sees another rank or number of ranks than the variables say, that is
+an error. The launcher imports this module too.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class DataMovement(CommunicatorBase):
         lengths: all n_r, if every rank knows them; "equal" if all are equal; None: the ranks exchange them first
         out: (n_0 + n_1 + ..., ...), used on the root only
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
-        Raises: ArgumentError if there is no such root, or lengths or out do not fit.
+        Raises: ArgumentError if there is no such root, or lengths or out do not fit; MismatchError on every rank if
+        lengths differ from the n_r, in a call that the ranks compare.
         """
         return self._gather("gather", x, self._check_root(root), lengths, out, async_op)
 
@@ -84,7 +85,7 @@ class DataMovement(CommunicatorBase):
 
         x, lengths: as in `gather`; out: (n_0 + n_1 + ..., ...)
         Returns: (n_0 + n_1 + ..., ...)
-        Raises: ArgumentError if lengths or out do not fit.
+        Raises: ArgumentError if lengths or out do not fit; MismatchError as `gather`.
         """
         return self._gather("all_gather", x, None, lengths, out, async_op)
 
@@ -240,7 +241,8 @@ class DataMovement(CommunicatorBase):
         out: (rows received, ...)
         Returns: (rows received, ...), the parts from all ranks joined in rank order
         Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
-        dtypes or row shapes differ and lengths are exchanged, also for a call that the ranks do not compare.
+        dtypes or row shapes differ and lengths are exchanged, also for a call that the ranks do not compare; or if the
+        ranks compare the call, and the rows that a rank sends differ from the table.
         """
         arrays = self._arrays(x)
         source = _splittable(arrays, x, "all_to_all")
@@ -321,7 +323,7 @@ def checksum(sends: Sequence[int]) -> int:
 
 
 def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
-    """Checks the table that a caller gave as `lengths`. Raises: MismatchError if it is not what the ranks send."""
+    """Checks the table that follows from the caller's `lengths`. Raises: MismatchError if ranks send other rows."""
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
         raise MismatchError(f"lengths say that all send rows as in {table}, which is not so for {name_ranks(wrong)}")

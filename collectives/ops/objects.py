@@ -97,8 +97,8 @@ class Objects(CommunicatorBase):
 
         objects: `size` objects that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
         Returns: a copy of this rank's object
-        Raises: ArgumentError if there is no such root, or its list has another length; on every rank if an object
-        cannot be pickled; on a rank that cannot unpickle its object.
+        Raises: ArgumentError if there is no such root; on the root alone if `objects` is not a sequence of `size`
+        objects; on every rank if an object cannot be pickled; on a rank that cannot unpickle its object.
         """
         root = self._check_root(root)
         parts = [np.empty(0, np.uint8)] * self.size

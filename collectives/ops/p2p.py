@@ -153,13 +153,15 @@ class PointToPoint(CommunicatorBase):
 
         x: (...); dst: a rank; tag: 0 to 2,147,483,647, messages with different tags do not mix
         Arrays that are sent to one rank with one tag arrive in order. An array of up to about 4,000 bytes is in transit
-        when this returns. The send of a larger array is complete only when dst receives it. So if two ranks exchange
-        large arrays, at least one of them must send with `async_op=True`, or receive first. An array for this rank
-        itself is copied.
+        when this returns. The send of a larger array may be complete only when dst receives it. So if two ranks
+        exchange large arrays, at least one of them must send with `async_op=True`, or receive first. An array for this
+        rank itself is copied. An array on a GPU is first copied to the host, which waits for that also with
+        `async_op=True`.
 
         Returns: None
-        Raises: ArgumentError if there is no such rank or tag; DtypeError if x is not an array of numbers; PeerLeft if
-        dst leaves without receiving it.
+        Raises: ArgumentError if there is no such rank or tag, or x requires grad; DtypeError if x is not an array of
+        numbers; PeerLeft if dst leaves without receiving a larger array; CollectiveTimeout if dst does not receive a
+        larger array in time, or the copy from a GPU takes too long.
         """
         dst = check_int(dst, 0, self.size - 1, "dst should be a rank")
         tag = _check_tag(tag)

@@ -46,7 +46,8 @@ class Reductions(CommunicatorBase):
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
         Raises: DtypeError if op or scale is not defined for the dtype; ArgumentError if there is no such op or order,
-        scale is not a number, or out does not fit.
+        scale is not a real number, or out does not fit or is read-only; CollectivesError if a function given as scale
+        fails or returns no real number.
         """
         return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op, order)
 
@@ -88,7 +89,7 @@ class Reductions(CommunicatorBase):
         order: as in `all_reduce`, but no all-gather is needed
         out: (n_r, ...) of x's dtype
         Returns: (n_r, ...) of x's dtype
-        Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
+        Raises: as `all_reduce`; ArgumentError if x is 0-d, or lengths are invalid or do not add up to n.
         """
         return self._reduce("reduce_scatter", x, op, 0, lengths, scale, out, async_op, order)
 
@@ -156,8 +157,8 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # True only for a body of one operation: `reduce` may take two, a reduction in tree order takes two, and
-            # arrays on a GPU are copied before the operation.
+            # True only for a body of one operation: `reduce` and a reduction in tree order may take two, and arrays on
+            # a GPU are copied before the operation.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )
