@@ -231,7 +231,9 @@ class Transport(ABC):
     def exchange_signatures(
         self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        """Shows the others this rank's signature of its next call; complete when all ranks have shown theirs.
+        """Shows the others this rank's signature of its next call; complete when they have shown theirs.
+
+        A transport that does not compare this call shows nothing, and is complete at once: see `signatures`.
 
         payload, out: the arrays that the next operation of this transport reads and writes, if any
         prefix: (n,) uint8, which other ranks get by `root_prefix` and `all_prefixes`; n is equal on all ranks that pass

@@ -50,8 +50,8 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# The options of a call for which the caller passes none: PyTorch's defaults, except that its negative timeout, which
-# means that none is set, is another one.
+# The options of a call for which the caller passes none. They are PyTorch's defaults, except for the timeout. It is
+# negative here and in PyTorch, which means that no timeout is set, but PyTorch uses -1 ms.
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
@@ -62,7 +62,7 @@ _DONE = TorchWork((), ())
 def create(options: Any, backend_options: Any = None) -> Any:
     """Makes the group that `init_process_group` and `new_group` ask for.
 
-    Raises: WorldError as `join`; BackendError if tensors of the CPU are given to another backend.
+    Raises: BackendError if tensors of the CPU are given to another backend; what `join` and `create_group` raise.
     """
     # From PyTorch 2.14 on: the group that gets this backend. Its name is "custom", or that of its backend for a GPU.
     group = getattr(options, "process_group", None)
@@ -416,7 +416,7 @@ class GroupCalls:
     # Barriers
 
     def barrier(self, opts: Any = _DEFAULTS) -> TorchWork:
-        """A barrier. If `opts.timeout` is set, it limits the wait for this barrier in place of the group's timeout."""
+        """A barrier. If `opts.timeout` is set, it limits the wait for this barrier, as does the group's timeout."""
         if opts.timeout < timedelta(0):
             return self._run(partial(self._comm.barrier), opts, [], [])
         work = _start("barrier", [], lambda: [self._comm.barrier(async_op=True)], [])
@@ -427,9 +427,10 @@ class GroupCalls:
 
     @torch.profiler.record_function("ddp:monitored_barrier")  # type: ignore[untyped-decorator, unused-ignore]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names missing ranks: rank 0 waits for the other ranks in turn, and then lets them go.
+        """A barrier whose error on rank 0 names missing ranks. Rank 0 waits for each other rank, and then lets all go.
 
-        Raises: CollectiveTimeout on every rank if one has not come in time.
+        wait_all_ranks: the error names all missing ranks, not only the first of them
+        Raises: CollectiveTimeout on every rank if one has not come in time, or has left.
         """
         timeout = getattr(timeout, "timeout", timeout)  # PyTorch passes options to a `Backend`
         comm = self._comm
@@ -596,9 +597,9 @@ class GroupBesideOthers(CollectivesGroup):
 
 
 def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a method of `GroupBesideOthers`, which calls `call`, or the method `name` of the other group.
+    """Makes a method of `GroupBesideOthers`.
 
-    The device of the arguments decides which group it is.
+    The method calls `call` if this group handles the device of the arguments, else the method `name` of `others`.
     """
 
     def call_by_device(self: GroupBesideOthers, *args: Any, **more: Any) -> Any:

@@ -26,9 +26,9 @@ from collectives.world import world_from_env
 
 
 def set_variables() -> None:
-    """Sets RANK, WORLD_SIZE and LOCAL_RANK, if mpiexec, srun or ddp-launch started this rank: scripts read them.
+    """Sets RANK and WORLD_SIZE, which scripts read, if mpiexec, srun or ddp-launch started this rank.
 
-    Variables that are set already stay as they are.
+    Also sets LOCAL_RANK, if the local rank is known. Variables that are set already stay as they are.
     """
     world = world_from_env()
     if world is None:
@@ -71,7 +71,10 @@ def add_rendezvous() -> None:
 
 
 def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """A communicator of PyTorch's default group. Raises: WorldError if the process was started as another rank."""
+    """A communicator of PyTorch's default group.
+
+    Raises: WorldError if the process was started as another rank; what `init` and `create_group` raise.
+    """
     by_store = world_from_env() is None and size > 1
     world = _meet(store, rank, size, timeout) if by_store else init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):

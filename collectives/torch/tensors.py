@@ -1,7 +1,7 @@
 """The memory of CPU tensors as NumPy arrays.
 
 The arrays are made from ctypes views of the memory. That takes 2 to 4 us, while `collectives.arrays.as_array`, which
-reads a tensor by `np.from_dlpack`, takes 40 us. It also leaves the storage resizable, which FSDP needs: after
+reads a tensor by `np.from_dlpack`, takes 40 us. Both leave the storage resizable, which FSDP needs: after
 `tensor.numpy()` a storage cannot be resized.
 """
 
@@ -96,7 +96,10 @@ def joined(tensors: Tensors) -> Array:
 
 
 def split_into(tensors: Tensors, whole: Array) -> None:
-    """Copies the parts of `whole` into the tensors: the reverse of `joined`. Raises: TypeError if dtypes differ."""
+    """Copies the parts of `whole` into the tensors: the reverse of `joined`.
+
+    Raises: TypeError if dtypes differ; ValueError if `whole` has too few elements.
+    """
     start = 0
     for tensor in tensors:
         part = as_data(tensor)

@@ -56,7 +56,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
-    limit: the timeout of a `wait` that is called without one; None: the group's
+    limit: the timeout of a `wait` that is called without one; None: only the group's, which holds in any case
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def get_future(self) -> Future[Any]:
         """A future of the tensors that hold the result.
 
-        C++ code that calls this during backward, as DDP does, gets a future that is not complete, and continues
+        C++ code that calls this during backward, as DDP does, gets a future that may complete later, and continues
         computing. Python code may add callbacks that start further calls (PowerSGD does). The place of these calls in
-        the order of calls must not depend on when this call ends. So for a collective, Python code gets a complete
-        future, whose callbacks run at once. Sends and receives have no place in the order: their future may complete
-        later.
+        the order of calls must not depend on when this call ends. So for a collective, Python code waits here, and gets
+        a complete future, whose callbacks run at once. Sends and receives have no place in the order. So their future
+        may complete later.
         """
         if self._future is None:
             started: Future[None] = Future()

@@ -1,9 +1,9 @@
 """Console: whole lines of many ranks, prompts, one progress bar.
 
 Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal the `\\r` updates of
-one rank, 0 or the lowest that is shown, repaint the lowest line, and everything else is printed above it; elsewhere
-only the last state of a bar is printed. Whole lines are handled in blocks: a rank that prints a million lines must not
-cost a million objects.
+one rank, 0 or the lowest that is shown, repaint the lowest line, and everything else is printed above it. Of the bars
+of other ranks, and of all bars without a terminal, only the last state is printed. Whole lines are handled in blocks: a
+rank that prints a million lines must not cost a million objects.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LineSplitter:
         return text
 
     def close(self) -> bytes:
-        """The last line, if the stream does not end with a newline; else b""."""
+        """The last line, if the stream does not end with a newline; b"" if it does, or if that line is blank."""
         state = _last_state(self.take())
         return state + b"\n" if state.strip() else b""
 
@@ -85,8 +85,9 @@ class Console(Observer):
 
     n: number of ranks
     out, err: file descriptors
-    prefix: lines begin with their rank, and a rank that is alone writes to the terminal directly. False: lines begin
-        with no rank, and also of a rank that is alone only whole lines, prompts and one bar are printed
+    prefix: if there are several ranks, lines begin with their rank; a rank that is alone writes to the terminal
+        directly. False: lines never begin with a rank, and the output of a rank that is alone is printed like that of
+        several: whole lines, prompts and one bar
     ranks: those whose lines are printed; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer
@@ -120,7 +121,8 @@ class Console(Observer):
         self._speaker: tuple[int, str] | None = None  # The stream in whose unfinished line the cursor stands.
         self._prompt_times: dict[tuple[int, str], float] = {}
         self._reported = False  # Whether it has reported that the output cannot be written.
-        #: False if a rank's prompt or unfinished line has been printed since the launcher's last sentence.
+        #: False if, since the launcher's last sentence, a rank has written to the terminal directly, or its prompt or
+        #: unfinished line has been printed.
         self.has_last_word = True
         #: Called with every text that the launcher itself prints.
         self.reporter: Callable[[str], None] = lambda text: None
@@ -231,7 +233,7 @@ class Console(Observer):
         return f"the output cannot be written: {reason}" if (reason := self.terminal.reason) else ""
 
     def flush(self) -> None:
-        """Writes as much as possible without blocking. If that fails, says so once."""
+        """Writes as much as possible without blocking. If the output is `unwritable`, says so once."""
         self.terminal.flush()
         if self.unwritable and not self._reported:
             self._reported = True

@@ -28,11 +28,11 @@ class Logs(Observer):
 
     `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines, and the traceback of an
     uncaught exception. Of a line that was repainted they hold only the last state. `launcher.log` holds the launcher's
-    own lines. The files of the first restart are in the subfolder `attempt-1`, and so on.
+    own lines, of all attempts. The ranks' files of the first restart are in the subfolder `attempt-1`, and so on.
 
     command: the launcher's `sys.argv`
     folder: the folder of this attempt's files
-    Raises: UsageError if the folder cannot be created or written to.
+    Raises: UsageError if the folder cannot be created, or `latest` in `log_dir` cannot be replaced.
     """
 
     def __init__(self, log_dir: str, console: Console, command: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class Logs(Observer):
             self._write(self._path(rank), lines)
 
     def failed(self, failure: Failure) -> None:
-        # A traceback is reported in a separate message, and not part of the rank's output.
+        # A traceback is reported in a separate message, and is not part of the rank's output.
         if isinstance(failure, RankFailed) and failure.raised is not None:
             self._write(self._path(failure.rank), to_bytes(failure.raised.traceback))
 
@@ -109,7 +109,7 @@ class Logs(Observer):
 
 
 def _create_run_folder(log_dir: Path) -> Path:
-    """Creates a new folder for this run. Raises: OSError"""
+    """Creates a new folder for this run. Raises: OSError if it cannot be created."""
     log_dir.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{os.getpid()}"
     # A process may start several runs in a second, and processes in containers may have the same pid.
@@ -124,7 +124,10 @@ def _create_run_folder(log_dir: Path) -> Path:
 
 
 def _replace_link(link: Path, target: str) -> None:
-    """Makes `link` point to `target` in one step: a reader finds the old run or the new one. Raises: OSError"""
+    """Makes `link` point to `target` in one step: a reader finds the old run or the new one.
+
+    Raises: OSError if `link` is a file or a folder, or cannot be replaced.
+    """
     if link.exists() and not link.is_symlink():
         raise FileExistsError(errno.EEXIST, "it is no link to a run, but a file or a folder", str(link))
     new = link.with_name(f".{LATEST}-{target}")

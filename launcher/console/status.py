@@ -38,7 +38,8 @@ class Status(Observer):
     """Collects the figures of one job; other threads may read them.
 
     ranks: the figures of each rank that has started, in order: the first message of its agent and its last heartbeat;
-        `restarts` of the job so far; `step/s`, `samples/s` and so on; `slowest`: 1 if the others wait for it, else 0
+        `restarts` of the job so far; `step/s`, `samples/s` and so on; `slowest`: 1 if the others wait for it, else 0.
+        Of a rank that has ended there are only `rank`, `where` and `slowest`
     """
 
     def __init__(self, job: Job) -> None:
@@ -90,7 +91,7 @@ class Status(Observer):
 
 
 def running_jobs(pid: object = "[0-9]*") -> list[dict[str, Any]]:
-    """`pid`, `target` and `ranks` of every running ddp-launch of this user. pid: only the one with this pid"""
+    """`pid`, `target` and `ranks` of every running ddp-launch that this user may inspect. pid: of the only one wanted"""
     jobs = {}
     for path in glob(f"/proc/{pid}/fd/*"):
         with suppress(OSError, ValueError):  # The file has been closed, or nothing has been written yet.

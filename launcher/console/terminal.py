@@ -35,7 +35,7 @@ def one_line(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    r"""The text without colours and control characters; lines that look like the launcher's own begin with "> ".
+    r"""The text without colours, its control characters escaped. Lines like the launcher's own then begin with "> ".
 
     >>> quote("ValueError:\nddp-launch: all is \x1b[32mwell\x07")
     'ValueError:\n> ddp-launch: all is well\\x07'
@@ -71,7 +71,7 @@ class Terminal:
         return self.is_terminal[fd] and self._can_repaint
 
     def size(self) -> tuple[int, int] | None:
-        """Width and height of the terminal; None if neither file is a terminal, or the terminal has been closed."""
+        """Width and height of the terminal; None if there is none, its width is unknown, or it has been closed."""
         try:
             width, height = os.get_terminal_size(next(fd for fd in self.is_terminal if self.is_terminal[fd]))
         except (OSError, StopIteration):
@@ -208,8 +208,8 @@ class Terminal:
 class _Writer:
     """Writes to a file without blocking. Other processes share `fd`, so it must not be made nonblocking itself.
 
-    A pipe or a terminal is opened a second time, nonblocking. If that fails, few bytes are written at a time, and only
-    after select has reported that the file is writable.
+    A pipe or a terminal is opened a second time, nonblocking. If that fails, and for a socket, few bytes are written at
+    a time, and only after select has reported that the file is writable. Regular files are written directly.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,9 +1,10 @@
 """Engines: what starts the ranks of a job. One file per engine; `engine.py` says what a new one needs.
 
 An engine gives the ranks their numbers and hosts, starts the agents, and lets the ranks' MPI connect them. It is our
-own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's prterun, or Slurm's srun. With an
-engine of another MPI each rank would form a world of its own. So the choice is: in an allocation srun, if it and the
-MPI speak the same protocol; else the engine for the MPI of the mpiexec beside this Python, or of the first one on PATH.
+own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's mpiexec, or Slurm's srun. With an
+engine of another MPI each rank would form a world of its own. So the choice for several ranks is: in an allocation
+srun, if it and the MPI speak the same protocol; else the engine for the MPI of the mpiexec beside this Python, or of
+the first one on PATH. One rank on this machine needs no MPI, and is started by `local`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ for _file in sorted(os.listdir(os.path.dirname(__file__))):
 def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
     """The job with its number of ranks. If it has `min_ranks` and names no hosts, it also gets those of the allocation.
 
-    The number is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks, else 1.
+    The number is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks if srun may be chosen, else 1.
 
-    Raises: UsageError if there is no such engine, if there are more ranks than slots, or if `min_ranks` is given and no
-        hosts are known.
+    Raises: UsageError if there is no such engine, if there are more ranks than slots or tasks, or if `min_ranks` is
+        given and no hosts are known; what `slurm.hosts` raises.
     """
     engine_names = ("auto", *sorted(REGISTRY))
     if job.engine not in engine_names:
@@ -61,7 +62,8 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
 def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
     """The engine for a job. job: as `resolve_size` returned it
 
-    Raises: UsageError if there is none, if the one asked for cannot be used, or if it does not fit this Python's MPI.
+    Raises: UsageError if there is none, if the one asked for cannot be used, if it does not fit this Python's MPI, or
+        if the names of the allocation's nodes cannot be found.
     """
     named = tuple(host.name for host in job.hosts if not network.is_here(host.name))
     allocated = slurm.inside(environ) and not (job.hosts and not named)

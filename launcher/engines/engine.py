@@ -42,8 +42,8 @@ class StartRequest:
     def mpiexec(self) -> tuple[str, str]:
         """Path and family of the mpiexec to use.
 
-        Raises: UsageError if there is none; if it belongs to another MPI than the one that the ranks load; or if all
-            ranks run on this machine, which has too little shared memory for MPICH.
+        Raises: UsageError if there is none, or one cannot be run; if it belongs to another MPI than the one that the
+            ranks load; or if all ranks run on this machine, which has too little shared memory for MPICH.
         """
         program, family = mpiexec.find_mpiexec_for(self.job.engine, self.environ)
         mpiexec.check_library(program, family, self.environ)
@@ -75,7 +75,8 @@ class Engine(ABC):
     def select(cls, request: StartRequest) -> Engine | None:
         """The engine for a job; None if it cannot start this job.
 
-        Raises: UsageError if it cannot, and was asked for by name (`request.job.engine`).
+        Raises: UsageError if it cannot, and was asked for by name (`request.job.engine`); what `request.mpiexec`
+            raises, if it uses that.
         """
 
     @abstractmethod

@@ -1,4 +1,7 @@
-"""Engine: hydra, the mpiexec of MPICH and Intel MPI. It forwards the environment, and reaches other hosts by ssh."""
+"""Engine: hydra, the mpiexec of MPICH and Intel MPI. It forwards the environment.
+
+hydra reaches hosts that the user has named by ssh. In an allocation it finds out by itself how to reach the nodes.
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ INTEL = "intel"
 OPENMPI = "openmpi"
 
 _NAMES = {MPICH: "MPICH", INTEL: "Intel MPI", OPENMPI: "Open MPI"}
-# For each value of `--engine`: the families that it accepts, and names of mpiexec, also those that a system with
-# several MPIs uses.
+# For each value of `--engine` that uses an mpiexec: the families that it accepts, and names of mpiexec, also those that
+# a system with several MPIs uses.
 _CANDIDATES = {
     "auto": ((MPICH, INTEL, OPENMPI), ("mpiexec",)),
     "local": ((MPICH,), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
@@ -45,7 +45,7 @@ def find_mpiexec_for(
 ) -> tuple[str, str]:
     """The path of an mpiexec, and its family. First looks beside this Python, whose environment need not be activated.
 
-    asked: the value of `--engine`; "mpich" also accepts Intel's
+    asked: the value of `--engine`; "auto" and "mpich" also accept Intel's
     Raises: UsageError if there is none, or `mpi_family` raises it for one that is found before.
     """
     families, names = _CANDIDATES[asked]
@@ -148,7 +148,7 @@ def without_outer_mpi(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without torchrun's variables, for engines that ignore the variables of an outer MPI anyway."""
+    """The environment without torchrun's variables and WORKER_OF, for engines that ignore those of an outer MPI."""
     return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 
@@ -161,7 +161,10 @@ def _programs(names: tuple[str, ...], environ: Mapping[str, str], executable: st
 
 
 def _lib_folders() -> list[str]:
-    """The folders in which mpi4py's wheel searches first: of the environment, the user's packages, the base Python."""
+    """The `lib` folders in which mpi4py's wheel searches first.
+
+    They belong to the virtual environment, to the user's own packages and to the base Python.
+    """
     import site
 
     prefixes = [sys.exec_prefix] if sys.exec_prefix != sys.base_exec_prefix else []

@@ -50,7 +50,10 @@ class SlurmEngine(Engine):
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`. Unless asked for, it starts a job only in an allocation, if srun and MPI fit together."""
+        """As `Engine.select`. Unless asked for by name, it starts a job only in an allocation.
+
+        In both cases srun and the MPI must speak the same protocol.
+        """
         requested = request.job.engine == "slurm"
         if not requested and not request.allocated:
             return None
@@ -111,13 +114,15 @@ def tasks(environ: Mapping[str, str]) -> int | None:
 
 
 def remote_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The allocation's nodes other than this one."""
+    """The allocation's nodes other than this one. Raises: UsageError as `nodes`."""
     name = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     return tuple(node for node in nodes(environ) if node != name)
 
 
 def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The allocation's nodes, with their tasks as slots; none outside an allocation.
+    """The allocation's nodes that have tasks, with these as slots; none outside an allocation.
+
+    Raises: UsageError as `nodes`.
 
     >>> hosts({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2", "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,2"})
     (Host(name='n1', slots=3), Host(name='n2', slots=2))
@@ -129,7 +134,7 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
         slots = tasks_per_node(environ["SLURM_TASKS_PER_NODE"])
     except (KeyError, ValueError):
         slots = []
-    # The variable may describe a step, or count cores. Then the tasks are divided evenly.
+    # The variable may be missing, describe a step, or count cores. Then the tasks are divided evenly.
     if (len(slots), sum(slots)) != (len(names), n):
         slots = [n // len(names) + (number < n % len(names)) for number in range(len(names))]
     return tuple(Host(name, number) for name, number in zip(names, slots, strict=True) if number)
