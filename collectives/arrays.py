@@ -92,7 +92,7 @@ def _convert(x: Any, name: str) -> Array:
 
 
 def _shared(x: Any) -> Array | None:
-    """x as an array that shares its memory; None if x has none of the array interfaces."""
+    """x as an array that shares its memory, or as a read-only copy; None if x has none of the array interfaces."""
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
     if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's DLPack reader does not support it.

@@ -47,7 +47,7 @@ def suspended_seconds() -> float:
 
 
 def peer_failed() -> bool:
-    """True once the launcher ends this rank because another rank has failed, which it is then useless to wait for."""
+    """True once the launcher ends this rank because another rank has failed. To wait for that rank is then useless."""
     return bool(_words[_PEER_FAILED] & 0xFF)
 
 

@@ -24,7 +24,7 @@ ATTEMPT = "DDP_ATTEMPT"
 BACKEND = "DDP_BACKEND"
 #: Set by the agent: the file descriptor of a page that says when this rank's time limits are paused.
 #: Byte 0 is nonzero during a pause. The native 64-bit integer at byte PAUSED_AT is the total length of all pauses that
-#: have ended (ns). A rank needs it because it cannot read byte 0 while it is stopped itself.
+#: have ended (ns). A rank needs this total because it cannot read byte 0 while it is stopped itself.
 PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
 #: Byte PEER_FAILED_AT of that page is nonzero once the launcher ends this rank because another one has failed.

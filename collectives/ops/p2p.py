@@ -155,7 +155,7 @@ class PointToPoint(CommunicatorBase):
         Arrays that are sent to one rank with one tag arrive in order. An array of up to about 4,000 bytes is in transit
         when this returns. The send of a larger array may be complete only when dst receives it. So if two ranks
         exchange large arrays, at least one of them must send with `async_op=True`, or receive first. An array for this
-        rank itself is copied. An array on a GPU is first copied to the host, which waits for that also with
+        rank itself is copied. An array on a GPU is first copied to host memory. The call waits for this copy, also with
         `async_op=True`.
 
         Returns: None

@@ -83,7 +83,7 @@ def flat_input(tensor: torch.Tensor) -> Array:
 
 
 def flat_output(tensor: torch.Tensor) -> Array:
-    """The tensor's memory, (n,). Raises: ArgumentError if the tensor is not contiguous."""
+    """The tensor's memory, (n,). Raises: ArgumentError if the tensor is not contiguous; what `as_data` raises."""
     if not tensor.is_contiguous():
         strides = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
         raise ArgumentError(f"what this call writes should be a contiguous tensor, is one of {strides}")

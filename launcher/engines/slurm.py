@@ -120,7 +120,7 @@ def remote_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The allocation's nodes that have tasks, with these as slots; none outside an allocation.
+    """The allocation's nodes that have tasks, with the number of tasks as slots; none outside an allocation.
 
     Raises: UsageError as `nodes`.
 
