@@ -85,7 +85,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         """Waits until all calls are complete.
 
         timeout: for all calls together; None or 0: `limit`
-        Raises: CollectiveTimeout if a call is not complete in time; the error of a failed call.
+        Raises: CollectiveTimeout if a call is not complete in time; the error of a failed call; what `after` raises.
         """
         limit = timeout or self.limit
         seconds = 0.0 if limit is None else limit.total_seconds()
