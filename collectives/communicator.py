@@ -46,10 +46,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds that a step of a collective may take; after that the collective raises CollectiveTimeout
 
-    Methods with a parameter `async_op` return a `Work` without waiting for other ranks if it is True. Arrays may be
-    what `collectives.arrays.as_array` accepts, or arrays on a GPU. They may be empty or strided, 0-d unless axis 0 is
-    split, and read-only if they are only inputs. Results are new C-contiguous arrays unless `out` is given; `broadcast`
-    returns x.
+    With `async_op=True`, methods that have this parameter return a `Work` and do not wait for other ranks. Arrays may
+    be what `collectives.arrays.as_array` accepts, or arrays on a GPU. They may be empty or strided, 0-d unless axis 0
+    is split, and read-only if they are only inputs. Results are new C-contiguous arrays unless `out` is given;
+    `broadcast` returns x.
 
     Before data moves the ranks compare their calls. If the collectives differ, or their op, root, scale, dtype or
     shape, all ranks raise MismatchError, and the communicator remains usable. If all ranks are on one node, they

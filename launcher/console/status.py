@@ -91,7 +91,10 @@ class Status(Observer):
 
 
 def running_jobs(pid: object = "[0-9]*") -> list[dict[str, Any]]:
-    """`pid`, `target` and `ranks` of every running ddp-launch that this user may inspect. pid: of the only one"""
+    """`pid`, `target` and `ranks` of every running ddp-launch that this user may inspect.
+
+    pid: return only the ddp-launch with this pid
+    """
     jobs = {}
     for path in glob(f"/proc/{pid}/fd/*"):
         with suppress(OSError, ValueError):  # The file has been closed, or nothing has been written yet.

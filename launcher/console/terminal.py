@@ -88,7 +88,7 @@ class Terminal:
         self._put(fd, text)
 
     def part(self, fd: int, text: bytes) -> None:
-        """Prints a text that may end in the middle of a line. A next part of the same `fd` continues that line."""
+        """Prints a text that may end in the middle of a line. The next part of the same `fd` continues it."""
         if self._open_fd != fd:
             self.end_line()
         self._erase()

@@ -74,8 +74,8 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
         server_end, rank_end = socket.socketpair()
         rank_end.set_inheritable(True)
         pmi = {"PMI_RANK": str(rank), "PMI_FD": str(rank_end.fileno()), "MPI_LOCALRANKID": str(rank)}
-        # One session per agent, as under mpiexec: by default Linux divides a busy machine's cores among sessions, not
-        # among processes (autogroup).
+        # One session per agent, as under mpiexec: Linux's autogroup divides a busy machine's cores among sessions, not
+        # among processes.
         agents.add(fork(partial(os.posix_spawn, command[0], [*command], {**environ, **pmi}, setsid=True)))
         rank_end.close()
         clients[server_end.fileno()] = _Client(server_end)

@@ -1,6 +1,7 @@
 """Engine: hydra, the mpiexec of MPICH and Intel MPI. It forwards the environment.
 
-hydra reaches hosts that the user has named by ssh. In an allocation it finds out by itself how to reach the nodes.
+hydra uses ssh to reach the hosts that the user has named. In an allocation it finds out by itself how to reach the
+nodes.
 """
 
 from __future__ import annotations

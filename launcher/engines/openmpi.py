@@ -1,6 +1,6 @@
 """Engine: Open MPI's mpiexec. Many of its defaults do not suit training and are changed.
 
-It reaches other hosts by ssh. In an allocation it finds out by itself how to reach the nodes.
+Outside an allocation it reaches other hosts by ssh. In an allocation it finds out by itself how to reach the nodes.
 """
 
 from __future__ import annotations
