@@ -278,7 +278,7 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
         if rows % size:
             raise ArgumentError(f'lengths="equal" needs a multiple of {size} rows, x has {rows} on rank {rank}')
         table = [[rows // size] * size] * size
-    elif lengths is not None and np.ndim(lengths) == 2:
+    elif _is_table(lengths):
         table = [check_lengths(row, size) for row in lengths]
         if len(table) != size:
             raise ArgumentError(f"lengths should be a table of {size} rows, one a source, has {len(table)}")
@@ -291,9 +291,17 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
     return sends, [sends] if size == 1 else table
 
 
+def _is_table(lengths: Any) -> bool:
+    """Whether these are lists of lengths, a list for each rank. Raises: ArgumentError if they differ in length."""
+    try:
+        return np.ndim(lengths) == 2
+    except ValueError:
+        raise ArgumentError(f"lengths should be a list, or a table of rows of one length, is {lengths!r}") from None
+
+
 def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
     """Lengths as a tuple, or a table as a tuple of tuples, for `exchanged_rows`. Raises: ArgumentError if invalid."""
-    if np.ndim(lengths) == 2:
+    if _is_table(lengths):
         return tuple(tuple(check_lengths(row, size)) for row in lengths)
     return tuple(check_lengths(lengths, size))
 

@@ -327,6 +327,7 @@ def test_what_is_exchanged(lengths: Any, expected: Any) -> None:
         (exchanged_rows, "even", "a table"),
         (exchanged_rows, "equal", "a multiple of 2"),
         (exchanged_rows, [[1, 2]], "a table of 2 rows"),
+        (exchanged_rows, [[1, 4], [3]], "a table of rows of one length"),
         (exchanged_rows, [1, 3], "add up to 4"),
     ],
 )
