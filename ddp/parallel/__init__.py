@@ -17,15 +17,15 @@ DataParallel divides the sum over ranks by their number, so under it `param.grad
 of each rank's loss. With `model.backward(loss_sum, weight=n)` it is the gradient of the sum of all losses divided by
 the sum of all weights.
 
-Before the forward collective, ranks exchange in one small message whether their tensor requires grad. If any does (in
-`scatter`: if the root's does), the results on all ranks require grad, and every rank must run backward from its own
-result. Integers pass without a gradient. The calls go over a duplicate of `comm` (None: `collectives.init()`). The
-first call makes the duplicate, and closing `comm` closes it.
+Except under `no_grad`, ranks exchange in one small message before the forward collective whether their tensor requires
+grad. If any does (in `scatter`: if the root's does), the results on all ranks require grad, and every rank must run
+backward from its own result. Integers pass without a gradient. The calls go over a duplicate of `comm` (None:
+`collectives.init()`). The first call makes the duplicate, and closing `comm` closes it.
 
 Under create_graph the backward of a collective is recorded, so that it has a gradient, too. Every rank must run the
-same backwards, since other ranks wait in a collective even if this rank needs no gradient from it. Such a collective
-runs in `backward`, and in `autograd.grad(create_graph=True)` if all inputs are leaves. `autograd.grad` without
-create_graph runs only the collectives on the way to its inputs.
+same backwards: other ranks wait in a collective even if this rank needs no gradient from it. `backward` runs such a
+collective, and so does `autograd.grad(create_graph=True)` if all its inputs are leaves. Without create_graph,
+`autograd.grad` and `backward(inputs=...)` run only the collectives on the way to their inputs.
 """
 
 from ddp.parallel import comm_hooks

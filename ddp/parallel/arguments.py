@@ -74,7 +74,7 @@ def weight_of(weight: Any) -> float:
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
     """Warns, in one warning, of the arguments that have no effect here. None and False are passed over.
 
-    Raises: TypeError for arguments that PyTorch does not have either.
+    Raises: TypeError for an argument that is not in `IGNORED`.
     """
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:

@@ -87,8 +87,8 @@ def plan_buckets(
     cap: the most bytes of a bucket; a gradient that is larger gets a bucket of its own
     first: the cap of the first bucket; None: `cap`
     kinds: gradients of different kinds (dtypes) never share a bucket; None: all are of one kind
-    order: the gradients in the order in which they are complete; None: the last first
-    Returns: the gradients' indices, each once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
+    order: the gradients to put into buckets, in the order in which they are complete; None: all, the last first
+    Returns: the indices in `order`, each once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
     """
     plan: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}

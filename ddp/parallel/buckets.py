@@ -1,8 +1,8 @@
 """Buckets: flat arrays that hold the gradients of many parameters, which one all-reduce reduces together.
 
 A plan says which parameters share a bucket. This module allocates a flat array for each bucket, and makes the
-`param.grad` of each of these parameters a view of its bucket. So a full bucket is reduced in place, and nothing is
-copied before or after.
+`param.grad` of each of these parameters a view of its bucket. So an all-reduce can work in place on a full bucket, and
+nothing is copied before or after it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class BucketAssignment:
     """The buckets of one plan, with the gradients of a model's leaves moved into them. Making one is collective.
 
     parameters: for each gradient in the buckets, the number of its parameter
-    bucket_of: each parameter's bucket; None: it was frozen when the model was wrapped, and no rank has used it since
+    bucket_of: each parameter's bucket. None: the parameter has no bucket, because it was frozen when the model was
+    wrapped, or is not in a plan that was loaded, and no rank has used it since
     """
 
     def __init__(self, plan: Plan, names: Sequence[str], leaves: Sequence[Leaf], comm: Communicator) -> None:
@@ -57,7 +58,7 @@ class BucketAssignment:
         members = tuple(tuple(gradient_of[numbers[name]] for name in bucket) for bucket in plan.buckets)
         assigned = [leaves[index] for index in self.parameters]
         layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
-        # `comm.empty` makes shared memory, where the ranks of a node reduce their buckets in place.
+        # `comm.empty` makes shared memory if it can. There the ranks of a node reduce their buckets in place.
         memory = FlatBuckets(layout, partial(comm.empty, like=leaves[0].grad_buffer.xp.empty(0)))
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)

@@ -1,14 +1,15 @@
 """The checks of DataParallel: they find what differs between ranks, and name it on every rank.
 
     what                     when                             how
-    check_same               at wrapping                      hash of settings, names, shapes, dtypes
+    check_same               at wrapping                      hash of the settings and of what `describe` returns
     broadcast_values         at wrapping                      makes values equal: broadcasts those of rank 0
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     SkippedBackwards         every backward                   forwards without a backward, in the control message
     FiniteCheck              every backward, if requested     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
 
-The checks raise ParallelError on every rank; ParameterCheck raises it only on the ranks whose module has changed.
+In this table a backward is a synchronized one, not one inside `no_sync()`. The checks raise ParallelError on every
+rank; ParameterCheck raises it only on the ranks whose module has changed.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class ParameterCheck:
     def check(self) -> None:
         """Looks for new parameters, if any module has got a parameter, buffer or child since the last check.
 
-        Raises: ParallelError if there is one.
+        Raises: ParallelError if there is a new parameter.
         """
         now = registration_count()
         if now == self._seen:
@@ -121,13 +122,16 @@ class SkippedBackwards:
         self.count = 0  # how many backwards this rank has skipped since ranks last compared the counts
 
     def add_forward(self, result: Any) -> None:
-        """Called when a forward in training has returned `result`."""
+        """Called when a forward in training, outside of `no_sync()`, has returned `result`."""
         nodes = WeakSet(_nodes(result))
         if nodes:
             self._graphs.append(nodes)
 
     def begin_backward(self) -> None:
-        """Called when a backward begins, synchronized or not. Counts earlier forwards whose graphs were dropped."""
+        """Called when a backward begins, synchronized or not. Counts the forwards whose graphs were dropped.
+
+        The last forward does not count.
+        """
         self.count += sum(not nodes for nodes in self._graphs[:-1])
         self._graphs.clear()
 
@@ -267,7 +271,10 @@ def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Seq
 
 
 def bit_sum(array: Array, xp: Any) -> Array:
-    """() uint64: the sum modulo 2^64 of an array's bytes as 64-bit integers. A single flipped bit changes the sum."""
+    """() uint64: the sum modulo 2^64 of an array's 64-bit words, and of the single bytes after the last whole word.
+
+    A single flipped bit changes the sum.
+    """
     flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy, because a GPU cannot read unaligned numbers
     whole = flat.size // 8 * 8
     # keepdims: NumPy warns if a scalar overflows, but not if an array of one number does.

@@ -6,7 +6,7 @@ if the root's does), all ranks record a node, and the result requires grad on al
 lengths along axis 0 that backward needs. Under `no_grad` there is no such message, and nothing is recorded.
 
 The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, at the same
-time as DataParallel's reductions and calls of the user. If all these shared one communicator, their order would differ
+time as DataParallel's reductions and calls of the user. If all these shared one communicator, their order could differ
 between ranks.
 """
 
@@ -54,7 +54,7 @@ class CollectiveCall:
     comm: the private duplicate that the call goes over; array: of the tensor; xp: the array module
     recorded: whether all ranks record a node
 
-    Raises: DtypeError if x is no tensor.
+    Raises: DtypeError if x is no tensor; InplaceError if x is a view whose base was changed in place afterwards.
     """
 
     def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
@@ -159,7 +159,8 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
 def reduce(x: Tensor, op: ReduceOp | str = "sum", root: int = 0, comm: Communicator | None = None) -> Tensor:
     """The reduction of all ranks' x on the root. The other ranks get zeros, from which they can call backward.
 
-    x, op, Raises: as in `all_reduce`; Returns: (...), a new tensor
+    x, op: as in `all_reduce`; Returns: (...), a new tensor
+    Raises: as `all_reduce`; what `Communicator.reduce` raises.
     """
     call = CollectiveCall("reduce", x, comm)
     op = ReduceOp.parse(op)
@@ -225,7 +226,7 @@ def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Ten
 
     x: (...), the same shape and dtype on every rank; only the root's values are used, and no x changes
     Returns: (...), a new tensor
-    Raises: what `Communicator.broadcast` raises.
+    Raises: DtypeError if x is no tensor; what `Communicator.broadcast` raises.
     """
     call = CollectiveCall("broadcast", x, comm)
     call.agree()
@@ -242,7 +243,7 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
     lengths: all n_r, if every rank knows them; "equal": all n_r are the same; None: they are exchanged first
     Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; if it requires grad, every rank must call backward
     from it
-    Raises: what `Communicator.gather` raises.
+    Raises: DtypeError if x is no tensor; what `Communicator.gather` raises.
     """
     call = CollectiveCall("gather", x, comm)
     shape = call.array.shape
@@ -261,7 +262,7 @@ def all_gather(x: Tensor, comm: Communicator | None = None, *, lengths: Lengths 
 
     x, lengths: as in `gather`
     Returns: (n_0 + n_1 + ..., ...)
-    Raises: what `Communicator.all_gather` raises.
+    Raises: DtypeError if x is no tensor; what `Communicator.all_gather` raises.
     """
     call = CollectiveCall("all_gather", x, comm)
     shape = call.array.shape
@@ -283,7 +284,8 @@ def scatter(
     x: (n, ...) on the root; elsewhere a tensor on the device of the result, whose shape and values do not matter, or
     None for the CPU; lengths: of the parts, read on the root only; None: as even as possible, longer parts first
     Returns: (n_r, ...) of the root's dtype
-    Raises: what `Communicator.scatter` raises; DtypeError if the root's x is no tensor.
+    Raises: DtypeError if the root's x is no tensor, or another rank's x neither a tensor nor None; on the root,
+    ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.scatter` raises.
     """
     call = CollectiveCall("scatter", x, comm, optional=True)
     rank = call.comm.rank
@@ -311,7 +313,8 @@ def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence
     x: (n_r, ...); only the n_r may differ between ranks; lengths: how many rows this rank sends to each rank; None: as
     even as possible, longer parts first
     Returns: (m_r, ...), a new tensor
-    Raises: ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.all_to_all` raises.
+    Raises: DtypeError if x is no tensor; ArgumentError if x is 0-d or lengths do not fit it; what
+    `Communicator.all_to_all` raises.
     """
     call = CollectiveCall("all_to_all", x, comm)
     sent = row_counts("all_to_all", call.array, lengths, call.comm.size)

@@ -122,7 +122,7 @@ class ControlMessage:
         return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._bits] > 0])
 
     def clone(self) -> ControlMessage:
-        """An empty message with the same layout."""
+        """An empty message for the same parameters and ranks, without weights of micro-batches."""
         size = self._comm.size
         return ControlMessage(self._comm, self._bits - _USED, (len(self.array) - self._rows) // size - _OWN)
 
@@ -144,7 +144,7 @@ class ControlMessage:
         """The factor that turns the sum of gradients into their mean; 0 if the ranks' weights add up to 0."""
         total = float(self.array[_WEIGHT])
         if self._rows > self._bits:
-            total = math.fsum(self.array[self._bits : self._rows])  # exact, so equal on any number of ranks
+            total = math.fsum(self.array[self._bits : self._rows])  # rounds only once, so equal on any number of ranks
         if self.weighted_ranks() == 0:
             total += float(self.array[_JOINED_WEIGHT])
         return 1.0 / total if total != 0.0 else 0.0

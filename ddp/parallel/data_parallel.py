@@ -34,17 +34,18 @@ from ddp.parallel.stats import Stats
 
 
 class DataParallel(Module):
-    """Wraps a module so that every backward leaves the mean gradient over all ranks in `param.grad`.
+    """Wraps a module so that each synchronized backward leaves the mean gradient over all ranks in `param.grad`.
 
     module: of the same structure on every rank; parameters and buffers are broadcast from rank 0
     comm: the ranks' communicator; None: `collectives.init()`. Reductions go over a duplicate of it
-    bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from measurements of backward and of the
-    network. first_bucket_mb: MiB of the first bucket, small so that communication starts early
+    bucket_cap_mb: the most MiB of gradients that are reduced together; "auto": chosen from measurements of backward and
+    of the network. first_bucket_mb: the most MiB of the first bucket, small so that communication starts early. A
+    larger gradient has a bucket of its own
     broadcast_buffers: broadcast the buffers of rank 0 before the first training forward after each synchronized
     backward; False: each rank keeps its own. Without effect with micro_batches
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
-    plan: fixed buckets: `model.plan` of an earlier run, or its state(). The last bits may depend on it on 3 or more
-    ranks
+    plan: fixed buckets: `model.plan` of an earlier run, or its state(). On 3 or more ranks the last bits of the
+    gradients may depend on the plan
     check_every: compare the ranks' parameters every so many steps; 0: never; check_finite: infinity and NaN in a
     gradient raise an error that names the rank, at the cost of a pass over the gradients and a small call
     micro_batches: the number of micro-batches in a step, on all ranks together; then no bit depends on the number of
@@ -80,7 +81,8 @@ class DataParallel(Module):
     Raises: DtypeError if `module` is not a Module, or `comm` not a communicator; ArgumentError for other invalid
     arguments, such as a bucket size that is not above 0 or fewer micro-batches than ranks; TypeError for an unknown
     argument; ParallelError if the ranks' modules or settings differ, no parameter requires grad, parameters are on
-    several devices, `plan` does not fit the parameters, or a parameter belongs to a wrapper of another module.
+    several devices, `plan` does not fit the parameters, a parameter belongs to a wrapper of another module, the hook
+    has state and serves another model, or the module is wrapped again inside its own backward or `join`.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -200,18 +202,21 @@ class DataParallel(Module):
 
         With micro_batches they include the seed and the step, on which random numbers depend. Use it to continue a
         run. For a new run with a fixed plan, `plan.state()` is enough.
+
+        Raises: ParallelError after `close`.
         """
         self.check_open()
         state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
         return state if self.micro_batches is None else {**state, "micro_batches": self.micro_batches.state()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with the plan in this state, so that sums are, to the last bit, those of the saved run. Collective.
+        """Continues with the plan in this state. Collective.
 
-        Call it between steps. Gradients are kept, as with every change of plan.
+        On as many ranks as in the saved run, sums are then the same as there, to the last bit. Call it between steps.
+        Gradients are kept, as with every change of plan.
 
         Raises: ParallelError if the state is no `plan_state()`, its plan does not fit the parameters, or it has another
-        number of micro-batches.
+        number of micro-batches; also after `close`.
         """
         self.check_open()
         try:
@@ -225,7 +230,7 @@ class DataParallel(Module):
     def close(self) -> None:
         """Detaches the wrapper: the module's backward is local again, and it may be wrapped again.
 
-        Gradients stay, except those that a ZeroOptimizer has reduced: each rank has only a part of them.
+        Gradients stay, except means under a ZeroOptimizer, of which a rank may have only a part.
         """
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
@@ -234,7 +239,7 @@ class DataParallel(Module):
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module. In training, except under `no_grad`, it first broadcasts buffers, if they are due.
+        """Runs the module. In training, except under `no_grad`, first broadcasts the buffers, if they are due.
 
         Raises: ParallelError if the module has got a parameter since it was wrapped, after `close`, or with
         micro_batches if the module changes a buffer other than BatchNorm's.
@@ -269,8 +274,8 @@ class DataParallel(Module):
         weight: the number of samples (or tokens), 0 for an empty batch; weights add up over `no_sync()`
 
         Raises: DtypeError if loss_sum is not a Tensor; ParallelError if there still are gradients of an earlier
-        synchronized backward, if accumulated backwards or other ranks used `loss.backward()` instead, or if the weight
-        is not a finite number of at least 0.
+        synchronized backward, if accumulated backwards or other ranks used `loss.backward()` instead, if the weight is
+        not a finite number of at least 0, or after `close`.
         """
         self.check_open()
         if not isinstance(loss_sum, Tensor):
@@ -320,8 +325,9 @@ class DataParallel(Module):
         throw_on_early_termination: raise on all ranks when the first one is out of data
         optimizers: their state is broadcast at the end, too, because a rank out of data makes no optimizer steps
 
-        Raises: ParallelError for a model with micro_batches or a ZeroOptimizer, and inside another `join`; EarlyStop, a
-        ParallelError, with throw_on_early_termination; DtypeError unless `optimizers` holds optimizers.
+        Raises: ParallelError for a model with micro_batches or a ZeroOptimizer, inside another `join`, and after
+        `close`; EarlyStop, a ParallelError, with throw_on_early_termination; DtypeError unless `optimizers` holds
+        optimizers.
         """
         self.check_open()
         checked_optimizers = join.checked(optimizers)
@@ -417,7 +423,10 @@ class DataParallel(Module):
         self._announce(join.BACKWARD)
 
     def _announce(self, call: str) -> int:
-        """Inside `join`, tells ranks without data which call follows. Returns the lowest rank that still has data."""
+        """Inside `join`, announces to the ranks without data which call follows.
+
+        Returns: the lowest rank that still has data; 0 outside of `join`
+        """
         if self.joining is None:
             return 0
         self.joining.announce(call)

@@ -1,8 +1,8 @@
 """The state of a model's gradients between two backwards: empty, accumulated on this rank, or a mean over ranks.
 
-`WeightSum` holds the divisor of a mean over ranks and accumulated backwards, `GradientState` the state of each
-gradient. A weight belongs to the backward that runs, not to a model: if one backward passes through two wrapped models,
-both count it.
+`WeightSum` holds the sum of the weights of this rank's accumulated backwards, which is its part of the divisor of the
+mean. `GradientState` holds the state of each gradient. A weight belongs to the backward that runs, not to a model: if
+one backward passes through two wrapped models, both count it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class WeightSum:
         """Returns the sum including the backward that starts now.
 
         weight: of the new backward; reaches: whether it reaches a parameter
-        empty: whether the model holds no gradient; if so, earlier gradients were discarded, and their backwards do not
-        count
+        empty: whether the model holds no gradient. If it holds none although an earlier backward reached a parameter,
+        the gradients were discarded, and the earlier backwards do not count
 
         Raises: ParallelError if some of the accumulated backwards have a weight, and others have none.
         """
@@ -67,8 +67,9 @@ class WeightSum:
 class GradientState:
     """For each parameter: whether it holds a gradient, and whether that is a mean over ranks already.
 
-    A mean over ranks is not reduced again if its parameter is frozen and the backward does not reach the parameter. A
-    gradient that a frozen parameter has when the model is wrapped counts as such a mean.
+    A mean over ranks is not reduced again if its parameter has been frozen since the accumulation began, and the
+    backward does not reach the parameter. A gradient that a frozen parameter has when the model is wrapped counts as a
+    mean over ranks.
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
@@ -144,7 +145,8 @@ class GradientState:
     def end(self, index: int, by_any: bool) -> None:
         """Called for each parameter when a synchronized backward has ended.
 
-        by_any: whether any rank had a gradient; if so, the grad_buffer's memory holds the mean
+        by_any: whether any rank had a gradient; if so, the grad_buffer's memory holds the mean, or under a
+        ZeroOptimizer this rank's sum
         """
         if by_any or index not in self.excluded:
             self._leaves[index].grad_buffer.state = FULL if by_any else EMPTY

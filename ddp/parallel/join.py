@@ -3,7 +3,7 @@
 Inside `model.join()` ranks announce everything that they do together (the broadcast of buffers before a forward, a
 synchronized backward) by one small all-reduce. A rank that has left its loop takes part in these all-reduces without an
 announcement of its own, and then in what the other ranks have announced: in a backward it contributes zeros. When all
-have left, a rank that ended last broadcasts the model, since the others missed its last updates.
+have left, a rank that ended last broadcasts the model, since ranks that ended earlier missed the last updates.
 
 Outside of `join` nothing is announced. Source of the interface: PyTorch's `DistributedDataParallel.join`.
 """

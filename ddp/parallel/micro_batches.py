@@ -83,7 +83,7 @@ class Subtree(NamedTuple):
 
 
 def blocks(micro_batches: range) -> list[tuple[int, int]]:
-    """(start, length) of the largest subtrees in a range whose lengths are powers of two.
+    """Splits a range into the largest subtrees with lengths that are powers of two. Returns their (start, length).
 
     `blocks(range(3, 8)) == [(3, 1), (4, 4)]`
     """
@@ -147,7 +147,10 @@ class TreeExchange(HookExchange):
         return block
 
     def keep(self, number: int) -> None:
-        """Called after a micro-batch that is not this rank's last one: copies its gradients out of the buckets."""
+        """Called after a micro-batch that is not this rank's last one.
+
+        Adds the kept sums that complete subtrees to the buckets, and copies the result out of the buckets.
+        """
         for bucket, free in enumerate(self._free):
             block = self.add(bucket, number)
             memory = free.pop() if free else self._xp.empty_like(block.total)
@@ -222,10 +225,12 @@ _latest = _Latest()
 
 
 def begin_micro_batch(first: bool) -> None:
-    """Seeds this thread's random numbers for the next micro-batch of the model that this thread wrapped last.
+    """Seeds this thread's random numbers for the next micro-batch of a model with micro_batches.
 
-    Does nothing if this thread has wrapped no model with micro_batches. A DataLoader calls this before it returns a
-    micro-batch, so that results do not depend on how many random numbers were drawn before.
+    Of several such models it is the one that this thread wrapped last. Does nothing if there is none. A DataLoader
+    calls this before it returns a micro-batch, so that results do not depend on how many random numbers were drawn
+    before.
+
     first: whether it is the first micro-batch of a pass
 
     Raises: ParallelError if a pass begins while the model is in the middle of a step.
@@ -293,7 +298,7 @@ class MicroBatches:
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """Called before a backward. Batch norms that the backward recomputes only record their statistics."""
+        """Called before a backward. Batch norms that checkpointing runs again in it only record their statistics."""
         self._outer = deferred.records
         deferred.records = self._records
 
@@ -305,8 +310,8 @@ class MicroBatches:
     def begin_again(self) -> None:
         """Called after a backward that has failed. The micro-batch can be repeated with the same random numbers.
 
-        If it was a part of a micro-batch that is split inside `no_sync()`, and has added to gradients before it failed,
-        `zero_grad()` and the first part come first.
+        A micro-batch may be split into several backwards inside `no_sync()`. If one of them fails after it has added to
+        gradients, `zero_grad()` has to be called, and the micro-batch is repeated from its first part.
         """
         self.end_backward()
         self._uncount(self._records[self._recorded :])
@@ -432,7 +437,7 @@ class MicroBatches:
         if not norms:
             return
         numbers = {id(norm.running_mean): number for number, norm in enumerate(norms)}
-        # The records end to end: number of the layer, values in a channel, means, variances.
+        # The records end to end: number of the layer, number of values in a channel, means, variances.
         fields: list[Any] = [np.zeros(0)]
         for running_mean, mean, var, count in self._records:
             fields += [

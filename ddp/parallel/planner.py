@@ -3,8 +3,8 @@
 The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times.
 After the third backward the plan is made once more, from these and, if no cap was given, from the measured cost of an
 all-reduce between these ranks. A given plan is kept, and so is the plan of a single rank. At any other time the plan
-changes only by `restore`, or if some rank uses a parameter that has no bucket because it was frozen before. The
-parameter gets a bucket at the end of the plan.
+changes only by `restore`, or if some rank uses a parameter without a bucket, which was frozen when the model was
+wrapped or is not in the restored plan. The parameter gets a bucket at the end of the plan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REPEATS_LARGE = 5
 class Planner:
     """Makes the plans of one model. All ranks make the same calls.
 
-    names, nbytes, kinds: of each parameter, in model order; parameters of different kinds never share a bucket
+    names, nbytes, kinds: of each parameter, in model order. Parameters of different kinds (dtypes) never share a bucket
     trained: whether each parameter requires grad
     cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first bucket; pinned: a plan to keep
     xp: the array module of the gradients

@@ -111,7 +111,7 @@ class Reducer:
         self._snapshot: tuple[WeightSum, list[bool]] | None = None
         # With micro_batches: the parameters that had a gradient before the backward that runs now.
         self._full: set[int] = set()
-        self._reached = False  # the last backward reached a leaf
+        self._reached = False  # a backward has begun since `participating` was entered
         self._reducing = False  # this backward reduces: False in no_sync(), and before the last micro-batch
         self._broken: BaseException | None = None
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not complete yet
@@ -139,7 +139,7 @@ class Reducer:
         backward reaches none of their parameters.
 
         Raises: ParallelError if an earlier backward failed half-way or still runs, or as `GradientState.add_weight`,
-        `GraphReplays.begin` and `_begin_micro_batch`.
+        `GraphReplays.begin`, `_begin_micro_batch` and the functions in `before`.
         """
         self.check_usable()
         self.running = self._reached = True
@@ -179,8 +179,8 @@ class Reducer:
     def end(self) -> None:
         """Called after the last node. If the backward reduces, waits for the buckets, and completes the step.
 
-        Then each grad_buffer holds the mean, or is empty if no rank used the parameter. Under a ZeroOptimizer it holds
-        this rank's sum instead.
+        Then each grad_buffer holds the mean, or is empty if no rank used the parameter. Under a ZeroOptimizer without
+        micro_batches it holds this rank's sum instead.
         """
         if self.micro_batches is not None:
             self.micro_batches.end_backward()
@@ -245,8 +245,8 @@ class Reducer:
         """Called when backward raised. Restores the weights and flags in `gradients`, not the grad_buffers.
 
         With micro_batches, gradients that this backward has begun are dropped, so that it can be repeated.
-        If something was launched, the ranks no longer agree, and the model is marked as broken. A single rank is never
-        marked as broken, except with micro_batches.
+        If something was launched, the ranks no longer agree, and the model is marked as broken. This is not so in a
+        capture, nor on a single rank without micro_batches.
         """
         # With micro_batches not even a single rank can repeat the backward: sums of earlier micro-batches have been
         # added to the buckets. In a capture nothing has been launched yet.
@@ -345,7 +345,7 @@ class Reducer:
         """Detaches this reducer from the leaves: their gradients get memory of their own, and are no longer reduced."""
         for leaf in self.leaves:
             leaf.ready_hook = None
-            if leaf.grad_buffer.withheld is not None:  # each rank has only a part of this gradient
+            if leaf.grad_buffer.withheld is not None:  # by a ZeroOptimizer: the rank may have only a part of the mean
                 leaf.grad_buffer.clear()
             leaf.grad_buffer.unbind()
 
@@ -407,7 +407,7 @@ class Reducer:
             self._launched += 1
 
     def _fill(self, bucket: int) -> None:
-        """Writes zeros where a bucket got no gradient on this rank: other ranks may have one."""
+        """Writes zeros where a bucket got no gradient on this rank: other ranks may have one. Looks for inf and NaN."""
         buckets = self.buckets
         for gradient in buckets.members[bucket]:
             index = self._assignment.parameters[gradient]

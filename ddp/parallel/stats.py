@@ -139,7 +139,7 @@ class Stats:
 
     @property
     def hidden_share(self) -> float | None:
-        """The part of communication that was hidden behind backward, 0 to 1; None if none is known."""
+        """The part of communication that was hidden behind backward, 0 to 1; None if no communication is known."""
         return self.hidden / self.communication if self.communication and self.hidden is not None else None
 
     def summary(self) -> str:
@@ -234,7 +234,7 @@ class Timeline:
 
     rank, size: this rank, and the number of ranks; nodes: the node of each rank, in rank order
     job: a number that identifies the job on all its ranks
-    width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
+    width: timestamps of each rank in a control message; steps: the latest ones, since the last `summary`
 
     For each backward the reducer sends `timestamps` in the control message, passes all ranks' timestamps to `receive`,
     and the step to `add`. These two methods also add to the figures of the flight record, which ddp-top and the metrics

@@ -43,7 +43,7 @@ class Step:
     On a GPU they say when the host launched the work, not when the device did it.
 
     number: how many synchronized backwards came before, the same on every rank
-    forward: begin and end of the last forward before it; None if there was none
+    forward: begin and end of the last forward before it; None if there was none since the previous backward
     begun, computed: when backward began, and when its last node had run
     ended: when all buckets were reduced
     control: when the control message was launched, and when it arrived; None if that is not known
@@ -126,7 +126,7 @@ class Recorder:
             self._steps.setdefault(timeline, deque(maxlen=_KEPT)).extend(steps)
 
     def stop(self) -> None:
-        """Ends recording, and writes the file of each rank in this process. Raises: OSError."""
+        """Ends recording, and writes the file of each rank in this process. Raises: OSError if it cannot be written."""
         with _lock:
             if self in _active:
                 _active.remove(self)
@@ -156,7 +156,10 @@ def _saved(step: Step, offset: int) -> dict[str, Any]:
 
 
 def register(timeline: Any) -> None:
-    """Called when a model is wrapped. The first time, starts recording if DDP_TRACE is set. Raises: ArgumentError."""
+    """Called when a model is wrapped. The first time, starts recording if DDP_TRACE is set.
+
+    Raises: ArgumentError as `Recorder`.
+    """
     global _environment_read
     with _lock:
         folder = os.environ.get(TRACE, "")

@@ -40,7 +40,7 @@ class SyncBatchNorm(BatchNorm):
     rank, the result does on all, and all must run backward from it. Batches may differ in all dimensions but C.
     Running statistics are equal on all ranks; their variance is the unbiased one of the whole batch. Gradients are
     those of the sum of all ranks' losses. Weight and bias get this rank's part of their gradient, as any parameter, and
-    DataParallel adds the parts.
+    DataParallel averages the parts.
 
     In evaluation, and on one rank, it is BatchNorm, without a collective. In forward the host reads the exchanged modes
     and numbers of values; on a GPU it has to wait for them.
@@ -164,7 +164,8 @@ class WholeBatch(ChannelGroups):
         row[1] = x.size // max(channels, 1)
         row[2:] = xp.concatenate([mean, var])
         table = self._comm.all_gather(row, lengths="equal").reshape(self._comm.size, -1)
-        modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # contiguous: see `StreamGuard`
+        # Contiguous, because of CuPy's current stream: see `ddp._cuda.stream_order.StreamGuard`.
+        modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()
         self.collective = _WANTS in modes_of_ranks
         if self.collective and _NO_GRAD in modes_of_ranks:
             raise GraphError(
@@ -203,7 +204,7 @@ class _SyncBatchNormBackward:
         self._op = op
 
     def plan(self, needs: tuple[bool, ...]) -> Sequence[int | None]:
-        """Saves x and weight in any case: the gradients of other ranks' x need sums over this rank's x and weight."""
+        """Saves x and weight in any case: this rank computes sums from them for the gradients of other ranks' x."""
         return batch_norm.plan((True, True, True))
 
     def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
