@@ -52,8 +52,8 @@ class autocast:
     enabled: False turns autocast off inside
     cache_enabled: a parameter that is used several times is cast once
 
-    Run the forward and the loss inside, but not backward, which computes each gradient in the dtype of its op. Also a
-    decorator. Affects this thread alone. Source: Micikevicius et al. 2018, arXiv:1710.03740.
+    Run the forward and the loss inside, but not backward, which computes each gradient in the dtype of its op. An
+    autocast is also a decorator. It affects this thread alone. Source: Micikevicius et al. 2018, arXiv:1710.03740.
 
     Raises: ArgumentError for another device; DtypeError for another dtype.
     """

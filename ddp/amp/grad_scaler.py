@@ -30,7 +30,8 @@ class ScalableOptimizer(Protocol):
 class GradScaler:
     """Scales losses by a factor that grows while gradients stay finite, and shrinks when they do not.
 
-    A step with a gradient that is infinite or nan is skipped. Other steps are called good.
+    A step with a gradient that is infinite or nan is skipped. Other steps are called good. The steps of several
+    optimizers between two calls of `update` count as one step.
 
     init_scale: the first factor
     growth_factor: the factor is multiplied by this after `growth_interval` good steps in a row
@@ -77,7 +78,12 @@ class GradScaler:
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
-        """Multiplies a tensor, or the tensors of a list or tuple, by the scale. Returns the products."""
+        """Multiplies a tensor, or the tensors of a list or tuple, by the scale. Returns the products.
+
+        If not enabled, returns `outputs` itself.
+
+        Raises: CaptureError in the capture of a CUDA graph, if no loss on a GPU was scaled before.
+        """
         if not self._enabled:
             return outputs
         if isinstance(outputs, list | tuple):
@@ -114,8 +120,10 @@ class GradScaler:
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
         """Makes a step of the optimizer, unless a gradient is infinite or nan. Calls `unscale_` first if you have not.
 
+        Returns: what the optimizer's `step` returns; None if the step is skipped
+
         Raises: ArgumentError for a closure, whose loss would not be scaled; GraphError if called a second time before
-        `update`.
+        `update`; what `unscale_` raises.
         """
         if closure is not None or args:
             raise ArgumentError("GradScaler.step: closures cannot be scaled; compute the loss before")
@@ -143,7 +151,7 @@ class GradScaler:
         """Lowers the scale if gradients since the last update were not all finite; raises it after enough good steps.
 
         new_scale: sets the scale to this number, or to this tensor of one element, instead
-        Raises: GraphError if neither `step` nor `unscale_` was called since the last update.
+        Raises: GraphError without new_scale, if neither `step` nor `unscale_` was called since the last update.
         """
         if not self._enabled:
             return
@@ -194,7 +202,10 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state that `state_dict` returned. Raises: ArgumentError if it is empty."""
+        """Restores the state that `state_dict` returned. Does nothing if not enabled.
+
+        Raises: ArgumentError if the state is empty.
+        """
         if not self._enabled:
             return
         if not state_dict:
@@ -208,7 +219,10 @@ class GradScaler:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
     def _on(self, device: device) -> _ScaleState:
-        """Returns the state. Moves it first, if it is on the CPU and `device` is a GPU."""
+        """Returns the state. Moves it first, if it is on the CPU, `device` is a GPU, and no flag is in use.
+
+        Raises: CaptureError if it would have to be moved in the capture of a CUDA graph.
+        """
         if device.type == "cuda" and self._state.device.type == "cpu" and not self._found_infs:
             if capturing.now is not None:
                 raise CaptureError(
@@ -249,7 +263,7 @@ class _ScaleState:
         return self.scale.array.reshape(1)
 
     def take(self) -> Array:
-        """Takes the flag of another optimizer, (1,) float32, which is 0. The caller sets it.
+        """Returns a flag for another optimizer, (1,) float32, which is 0. The caller sets it.
 
         Raises: ArgumentError if all flags are taken.
         """
@@ -276,5 +290,5 @@ class _ScaleState:
         self.scale.version.count += 1
 
     def read(self) -> tuple[float, int]:
-        """The scale, and how many steps were good since it last changed. Waits for the GPU."""
+        """The scale, and the number of good steps that count towards its next growth. Waits for the GPU."""
         return float(to_device(self._scale, CPU)[0]), int(to_device(self._good, CPU)[0])

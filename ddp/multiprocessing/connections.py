@@ -1,9 +1,9 @@
-"""Pipes and queues whose messages carry file descriptors: while a message is under way, only the kernel holds them.
+"""Pipes and queues whose messages carry file descriptors: while a message is under way, the kernel holds them.
 
 PyTorch's sender keeps a descriptor open until the receiver has fetched it: the sender has to live until then, and a
 descriptor that is never fetched leaks. Here a descriptor travels in the socket with the message. The sender may drop
-the tensor, or end, as soon as the message is written. When the last end of the socket is closed, the kernel closes the
-descriptors that were never read.
+the tensor, or end, as soon as the message is written. When all processes have closed the receiving end of the socket,
+the kernel closes the descriptors that were never read.
 The queues are the standard library's, with its locks, feeder thread and counters.
 
 Source: unix(7), SCM_RIGHTS.
@@ -52,8 +52,9 @@ class SharingConnection(Connection):
     def recv(self) -> Any:
         """Receives the next object; waits for one.
 
-        Raises: EOFError if none is left, and no other end is open; SharingError if this process has too many files open
-        to take the descriptors.
+        Raises: EOFError if no object is left and all processes have closed the other end; SharingError if this process
+        has too many files open to take the descriptors; OSError if this end is closed or sends only, or the sender
+        ended within a message.
         """
         return self.take().open()
 
@@ -62,7 +63,7 @@ class SharingConnection(Connection):
         self.post(packed.data, [owner.fileno() for owner in packed.fd_owners])
 
     def post(self, data: Any, fds: list[int]) -> None:
-        """Sends bytes together with descriptors. Raises: OSError if this end is closed or receives only."""
+        """Sends bytes together with descriptors. Raises: OSError if an end is closed, or this one receives only."""
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
         prefix = _HEADER.pack(len(fds), len(data))
@@ -88,7 +89,7 @@ class SharingConnection(Connection):
     def take(self) -> PackedObject:
         """Receives a packed message: the caller opens it after releasing its locks.
 
-        Raises: EOFError, OSError, SharingError.
+        Raises: as `recv`.
         """
         self._check_closed()  # type: ignore[attr-defined]
         self._check_readable()  # type: ignore[attr-defined]
@@ -155,7 +156,7 @@ reduction.register(SharingConnection, _reduce)
 
 
 class _DeferredPickle:
-    """Wraps an object for the feeder thread. When the thread pickles it, it packs the object, and pickles a number."""
+    """Wraps an object for the feeder thread. Pickling the wrapper packs the object, and pickles only its number."""
 
     __slots__ = ("_obj", "_queue")
 
@@ -170,8 +171,8 @@ class _DeferredPickle:
 class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subscript before Python 3.12
     """A queue for several processes, like the standard library's; tensors go by handle and are shared from then on.
 
-    Made by `ddp.multiprocessing.Queue(maxsize=0)`. The standard library's code pickles, sends, receives and unpickles
-    only the number of a packed object.
+    Made by `ddp.multiprocessing.Queue(maxsize=0)`. The standard library's code handles only the numbers of packed
+    objects.
     """
 
     _reader: Any

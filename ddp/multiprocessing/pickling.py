@@ -1,8 +1,9 @@
 """Pickling for another process: bytes, and with them the file descriptors of what is not copied.
 
-A tensor is pickled as a handle: its block of shared memory, the offset in it, shape and strides. Two picklers do so:
-that of our own connections, where descriptors travel with the message, and the standard ForkingPickler for the
-arguments of a process that is started. pickle.dumps and copy.deepcopy copy the contents as ever.
+A tensor on the CPU is pickled as a handle: its block of shared memory, the offset in it, dtype, shape and strides. The
+handle of a tensor on a GPU is made by CUDA IPC. Two picklers make handles: that of our own connections, where
+descriptors travel with the message, and the standard ForkingPickler for the arguments of a process that is started.
+pickle.dumps and copy.deepcopy copy the contents as ever.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ class _Packer(reduction.ForkingPickler):
 
 
 def pack(obj: Any) -> PackedObject:
-    """Pickles an object for `SharingConnection.send_packed`. Its tensors move to shared memory.
+    """Pickles an object for `SharingConnection.send_packed`. Its tensors on the CPU move to shared memory.
 
-    Raises: GraphError for a tensor that is the result of an op.
+    Raises: GraphError for a tensor that is the result of an op; SharingError if there is no shared memory.
     """
     share_small_tensors(obj)
     file = io.BytesIO()

@@ -79,7 +79,7 @@ class SpawnProcess(_SharingProcess, context.SpawnProcess):
 
 
 class ForkServerProcess(_SharingProcess, context.ForkServerProcess):
-    """A process forked by a server that was started early, without threads; tensors in its arguments go by handle."""
+    """A process forked by a server process, which has a single thread; tensors in its arguments go by handle."""
 
 
 class SpawnContext(_SharingContext, context.SpawnContext):
@@ -104,7 +104,8 @@ _BY_METHOD: dict[str, Any] = {"spawn": SpawnContext(), "forkserver": ForkServerC
 class Process(context.Process):
     """A process that runs `target(*args, **kwargs)`, or `run` of a subclass, in the way set by `set_start_method`.
 
-    Like the standard library's; tensors in its arguments go by handle, and are shared from then on.
+    Like the standard library's. Tensors in its arguments go by handle, and are shared from then on. A fork is an
+    exception: it shares only tensors that are in shared memory already.
     """
 
     @staticmethod
@@ -132,7 +133,8 @@ class DefaultContext(context.DefaultContext, _SharingContext):
     def set_start_method(self, method: str | None, force: bool = False) -> None:
         """Sets how processes are started: "spawn", the default, "forkserver" or "fork"; once, unless `force`.
 
-        Raises: RuntimeError if it is set already; ValueError for another method.
+        Raises: RuntimeError, without `force`, if it is set already or the default was used; ValueError for another
+        method.
         """
         super().set_start_method(method, force)
 
@@ -248,13 +250,14 @@ def spawn(
 ) -> ProcessContext | None:
     """Runs `fn(index, *args)` in `nprocs` processes, for index from 0 on, and waits for them.
 
-    An exception in one of them ends the others and is raised here. If this process ends first, they are killed. Tensors
-    in `args` go by handle, so that all see the same memory. `fn` and its arguments have to be picklable, unless
-    processes are forked. join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None takes
-    the one that was set.
+    An exception in one of them ends the others, and its traceback is raised here. If this process ends first, they are
+    killed. Tensors in `args` go by handle, so that all see the same memory, and `fn` and its arguments have to be
+    picklable. "fork" is an exception: it pickles nothing, and shares only tensors that are in shared memory already.
+    join=False: returns a ProcessContext at once. daemon: as for Process. start_method: None takes the one that was set.
 
     Raises: ProcessRaisedException, whose message holds the traceback of that process; ProcessExitedException for a
-    process that was killed or ended with a status other than 0; ArgumentError for less than one process.
+    process that was killed or ended with a status other than 0; ArgumentError for less than one process; ValueError for
+    another start method.
     """
     if nprocs < 1:
         raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")

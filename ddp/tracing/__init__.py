@@ -31,11 +31,11 @@ _running: list[Recorder] = []
 
 
 def merge(folder: str | os.PathLike[str]) -> str:
-    """Merges the parts in a folder into `trace.json`, and draws `step.png` if matplotlib is installed.
+    """Merges the parts in a folder into `trace.json`. Draws `step.png` if matplotlib is installed.
+
+    There is no picture if no step has a known length. Ranks without a part, as after a crash, are left out.
 
     Returns: a line that names these files, and the ranks without a part
-
-    Ranks without a part, as after a crash, are left out.
     Raises: ArgumentError if there is no part, one is invalid, or they are of several jobs; OSError if a file cannot be
     read or written.
     """

@@ -50,7 +50,8 @@ class TracePart:
 def read_parts(folder: str | os.PathLike[str]) -> list[TracePart]:
     """Reads the parts in a folder, in rank order.
 
-    Raises: ArgumentError if there is none, they belong to several jobs, or one is not a part of a trace.
+    Raises: ArgumentError if there is none, they belong to several jobs, or one is not a part of a trace; OSError if one
+    cannot be read.
     """
     parts = [_read(path) for path in sorted(Path(folder).glob(f"rank-*{SUFFIX}"))]
     if not parts:
@@ -78,7 +79,7 @@ def step_of_ranks(parts: Sequence[TracePart], number: int, model: int = 0) -> li
 
 
 def last_arrivals(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """For each bucket: (time at which the last rank arrived, that rank). Empty if the ranks' buckets differ.
+    """For each bucket: (time at which the last rank arrived, that rank). Empty if their numbers of buckets differ.
 
     A rank arrives at a bucket when its gradients, and those of all earlier buckets, are complete.
     steps: of all ranks

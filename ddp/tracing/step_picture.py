@@ -81,7 +81,10 @@ def draw(parts: Sequence[TracePart], number: int, count: int, path: Path) -> Non
 
 
 def shown_ranks(ranks: Sequence[int], late: Sequence[int]) -> list[int]:
-    """At most 6 ranks to draw: the first one, then late ranks, then the others. late: ranks that buckets waited for"""
+    """The ranks to draw, at most 6, in rank order. The first rank is always drawn; late ranks are preferred to others.
+
+    late: ranks that buckets waited for
+    """
     return sorted(list(dict.fromkeys([ranks[0], *reversed(late), *ranks]))[:_RANKS])
 
 

@@ -69,7 +69,7 @@ def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
 def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
     """Copies of tensors or arrays, on the host. A hook moves them to its device when it first uses them.
 
-    The memory of copies on the device would belong to another stream than the hook's.
+    They are not copied to the device at once, because that memory would belong to another stream than the hook's.
     """
     return {name: to_device(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
 

@@ -96,7 +96,7 @@ class TopK:
 
         On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
 
-        Raises: StateDictError if it is not the value of `state_dict`.
+        Raises: StateDictError if its keys are not those that `state_dict` returns.
         """
         if set(state_dict) != {"errors"}:
             raise StateDictError(f"TopK: expected errors, got {', '.join(map(str, state_dict))}")

@@ -1,8 +1,8 @@
 """Shards: the parameters, mean gradients and optimizer state of a rank's range of each bucket, in flat memory.
 
-A rank owns one range of every bucket, so its state and work are 1/size of the whole. The parameters of a bucket lie in
-one flat array, with the same layout as their gradients, so that one all-gather distributes the updated ranges. A rank
-updates a copy of its range, because the other ranks read that copy while the all-gather writes to the flat array.
+A rank owns one range of every bucket, so its state and work are about 1/size of the whole. The parameters of a bucket
+lie in one flat array, with the same layout as their gradients, so that one all-gather distributes the updated ranges. A
+rank updates a copy of its range, because the other ranks read that copy while the all-gather writes to the flat array.
 
 `ShardedExchange` gives each rank the mean gradients of its range. The bucket keeps this rank's own sum. A second
 backward adds to this sum, and the total is reduced. The bucket does not contain the mean, so reading `param.grad`

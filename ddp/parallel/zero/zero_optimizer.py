@@ -45,7 +45,7 @@ class ZeroOptimizer(Optimizer):
 
     Raises: DtypeError if the model is not a DataParallel, or the class not an optimizer; ArgumentError for missing
     parameters, and for those of another model; ParallelError if the model has a communication hook or a ZeroOptimizer
-    already.
+    already; what `optimizer_class` raises.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
@@ -105,7 +105,8 @@ class ZeroOptimizer(Optimizer):
         closure: computes the loss and its gradients again; step returns its result
 
         Raises: ParallelError for gradients that were not reduced: those that were accumulated inside `no_sync()` since
-        the last reduction, assigned, or made before this optimizer; CaptureError in a CUDA graph.
+        the last reduction, assigned, or made before this optimizer; also after `close` of the model. CaptureError in a
+        CUDA graph.
         """
         if capturing.now is not None:
             raise CaptureError("ZeroOptimizer gathers parameters that other ranks have updated, and no graph does yet")
@@ -126,7 +127,8 @@ class ZeroOptimizer(Optimizer):
         may differ
 
         Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
-        then nothing has changed. ParallelError for gradients that have not been reduced.
+        then nothing has changed. ParallelError for gradients that have not been reduced, and after `close` of the
+        model.
         """
         order = norm_order(norm_type)
         self._check_reduced("clip_grad_norm_")
@@ -136,9 +138,9 @@ class ZeroOptimizer(Optimizer):
     def unscale_gradients(self, scale: Any, found_inf: Any) -> None:
         """Divides the gradients by `scale`, for GradScaler. On a GPU the host does not wait. Collective.
 
-        scale, found_inf: (1,) float32; found_inf is set to 1 if any gradient on any rank is infinite or nan
+        scale, found_inf: (1,) float32; found_inf is set to 1 if any gradient on any rank is infinite or nan, else to 0
 
-        Raises: ParallelError for gradients that have not been reduced.
+        Raises: ParallelError for gradients that have not been reduced, and after `close` of the model.
         """
         self._check_reduced("unscale_")
         xp = self._device.xp
