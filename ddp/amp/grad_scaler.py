@@ -46,8 +46,8 @@ class GradScaler:
     Under DataParallel every rank has the same gradients, so all ranks skip the same steps.
 
     On a GPU the scale is in device memory from the first loss on, and a training step does not wait for the GPU: the
-    optimizers of `ddp.optim`, and ZeroOptimizer over them, skip a step on the GPU itself. The host waits in `get_scale`
-    and `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
+    optimizers of `ddp.optim`, and with NCCL ZeroOptimizer over them, skip a step on the GPU itself. The host waits in
+    `get_scale` and `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
 
     Raises: ArgumentError unless growth_factor > 1 and 0 < backoff_factor < 1, or for a device that is not CUDA or CPU.
     Source: Micikevicius et al. 2018, arXiv:1710.03740.

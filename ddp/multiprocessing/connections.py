@@ -207,7 +207,7 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
         """Takes an object out, waiting for one if there is none.
 
         timeout: seconds to wait at most; block=False: does not wait. Raises: queue.Empty if there is none in time;
-        ValueError if the queue is closed.
+        ValueError if the queue is closed; SharingError as `SharingConnection.recv`.
         """
         return self._packed.pop(super().get(block, timeout)).open()
 

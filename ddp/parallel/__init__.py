@@ -1,4 +1,4 @@
-"""Training on many devices: `DataParallel` and its parts; collectives that autograd sees.
+"""Training on many devices: `DataParallel` and its parts, and collectives with gradients.
 
 The objective of these collectives is the SUM over ranks of each rank's loss: `x.grad` on rank s is the derivative of
 that sum by rank s's x. Forward and backward are each one collective, and each is the adjoint of the other:

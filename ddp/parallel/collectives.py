@@ -144,10 +144,11 @@ _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
 def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None = None) -> Tensor:
     """The reduction of all ranks' x, on every rank.
 
-    x: (...), the same shape and dtype on every rank; op: sum, mean; if no rank's x requires grad also max, min, prod
+    x: (...), the same shape and dtype on every rank; op: sum, mean; under `no_grad`, or if no rank's x requires grad,
+    also max, min, prod
     Returns: (...), a new tensor
-    Raises: GraphError on every rank if x requires grad on one of them and op has no gradient; DtypeError if x is no
-    tensor; what `Communicator.all_reduce` raises.
+    Raises: GraphError on every rank if x requires grad on one of them and op has no gradient, except under `no_grad`;
+    DtypeError if x is no tensor; what `Communicator.all_reduce` raises.
     """
     call = CollectiveCall("all_reduce", x, comm)
     op = ReduceOp.parse(op)

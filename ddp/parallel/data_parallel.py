@@ -41,8 +41,9 @@ class DataParallel(Module):
     bucket_cap_mb: the most MiB of gradients that are reduced together; "auto": chosen from measurements of backward and
     of the network. first_bucket_mb: the most MiB of the first bucket, small so that communication starts early. A
     larger gradient has a bucket of its own
-    broadcast_buffers: broadcast the buffers of rank 0 before the first training forward after each synchronized
-    backward; False: each rank keeps its own. Without effect with micro_batches
+    broadcast_buffers: broadcast the buffers of rank 0 (inside `join`: of the lowest rank that has data) before the
+    first training forward after each synchronized backward; False: each rank keeps its own. Without effect with
+    micro_batches
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
     plan: fixed buckets: `model.plan` of an earlier run, or its state(). On 3 or more ranks the last bits of the
     gradients may depend on the plan

@@ -11,7 +11,7 @@ k - 2 its third. While one round is on the network, the next one is queued behin
     bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
 On a GPU the hook's kernels and its waits for communication run on a stream of their own: after the kernels that wrote
-the bucket, and before those that read it when backward has ended. The host does not wait for them.
+the bucket, and before those that read it when backward has ended. With NCCL the host does not wait for them.
 """
 
 from __future__ import annotations

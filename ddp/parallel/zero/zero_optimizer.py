@@ -136,7 +136,7 @@ class ZeroOptimizer(Optimizer):
             return self._clip(float(max_norm), order, error_if_nonfinite)
 
     def unscale_gradients(self, scale: Any, found_inf: Any) -> None:
-        """Divides the gradients by `scale`, for GradScaler. On a GPU the host does not wait. Collective.
+        """Divides the gradients by `scale`, for GradScaler. With NCCL the host does not wait for the GPU. Collective.
 
         scale, found_inf: (1,) float32; found_inf is set to 1 if any gradient on any rank is infinite or nan, else to 0
 
@@ -166,7 +166,7 @@ class ZeroOptimizer(Optimizer):
         state_dict: of a ZeroOptimizer on any number of ranks, of `optimizer_class`, or of PyTorch's optimizer of that
         name, with its tensors or with NumPy arrays
 
-        Raises: StateDictError if groups or shapes do not fit this optimizer.
+        Raises: StateDictError if groups or shapes do not fit this optimizer, or "state" or "param_groups" is missing.
         """
         super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
         saved = {
