@@ -19,7 +19,7 @@ _MOST_OPTIMIZERS = 16  # the most optimizers that are used between two updates
 
 
 class ScalableOptimizer(Protocol):
-    """What a GradScaler needs of an optimizer."""
+    """The attributes that an optimizer must have for a GradScaler."""
 
     param_groups: list[dict[str, Any]]
 

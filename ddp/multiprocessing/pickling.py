@@ -1,4 +1,4 @@
-"""Pickling for another process: bytes, and with them the file descriptors of what is not copied.
+"""Pickling for another process: makes bytes, and lists the file descriptors of the memory that is not copied.
 
 A tensor on the CPU is pickled as a handle: its block of shared memory, the offset in it, dtype, shape and strides. The
 handle of a tensor on a GPU is made by CUDA IPC. Two picklers make handles: that of our own connections, where
@@ -81,7 +81,7 @@ def take_fd(index: int) -> int:
 
 
 class SentFd:
-    """The descriptor of `owner` in a pickle: the receiving process unpickles it as the number of its own copy."""
+    """The descriptor of `owner` in a pickle. The receiving process unpickles it as the number of its own descriptor."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner

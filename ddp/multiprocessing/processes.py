@@ -164,7 +164,7 @@ class ProcessException(Exception):
 
 
 class ProcessRaisedException(ProcessException):
-    """The function has raised an exception: its traceback is the message."""
+    """The function has raised an exception. The message contains its traceback."""
 
 
 class ProcessExitedException(ProcessException):
@@ -174,7 +174,7 @@ class ProcessExitedException(ProcessException):
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
     ) -> None:
         super().__init__(msg, error_index, error_pid)
-        self.args = (msg, error_index, error_pid, exit_code, signal_name)  # from which it is pickled
+        self.args = (msg, error_index, error_pid, exit_code, signal_name)  # exceptions are pickled by their args
         self.exit_code = exit_code
         self.signal_name = signal_name
 

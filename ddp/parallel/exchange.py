@@ -34,7 +34,7 @@ class Exchange:
 
     def set_buckets(self, buckets: Buckets) -> None:
         """Uses these buckets from now on. Collective; no collective of a bucket may be in flight."""
-        self._works = []  # they would keep the memory of the old buckets
+        self._works = []  # old works would keep the memory of old buckets
         self._buckets = buckets
 
     def begin(self, control: ControlMessage) -> None:

@@ -250,12 +250,12 @@ class MicroBatches:
     """This rank's progress through the micro-batches of a step.
 
     module: the trained module; count: micro-batches in a step
-    own: the micro-batches of this rank; number: of the next one; step: how many steps have ended
+    own: the micro-batches of this rank; number: the number of the next micro-batch; step: how many steps have ended
     used: numbers of the parameters that this step's micro-batches have used; weights: of these micro-batches, None for
     one without a weight
 
-    Raises: ArgumentError for fewer micro-batches than ranks; ParallelError for a SyncBatchNorm or 16-bit parameters in
-    the module: its results would depend on the number of ranks.
+    Raises: ArgumentError for fewer micro-batches than ranks; ParallelError if the module has a SyncBatchNorm or 16-bit
+    parameters, with which results would depend on the number of ranks.
     """
 
     def __init__(self, comm: Communicator, module: Module, count: int) -> None:

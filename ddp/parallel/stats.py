@@ -100,7 +100,7 @@ class Stats:
     step: from the end of one backward to the end of the next; None, as `other` is, before there are two steps
     forward: the last forward before each backward; None if the model was not called
     backward: from its begin until its last node has run
-    communication: time in which some bucket was launched and not yet reduced, because it was sent or waited for a rank
+    communication: time in which some bucket was launched and not yet reduced: it was being sent, or waited for a rank
     hidden: the part of `communication` in which backward computed; both are None if no times were recorded
     exposed: time from the last node of backward until all buckets were reduced
     other: the rest of a step: data, loss, optimizer, logging

@@ -23,7 +23,7 @@ _CONTROL = 2
 _BUCKETS = 10
 # The distance between the rows of two models.
 _ROWS = 10_000
-# A shorter wait for a late rank is not drawn (ns).
+# Waits for a late rank that are shorter than this (ns) are not drawn.
 _NOTICED = 20_000
 # The first steps are not typical: memory is allocated, and buckets are planned.
 _WARMUP = 3

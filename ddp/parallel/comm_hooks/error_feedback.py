@@ -1,9 +1,9 @@
 """Error feedback: the part of a gradient that a compressor leaves out (the residual) is added to the next gradient.
 
-Without it a compressor that always drops the same directions never trains them; with it everything arrives, some of it
-later. A residual and the gradient that it is added to must have the same scale, but the scale of buckets changes: a
-bucket holds a SUM of gradients, and its divisor may differ from step to step. So residuals are parts of means: rank r
-contributes m_r = scale * buffer to the step's mean, and
+Without error feedback, a compressor that always drops the same directions never trains them. With error feedback, the
+whole gradient arrives, some of it later. A residual and the gradient that it is added to must have the same scale, but
+the scale of buckets changes: a bucket holds a SUM of gradients, and its divisor may differ from step to step. So
+residuals are parts of means: rank r contributes m_r = scale * buffer to the step's mean, and
 
     sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
     left out  e_r = M_r - (what of M_r was sent)    this rank's alone

@@ -69,7 +69,7 @@ def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -
     xp = device_of(buffer).xp
     part = max(1, -(-buffer.size // ranks))
     scaled = xp.zeros(ranks * part, np.float32)
-    # Scaled before it is rounded: then the ranks' parts add up to the mean.
+    # The buffer is scaled before it is rounded, so that the ranks' parts add up to the mean.
     xp.multiply(buffer, bucket.scale, out=scaled[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
     scaled = scaled.reshape(ranks, part)
     message = yield bucket.comm.all_to_all(_pack(scaled, dtype, fit(scaled)), lengths="equal", async_op=True)

@@ -44,7 +44,7 @@ _lock = threading.Lock()
 
 
 def hook_settings(hook: Any) -> dict[str, Any]:
-    """What must be equal on all ranks: the hook's name, and the settings in its attribute `same_on_all_ranks`.
+    """The settings that must be equal on all ranks: the hook's name, and those in its attribute `same_on_all_ranks`.
 
     Raises: ArgumentError for a hook that is a class, or not callable.
     """

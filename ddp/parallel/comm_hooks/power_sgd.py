@@ -76,7 +76,7 @@ class PowerSGD:
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
-        """What must be equal on all ranks, by name: the arguments, and how many steps have begun."""
+        """The values that must be equal on all ranks, by name: the arguments, and how many steps have begun."""
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def __call__(self, bucket: GradBucket) -> Steps:

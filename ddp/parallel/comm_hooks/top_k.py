@@ -52,7 +52,7 @@ class TopK:
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
-        """What must be equal on all ranks, by name."""
+        """The settings that must be equal on all ranks, by name."""
         return {"ratio": float(self.ratio)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
