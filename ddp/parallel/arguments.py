@@ -24,7 +24,7 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """Returns the most bytes of (a bucket, the first bucket). The former is None for "auto".
+    """Returns the most bytes of (a bucket, the first bucket). The former is None for "auto", else at least the latter.
 
     Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """

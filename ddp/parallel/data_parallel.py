@@ -40,7 +40,7 @@ class DataParallel(Module):
     comm: the ranks' communicator; None: `collectives.init()`. Reductions go over a duplicate of it
     bucket_cap_mb: the most MiB of gradients that are reduced together; "auto": chosen from measurements of backward and
     of the network. first_bucket_mb: the most MiB of the first bucket, small so that communication starts early. A
-    larger gradient has a bucket of its own
+    gradient above the limit has a bucket of its own
     broadcast_buffers: broadcast the buffers of rank 0 (inside `join`: of the lowest rank that has data) before the
     first training forward after each synchronized backward; False: each rank keeps its own. Without effect with
     micro_batches

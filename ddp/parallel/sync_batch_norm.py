@@ -128,7 +128,7 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
     """Changes every BatchNorm in `module`, of any subclass, into a SyncBatchNorm, in place. Returns `module`.
 
     comm: the communicator of these layers. They keep their parameters, buffers, hooks and training mode, so that an
-    optimizer or a DataParallel that was made before stays valid.
+    optimizer or a DataParallel that was made before stays valid. Layers that are SyncBatchNorm already do not change.
 
     Raises: DtypeError if `module` is not a Module.
     """
