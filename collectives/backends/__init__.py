@@ -1,6 +1,6 @@
-"""The backends, which move arrays between ranks: each is a `Transport` of host arrays, found by its module's name.
+"""The backends, which move arrays between ranks, and the transports that they use.
 
-A module of this package is a backend if it has `join(expected, timeout, checks)`. This function returns two things: the
-transport that connects this rank with all ranks; and this rank's `Membership` in the world, or None if no other rank
-waits for this rank's exit.
+A module of this package is a backend if it has `join(expected, timeout, checks)`. The module's name is the backend's
+name. `join` returns two things: the `Transport` of host arrays that connects this rank with all ranks; and this rank's
+`Membership` in the world, by which it leaves at exit, or None if there is nothing to leave.
 """

@@ -1,4 +1,4 @@
-"""A world of one rank: every collective is a copy, and no MPI library is loaded."""
+"""A world of one rank, which needs no MPI library. A collective at most copies and scales an array."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _copy(x: Array, out: Array | None) -> Test:
 
 
 class DetachedTransport(SingleTransport):
-    """The transport of a process that a rank has started: it has the rank's numbers, and its collectives raise.
+    """The transport of a process that a rank has forked or started. It has the rank's numbers; its collectives raise.
 
     A worker that reads data needs its rank's numbers to choose its part of the data. In a world of one it would read
     everything.

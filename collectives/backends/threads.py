@@ -211,7 +211,7 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
     """Returns a function that reduces all ranks' arrays, and copies to each rank its part of the total."""
 
     def execute(xs: list[Any], outs: list[Any]) -> None:
-        total = combine_in_tree(xs, COMBINE[op])  # Not into an `out`: in place, that may be an input of the reduction.
+        total = combine_in_tree(xs, COMBINE[op])  # Not into an `out`, which may be None or hold only a part.
         for out, part in zip(outs, parts, strict=True):
             if out is not None:
                 np.copyto(out, total[part])

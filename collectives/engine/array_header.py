@@ -1,7 +1,7 @@
-"""Array headers: bytes that say the dtype and the shape of an array, and that precede it.
+"""Array headers, which say the dtype and the shape of the array that follows, and exchanges of lengths.
 
-Before a scatter the root sends a header of known size, with each rank's length. An eager message has a header near its
-start.
+Before a scatter the root sends a header of known size, with each rank's length. In an eager message the header follows
+two tags.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def exchange_lengths(
 class EagerMessage(NamedTuple):
     """The first message of a send.
 
-    src: the sender's rank; tag: as its user gave it
+    src: the sender's rank; tag: as passed to `send`
     rendezvous_tag: the tag with which the array follows; 0: the array's bytes are in `body`, (nbytes,) uint8
     """
 

@@ -1,7 +1,7 @@
 """A collective in progress: its name and arguments, its steps, its outcome, and the `Work` that the user holds.
 
-Its steps are a generator, which yields the test of each operation and returns the result. So any thread can take the
-next step.
+The steps of a collective are a generator, which yields the test of each operation and returns the result. So any thread
+can take the next step.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# Files whose lines are never reported as the user's line. contextlib is one of them, since `with model.join():` makes
-# calls at its end, through contextlib.
+# How the paths of files begin whose lines are skipped in the search for the user's line. contextlib is one of them,
+# since `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# Bytes. `CallQueue.submit` leaves the start of a collective on a larger array to the helper thread, since copying the
-# array would delay the caller. An exception is a call in place.
+# Bytes. `CallQueue.submit` does not itself start a collective on a larger array, since copying the array would delay
+# the caller. The exception is a call in place on a transport that can have several collectives in flight.
 _SMALL = 1 << 16
 
 
@@ -47,7 +47,8 @@ def skip_frames(*packages: str) -> None:
     """Makes errors and reports skip the lines of these packages: they name the line that called into a package.
 
     packages: names of packages or modules that call collectives for their users, as `import` takes them
-    Raises: ArgumentError if one of them is not installed.
+    Raises: ArgumentError if one of them is not installed, or is a namespace package; ModuleNotFoundError for a
+    submodule of a package that is not installed.
     """
     global _SKIPPED
     for name in packages:
@@ -70,17 +71,18 @@ def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: t
 class Plan:
     """What all calls of one collective with the same dtype, shape and other arguments have in common.
 
-    The first of these calls makes the plan. Later ones change only `recorded`.
+    A communicator keeps plans for later calls. Calls change only `recorded`, and the state of `inline`.
 
-    name, more: the collective, and as text the arguments besides the array that must be equal on all ranks
+    name: of the collective; more: as text, the arguments besides array and scale that must be equal on all ranks; for
+    send and recv, the other rank and the tag
     dtype, shape: of the array of this rank; None if it has none
     agreed: the shape, or the part of it, that must be the same on all ranks, as must the dtype; None: both may differ
     checksum: a number that each rank shows the others, and that may differ: the length along axis 0, or a checksum
-    prefix: (n,) uint8 that other ranks get with the signature
+    prefix: (n,) uint8 that other ranks can get by `Transport.root_prefix` and `all_prefixes`
     shown: whether other ranks may read the array as soon as they have the signature
     reduction: for reductions: what to compute, and the dtype in which the array is sent
-    body: the steps that move the array after ranks have compared the call
-    layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
+    body: a function that returns the steps that move the array after ranks have compared the call
+    layout: a function that describes the result if all arrays travel with the signatures; None if they cannot
     result: the shape of this rank's result, if it is known before the call
     beside: whether the body is a single operation that may run at the same time as the operation of the next call
     depth: the number of stack frames from the public method to the creation of a call, or fewer
@@ -104,7 +106,7 @@ class Plan:
     beside: bool = False
     depth: int = 2
     digest: int = field(init=False)
-    small: bool = field(init=False)  # Whether the calling thread may take the first step of a call itself.
+    small: bool = field(init=False)  # Whether the calling thread takes the first step of an asynchronous call.
     inline: Any = field(default=None, init=False)
     recorded: dict[tuple[int, int], tuple[int, CodeType]] = field(default_factory=dict, init=False)
 
@@ -129,9 +131,12 @@ class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: its arguments, its steps, and its outcome.
 
     arrays: the object that reads and makes its arrays, a `HostArrays` or `DeviceArrays`; source: the caller's array
-    target: `out` as an array, if the result should be written there; out: as the caller passed it
-    scale: the factor of a reduction's result; or a function that returns it, until it has been called
-    preallocated: memory for the result, if it was made before the call
+    target: the array that receives the result, if known before the call: `out` as an array, the array that a broadcast
+    overwrites, or new memory for a reduction on a GPU
+    out: as the caller passed it; for a broadcast, x
+    scale: the factor of a reduction's result, or a function that returns it. On the host, the factor replaces the
+    function once that has been called
+    preallocated: memory for the result of a gather on a GPU, if its shape is known before the call
     """
 
     # Without slots, or as a dataclass, its creation takes half a microsecond longer.
@@ -185,7 +190,7 @@ class CollectiveOp(Generic[T]):
         self.out = out
         self.scale = scale
         self.preallocated = preallocated
-        # Whether a thread waits for this call and does nothing else.
+        # Whether a thread waits for this call, or has waited.
         self.waited_for = False
         self.steps: Steps[T] | None = None
         # Whether the call's operation has been started, and the next call may start before the operation is complete.
@@ -198,7 +203,7 @@ class CollectiveOp(Generic[T]):
         # ranks whose exit ends it. None for collectives.
         self.peers: Sequence[int] | None = None
         self.ended_by: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
-        # The exception that the function given as scale has raised.
+        # The exception that the function given as scale has raised, or the error because it returned no number.
         self.failure: Exception | None = None
         # The signatures of all ranks, once they have been compared.
         self.signatures: Signatures | None = None
@@ -230,7 +235,7 @@ class CollectiveOp(Generic[T]):
 
     @property
     def more(self) -> str:
-        """As text: the arguments besides the array that must be equal on all ranks."""
+        """As text: the arguments besides array and scale that must be equal on all ranks, and whether scale failed."""
         return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property
@@ -344,7 +349,8 @@ class Work(Generic[T]):
         timeout: seconds that this call waits at most, or a time limit that several calls share; the collective's own
         time limit holds as well
         Raises: CollectiveTimeout if it is not complete in time (after a timeout given here, the communicator is still
-        usable); the error of the collective, if it failed.
+        usable); the error of the collective, if it failed; CollectivesError if it is not complete, and a done callback,
+        signal handler or finalizer calls this in the thread that has to complete it.
         """
         call = self._call
         if not call.done:
@@ -360,8 +366,8 @@ class Work(Generic[T]):
 
         fn: runs in the thread that completes the call: a helper thread, or one that starts or waits for a call of the
         same communicator. Callbacks run in the order in which they were added. They may start calls with
-        `async_op=True`. To wait in a callback for a call of the same communicator raises CollectivesError, since that
-        call cannot continue before the callback returns.
+        `async_op=True`. A callback that runs in such a thread must not wait for a call of the same communicator that is
+        not complete: this raises CollectivesError, since the call cannot continue before the callback returns.
         Exceptions of callbacks are logged and otherwise ignored.
         Raises: ArgumentError if fn is not callable.
         """
@@ -373,8 +379,8 @@ class Work(Generic[T]):
     def times(self) -> tuple[int, int, int] | None:
         """When the call was made, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
 
-        None if the flight record no longer has it, after a thousand later calls. On a GPU, a call counts as
-        completed once it is handed to the device.
+        None if the flight record no longer has it, after a thousand later calls of this process; in a forked child also
+        for a call that was in progress. On a GPU, a call counts as completed once it is handed to the device.
         """
         call = self._call
         return None if call.recorder is None else call.recorder.times(call.record)

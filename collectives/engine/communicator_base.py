@@ -1,10 +1,12 @@
 """What all collectives share: the ranks, the comparison of their calls, and the way to the queue.
 
-Before data moves the ranks show each other signatures of their calls, so that a wrong call is an error and not a hang.
+Before ranks use each other's data, they show each other signatures of their calls, so that a wrong call is an error and
+not a hang. Ranks on different nodes may do so only for the first calls of a communicator.
+
 A signature consists of int64 words. One of them is a hash of all that must be the same on every rank: the collective,
-its op, root and scale, the dtype and the shape (without the length along axis 0 if that may differ). So comparing costs
-one check per rank. If hashes differ, the ranks send each other a description of their calls, and each raises an error
-with the same table.
+its op, root and scale, and, except for scatter, the dtype and the shape (without the length along axis 0 if that may
+differ). So comparing costs one check per rank. If hashes differ, the ranks send each other a description of their
+calls, and each raises an error with the same table.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class CommunicatorBase:
         self.registry.leave(self.transport.key)
 
     def _plan(self, make: Callable[..., Plan], key: tuple[Any, ...]) -> Plan:
-        """The plan of calls with this key; `make(*key)` makes it for the first call. key: begins with `device_text`"""
+        """The plan of calls with this key; `make(*key)` makes it if none is kept. key: begins with `device_text`"""
         try:
             plan = self._plans.get(key)
         except TypeError:  # An argument is not hashable, so it is invalid; `make` raises the right error.
@@ -199,7 +201,7 @@ _LONGEST_TIMEOUT = 1e9
 
 
 def check_timeout(timeout: Any) -> float:
-    """A time limit in seconds; infinity becomes 30 years. Raises: ArgumentError if it is not a number above 0."""
+    """A time limit in seconds, at most 30 years. Raises: ArgumentError if it is not an int or float above 0."""
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
     return min(timeout, _LONGEST_TIMEOUT)

@@ -54,6 +54,7 @@ class HostArrays:
         """Returns a call's result: `received` if `target` is None.
 
         Otherwise copies `received` into `target`, which is the array of `out`, and returns `out`.
+        Raises: ArgumentError if `target` has another shape or dtype, or is read-only.
         """
         if target is None:
             return received
@@ -62,11 +63,11 @@ class HostArrays:
         return out
 
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Array | None, target: Array | None) -> None:
-        """Does nothing. Only arrays on a GPU must be allocated in the caller's thread, before the call."""
+        """Does nothing. Only arrays on a GPU are allocated in the caller's thread, before the call."""
         return
 
     def reduction_target(self, plan: Plan, source: Array, out: Any, in_place: bool) -> Array | None:
-        """`out` as an array, or None. Raises: ArgumentError if the result does not fit into it."""
+        """`out` as an array; None without `out` or result. Raises: ArgumentError if the result does not fit into it."""
         if out is None or plan.result is None:
             return None
         array = source if in_place else as_array(out, "out")

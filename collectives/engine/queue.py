@@ -3,8 +3,8 @@
 A thread that waits for one call of the communicator takes the steps of all its calls, as in MPI. So a call that a
 thread waits for needs no other thread. A helper thread takes steps while no thread waits.
 
-Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C is pressed, or
-a rank turns out to have left.
+Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C is pressed, a
+rank turns out to have left, or the communicator is aborted.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
-# Errors that a step raises only after its last operation, or on all ranks together. So ranks still agree on the next
-# call.
+# Errors that a step raises only after the last operation of its call, or on all ranks together. So ranks still agree on
+# the next call. On a GPU a call may raise an ArgumentError earlier, for a mistake that all ranks make if they run the
+# same program.
 _RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
 # Interval at which a waiting rank checks for exits and time limits (s).
 _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
-# A plan keeps the texts of this many call sites. Without a limit, code that is compiled anew for each call would add a
-# site each time.
+# A plan keeps the texts of at most this many call sites. Without a limit, code that is compiled anew for each call
+# would add a site each time.
 _MAX_SITES = 256
 # After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because to
 # wake it takes as long as a small call.
@@ -55,8 +56,8 @@ _IDLE_ROUNDS = 10
 # If the helper thread is woken for a call, and another thread already waits for that call, the helper thread sleeps
 # for this long (s): the next calls are probably waited for, too, and to look for work would delay each of them.
 _WAITED_FOR = 2e-3
-# After `expect_wait` the helper thread leaves the calls to the thread that is going to wait, for this long (s). Then it
-# takes over: that thread may have raised an exception, and may never wait.
+# Where ranks share cores, the helper thread leaves the calls after `expect_wait` to the thread that is going to wait,
+# for this long (s). Then it takes over: that thread may have raised an exception, and may never wait.
 _LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
@@ -77,14 +78,14 @@ class CallQueue:
         self._closed = False
         self._closing = False
         self._released = False
-        # The error of the first call that failed before its end, or of `abort`. All later calls raise it, after calling
-        # `_notify`.
+        # The error of the first call that failed before its end, or of `abort`; in a forked child, that this process is
+        # no rank. All later calls raise it, after calling `_notify`.
         self._error: BaseException | None = None
         self._notify: Callable[[], None] = lambda: None
         self._aborted = False
         on_one_node = transport.shares_memory and transport.local_size == transport.size
-        # Whether all ranks are on this node, and it has fewer than two cores for each. Then helper threads delay the
-        # threads that compute.
+        # Whether all ranks are on this node and share memory, and the node has fewer than two cores for each rank. Then
+        # helper threads delay the threads that compute.
         self._shares_cores = on_one_node and (os.cpu_count() or 1) < 2 * transport.local_size
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
@@ -148,7 +149,7 @@ class CallQueue:
         return call.result  # type: ignore[return-value]  # A finished call without an error has a result.
 
     def submit(self, call: CollectiveOp[Any], ordered: bool = True, awaited: bool = True) -> None:
-        """Starts `call`, which is continued by threads that wait for a call, or by the helper thread.
+        """Queues `call`, and starts it if that takes little time. A waiting thread or the helper thread continues it.
 
         awaited: False if no other rank waits for the call: then a sleeping helper thread is not woken for it
         """
@@ -159,7 +160,8 @@ class CallQueue:
             if call.plan.small:
                 self._take(self._start, call)
             elif call.source is call.target and self._transport.in_flight > 1:
-                # So data are sent while this thread computes. The call is in place, so its start needs no copy.
+                # So data are sent while this thread computes. The call is in place, so its start needs no copy, unless
+                # the array is converted for sending.
                 self._take(self._start_ahead)
         if awaited and not call.done:
             self.wake_helper()
@@ -197,7 +199,10 @@ class CallQueue:
         return wait_for_all
 
     def record_launched(self, call: CollectiveOp[Any]) -> None:
-        """Records a call that already runs on a device, outside of the order of collectives."""
+        """Records a call that already runs on a device, outside of the order of collectives.
+
+        Raises: CommunicatorClosed; the error of an earlier call, if the queue is broken.
+        """
         with self.lock:
             if self._error is not None or self._closed:
                 self._refuse(call)
@@ -205,7 +210,10 @@ class CallQueue:
         call.set_outcome(None, None)
 
     def wait(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
-        """Takes steps until `call` is finished. Returns: whether it finished before the limit has passed."""
+        """Takes steps until `call` is finished. Returns: whether it finished before the limit has passed.
+
+        Raises: CollectivesError if this thread is already taking steps, for example in a done callback.
+        """
         if self._stepper:
             self._refuse_nested(call)
         return self._wait_until_done(call, limit)
@@ -238,7 +246,7 @@ class CallQueue:
         return True
 
     def close(self) -> None:
-        """Makes the queue refuse further calls. The helper thread finishes those in progress."""
+        """Makes the queue refuse further calls. The helper thread or a waiting thread finishes those in progress."""
         with self.lock:
             if self._closed:
                 return
@@ -354,7 +362,7 @@ class CallQueue:
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
         for index in range(min(len(self._ordered), self._transport.in_flight)):
             call = self._ordered[index]
-            if call.done:  # The call has failed before its turn, and is removed when its turn comes.
+            if call.done:  # The call has ended before its turn, and is removed when its turn comes.
                 break
             # All ranks must start their operations in the same order. A scale function may depend on earlier results.
             if not call.plan.beside or (index and (callable(call.scale) or not self._ordered[index - 1].posted)):
@@ -496,13 +504,14 @@ class CallQueue:
 
     @property
     def broken(self) -> bool:
-        """True once a call failed before its end: no further call on this communicator can be trusted."""
+        """True once a call failed before its end, or after `abort`: all later calls on this communicator raise."""
         return self._error is not None
 
     def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
         """Makes calls in progress and all later calls raise `error`, for example after a failure on the device.
 
-        May be called from any thread. notify: called when a call is about to raise the error
+        May be called from any thread. Has no effect if the queue is already broken.
+        notify: called when a call is about to raise the error
         """
         with self.lock:
             if self._error is None:
@@ -545,7 +554,7 @@ def _passed(limit: Deadline | None) -> bool:
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Runs steps of ranks that have no communicator yet, and returns the result.
 
-    Raises: CollectiveTimeout, PeerLeft, and what the steps raise.
+    Raises: CollectiveTimeout, PeerLeft, and what the steps raise; an error that is no CollectivesError becomes one.
     """
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps

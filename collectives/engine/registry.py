@@ -36,7 +36,7 @@ class CommunicatorRegistry:
         self._close_followers(key)
 
     def close_with(self, key: str, queue: CallQueue) -> None:
-        """Closes `queue` when the communicator of `key` is closed, or now if it already is."""
+        """Closes `queue` once the communicator of `key` is closed and its calls are finished, or now if they are."""
         self._closed_with.setdefault(key, []).append(queue)
         if key not in self._open:
             self._close_followers(key)
@@ -54,7 +54,7 @@ class CommunicatorRegistry:
             queue.drain(deadline)
 
     def broken(self) -> bool:
-        """True if a call on any open communicator failed before its end."""
+        """True if any open communicator is broken: see `CallQueue.broken`."""
         return any(queue.broken for queue in self._open.copy().values())
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """The orderly exit: ranks leave together, or the job ends.
 
 MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
-status and call counts, and waits for theirs. If all have arrived, MPI is finalized, unless a failure makes that
-unsafe. Otherwise the job ends with the status of the first rank that failed. If none failed, but some ranks did not
-come in time, the others print which ranks are missing, and end the job with status 1. A rank that stopped on request
-(STOPPED) also waits for the others. If it exited before they have finalized MPI, the engine would kill them, and print
-a long error message.
+status and call counts, and waits for theirs. Under a launcher, a rank that failed does not wait: it exits, and the
+launcher ends the other ranks. If all have arrived, MPI is finalized, unless a failure makes that unsafe. Otherwise the
+job ends with the status of the first rank that failed. If none failed, but some ranks did not come in time, the others
+print which ranks are missing, and end the job with status 1. A rank that stopped on request (STOPPED) also waits for
+the others. If it exited before they have finalized MPI, the engine would kill them, and print a long error message.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def job_status(own_status: int, before: Sequence[int], after: Sequence[int]) -> 
 def shut_down(
     membership: Membership, registry: CommunicatorRegistry, status: int, timeout: float, supervised: bool
 ) -> None:
-    """Leaves the world together with the other ranks, or ends the job. Returns only if Python may continue exiting.
+    """Leaves the world together with the other ranks, or ends this process or the job.
+
+    Returns only if Python may continue exiting.
 
     status: this process's exit status; timeout: seconds to wait for the others; supervised: whether a launcher ends
     the other ranks after a failure
@@ -139,13 +141,16 @@ def shut_down(
     if supervised:
         os._exit(code)
     if is_clean(status):
-        time.sleep(_GRACE)  # The rank that failed ends the job, and prints its error first.
+        time.sleep(_GRACE)  # If a rank failed, that rank prints its error and ends the job.
     time.sleep(_READ)
     membership.abort(code)
 
 
 def _wait_for_notices(membership: Membership, status: int, deadline: Deadline) -> bool:
-    """Waits for all exit notices; only a short time once a failure is known. Returns: whether one is known."""
+    """Waits until all exit notices have arrived, and this rank's own are sent; once a failure is known, only briefly.
+
+    Returns: whether a failure is known
+    """
     failed_at: float | None = None
     while True:
         exit_notices = membership.exit_notices()

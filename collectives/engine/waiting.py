@@ -1,4 +1,4 @@
-"""How a rank waits for others: by tests in a loop, with pauses that grow, until a time limit has passed.
+"""How a rank waits for others: by tests in a loop, with longer pauses as time passes, until a time limit has passed.
 
 Ranks may share cores with each other, and with processes that compute. So a waiting rank spins for a moment, then
 yields its core between tests, and then sleeps between them. Nothing blocks inside a backend, so time limits, Ctrl-C and
@@ -22,13 +22,14 @@ from collectives.transport import Test, Transport, describe_exits, left_before
 _SPIN = 20e-6
 # Until this much time has passed, yield the core between tests: another rank may need it. Then sleep.
 _YIELD = 300e-6
-# A sched_yield that takes longer than this means that the core is shared. Waiting ranks then spin less for a while.
+# A sched_yield that takes longer than this means that the core is shared. For a while, this rank then tests without a
+# pause only for this long, and not for _SPIN.
 _SHARED = 5e-6
 # A sched_yield that takes longer than this gave the core to a computing process for a whole time slice. A sleeping
-# process gets its core back at once when it wakes. So waiting ranks then sleep instead of yielding
+# process gets its core back at once when it wakes. So for a while, this rank then sleeps instead of yielding
 # (benchmarks/collectives.py --busy 1).
 _TAKEN = 200e-6
-# How long waiting ranks spin less, or sleep instead, after a sched_yield that took longer than _SHARED or _TAKEN.
+# How long this rank spins less, or sleeps instead of yielding, after a sched_yield longer than _SHARED or _TAKEN.
 _CROWDED = 5e-3
 # The shortest sleep; the system makes it about 55 us.
 _NAP = 1e-6

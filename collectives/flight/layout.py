@@ -3,8 +3,8 @@
     header | Python position | ring of the last CALLS calls | call texts
 
 A call is a fixed record of seven words. It points to a call text (communicator, name, dtype, shape, ..., file, line),
-which is written once for all calls that share it. The first and last word of a call both contain its index: the first
-is written first, the last one last, so a record in which they disagree is being written. Texts carry a checksum.
+which is written once for all calls that share it. The first and last word of a call both contain its index. The first
+is written first and the last one last, so readers skip a record in which they disagree. Texts carry a checksum.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ def unpack_text(slot: bytes, fields: int) -> tuple[int, list[str]] | None:
 
 
 def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """`text` in at most `limit` bytes of UTF-8, without partial characters; an ellipsis marks what was cut."""
+    """`text` in at most `limit` bytes of UTF-8, without partial characters; an ellipsis marks what was cut.
+
+    keep_end: cuts the beginning of the text and not its end
+    """
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()

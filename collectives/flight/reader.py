@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
-# Calls with numbers of their own, apart from those of the communicator's collectives.
+# Point-to-point calls, whose numbers are not among those of the communicator's collectives.
 _PAIRS = ("send", "recv")
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 
@@ -37,7 +37,9 @@ class RecordedCall(
 ):
     """One call of a process. Times are of the monotonic clock, in ns; 0: not yet.
 
-    order: the call's number among all calls of the process, from 1; number: among those of its communicator, from 0
+    order: the call's number among all calls of the process, from 1
+    number: among the collectives of its communicator, from 0; for send, recv and create_group, among the communicator's
+    calls of that name
     communicator: its key, and its purpose if it has one; state: "queued", "started", "done" or "failed"
     name, dtype, shape, more: as text, e.g. all_reduce, float32, (512, 10), sum; file, line: of the user's code
     """
@@ -62,8 +64,8 @@ class Position(namedtuple("Position", "time file line function within")):
     """Where the main thread's Python code was.
 
     time: of the sample; monotonic clock, ns
-    file, line, function: the innermost frame of the user's code
-    within: file, line and function of the innermost frame overall, if that is in a library or in our packages
+    file, line, function: the innermost frame of the user's code; if there is none, of a library
+    within: file, line and function of the innermost frame overall, if that is another frame; else None
     """
 
     __slots__ = ()
@@ -90,10 +92,11 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
 
     @property
     def current(self) -> tuple[RecordedCall | None, int]:
-        """The last call and 0, if that has ended; otherwise the call in progress, and how many calls are queued.
+        """The last call and 0, if that has ended; otherwise the newest call in progress, and how many calls are queued.
 
         If consecutive collectives of a communicator are in progress at once, the first of them is returned, because
-        they complete in order. If no call has started yet: the last call and 0. Before any call: (None, 0).
+        they complete in order. If the last call is queued, and none is in progress: the last call and 0. Before any
+        call: (None, 0).
         """
         if not self.calls:
             return None, 0
@@ -122,7 +125,11 @@ class FlightReader:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Opens the record of a running process. Raises: RecordError if it has none, or belongs to another user."""
+        """Opens the record of a running process.
+
+        Raises: RecordError if there is no such process, it has ended or belongs to another user, or has no record that
+        can be read.
+        """
         try:
             fds = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if _is_record(pid, int(fd))]
         except OSError as error:
@@ -144,7 +151,10 @@ class FlightReader:
 
     @classmethod
     def of_fd(cls, pid: int, fd: int) -> Self:
-        """Opens the record that process `pid` has open as `fd`. Raises: RecordError if it has none there."""
+        """Opens the record that process `pid` has open as `fd`.
+
+        Raises: RecordError if it has none there, or the record cannot be read.
+        """
         try:
             own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

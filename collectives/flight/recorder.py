@@ -4,8 +4,8 @@ The memory is a memfd of this process: it leaves no file behind, and other proce
 Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.
 
 A rank that never reaches a collective is in some loop of the user's code. When its peers time out, their errors should
-say where. So once a second a thread of this process samples the position of the main thread's Python code. If the main
-thread computes without releasing the GIL, there is no new sample, and the age of the last one shows that.
+say where. So if there are several ranks, a thread of each samples once a second where the main thread's Python code is.
+If the main thread computes without releasing the GIL, there is no new sample, and the age of the last one shows that.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Recorder:
             self._newest += 1
             number = self._newest
             # The slot of a text is overwritten TEXTS texts later, but new calls point to a text only until TEXTS // 2
-            # texts later. So it outlives the recorded calls that point to it.
+            # texts later. The ring holds fewer calls than that, so a text outlives the recorded calls that point to it.
             self.oldest = max(0, number - layout.TEXTS // 2)
             if len(self._texts) >= layout.TEXTS:
                 self._texts.clear()
@@ -215,7 +215,8 @@ def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> No
     of this function, and then the count of this function. After a restart from a checkpoint, pass n. A call does not
     communicate and takes about a microsecond. In a world of threads all ranks share one count.
 
-    Raises: ArgumentError if n is not an integer of 0 or more.
+    Raises: ArgumentError if n is not an int from 0 to 2**63 - 1; TypeError or ValueError if loss or samples is not a
+    number.
     """
     if n is not None and (not isinstance(n, int) or not 0 <= n < 1 << 63):
         raise ArgumentError(f"n should be the number of a step, a whole number of 0 or more, is {n!r}")
@@ -263,8 +264,8 @@ def start_sampler(recorder: Recorder, period: float = PERIOD) -> None:
 def main_thread_position() -> tuple[Location, Location | None] | None:
     """The main thread's position: the innermost frame of the user's code, and the innermost frame of all.
 
-    The second is None if both are the same frame. If no frame is the user's, the innermost frame of a library takes the
-    place of the first. Returns None if the main thread has ended.
+    The second is None if both are the same frame. If no frame is the user's, the first is the innermost frame of a
+    library, or of all if there is no library. Returns None if the main thread has ended.
     """
     frames = _stack(threading.main_thread().ident or 0)
     if not frames:
@@ -294,7 +295,9 @@ def _stack(thread: int) -> list[FrameType]:
     try:
         frames.extend(itertools.accumulate(steps, getattr))
     except (KeyError, AttributeError):
-        pass  # There is no such thread; or all frames are read: the outermost one's f_back is None, which has none.
+        # KeyError: there is no such thread. AttributeError: all frames are read. The f_back of the outermost frame is
+        # None, which is the last item of `frames`, and has no f_back itself.
+        pass
     return frames[:-1]
 
 
