@@ -1,4 +1,4 @@
-"""Collectives on GPU arrays: over NCCL if every rank can use it, otherwise through host memory and the host transport.
+"""Collectives on GPU arrays of several ranks: over NCCL if all can use it, otherwise through the host transport.
 
 Except for `cuda`, nothing here is loaded before a communicator first gets an array on a GPU, or is asked for NCCL.
 
@@ -6,5 +6,5 @@ Except for `cuda`, nothing here is loaded before a communicator first gets an ar
     device_transport      the interface of transports, and two of them: in a world of one, and through host memory
     nccl_transport        moves arrays over NCCL, on a stream of its own
     negotiation           chooses the transport, on all ranks together
-    cuda                  the only module that imports CuPy, except that `nccl.library` takes NCCL from it
+    cuda                  the only module of `collectives` that imports CuPy, except that `nccl.library` gets NCCL by it
 """

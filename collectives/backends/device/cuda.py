@@ -34,7 +34,7 @@ _PER_THREAD = 2
 def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Makes the GPU whose number is the local rank, modulo the number of GPUs, this thread's current device.
 
-    If only one device is visible, or the current device is not device 0, the current device does not change.
+    If only one device is visible, the current device is not device 0, or CuPy cannot be used, nothing changes.
     """
     if has_one_visible(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
         return
@@ -74,9 +74,9 @@ def why_absent() -> str | None:
 
 
 def load(index: int | None = None) -> Cuda:
-    """A device by its number; None: this thread's current device.
+    """A device by its number, which is not checked; None: this thread's current device.
 
-    Raises: CollectivesError if CuPy or the device cannot be used.
+    Raises: CollectivesError if CuPy cannot be imported, or finds no current device.
     """
     try:
         import cupy
@@ -124,7 +124,7 @@ class Cuda:
     def as_array(self, x: Any, name: str = "x") -> Any:
         """x as a CuPy array that shares its memory.
 
-        Raises: DtypeError if x is not an array on a GPU, or is on another one.
+        Raises: DtypeError if x is not an array on a GPU, or is on another GPU.
         """
         if not isinstance(x, self.xp.ndarray):
             with self.on(self.current_stream()):
@@ -160,7 +160,7 @@ class Cuda:
             self._runtime.memcpyAsync(device.data.ptr, host.ctypes.data, device.nbytes, direction, stream.ptr)
 
     def copy(self, target: Any, source: Any, stream: Any) -> None:
-        """Starts the copy of a device array into another one, converted to its dtype."""
+        """Starts the copy of a device array into another one, converted to the target's dtype."""
         with self.on(stream):
             self.xp.copyto(target, source, casting="unsafe")
 

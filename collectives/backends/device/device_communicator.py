@@ -1,8 +1,9 @@
-r"""The part of a communicator for arrays on a GPU: its collectives have the arguments that `Communicator` documents.
+r"""The part of a communicator for arrays on a GPU. `Communicator`'s methods use it if they get such arrays.
 
 Device calls and host calls go through one queue, in the communicator's order. What ranks must exchange first (lengths,
 the choice of a transport) goes over the host transport. `wait` orders streams. The host waits only until the collective
-is on its stream. If the collective goes through host memory, this includes the copy from the device.
+is on its stream. If the collective goes through host memory, this includes the copy from the device and the collective
+of the host transport.
 
 Reductions are computed in the dtype that `collectives.reduction` defines. Arrays are converted to it on the
 communication stream. All other collectives move rows as bytes. send and recv always go through host memory, because
@@ -15,11 +16,11 @@ How a collective is ordered after the caller's kernels and before those that use
                                            \                          /
     communication stream   ───────────── wait(ready) ── collective ── done
 
-The host does not wait for `ready` or `done`. CuPy's memory pool has one arena per stream and reuses freed memory at
-once, in that stream's order, without regard to the communication stream. So a result is allocated in the arena of the
-caller's stream, and before `ready` is recorded if its shape is known by then. The watchdog keeps all arrays that the
-communication stream uses until `done` is complete. Scratch arrays of the communication stream are in its own arena, and
-no other stream uses them.
+Over NCCL the host does not wait for `ready` or `done`. CuPy's memory pool has one arena per stream and reuses freed
+memory at once, in that stream's order, without regard to the communication stream. So a result is allocated in the
+arena of the caller's stream, and before `ready` is recorded if its shape is known by then. The watchdog keeps all
+arrays that the communication stream uses until `done` is complete. Scratch arrays of the communication stream are in
+its own arena, and no other stream uses them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ class DeviceReceiveWork(Work[Any]):
         self._result: Any = None
 
     def wait(self, timeout: float | Deadline | None = None) -> Any:
-        """Returns `out`, which the current stream may use; for a receive from any source (out, sender's rank)."""
+        """Returns `out`; for a receive from any source, (out, sender's rank).
+
+        The stream that is current at the first call may use `out`.
+        Raises: what `Work.wait` raises; ArgumentError if `out` has another shape or dtype than the data.
+        """
         received = super().wait(timeout)
         if self._result is None:
             self._result = self._deliver(received)
@@ -148,7 +153,7 @@ class DeviceCommunicator:
         """Watches the work on the current stream; keeps `keep` alive until the work is complete.
 
         The time limit is that of the device transport. Does nothing before the first collective on a GPU.
-        Raises: the failure of an earlier operation.
+        Raises: the failure of an earlier operation; CommunicatorClosed after `close`.
         """
         if self._device_transport is None:
             return
@@ -185,7 +190,8 @@ class DeviceCommunicator:
     def to_host(self, x: Any) -> Array:
         """Copies x to host memory, to be sent. The host waits for the current stream, and for the copy.
 
-        Raises: CollectiveTimeout if that takes longer than the communicator's limit.
+        Raises: CollectiveTimeout if that takes longer than the communicator's limit; DtypeError if x is on another GPU;
+        CollectivesError if earlier work on the device failed.
         """
         source = self._cuda.as_array(x)
         stream = self._cuda.current_stream()
@@ -292,7 +298,10 @@ class DeviceArrays:
         stream.wait_event(self._ready)
 
     def end(self, call: object, transport: DeviceTransport) -> None:
-        """Called when all work is on the communication stream. Keeps the buffers alive until that work is complete."""
+        """Called when all work is on the communication stream. Keeps the buffers alive until that work is complete.
+
+        In a capture, keeps them forever, since a launch of the graph uses them again.
+        """
         buffers = [*self._buffers, transport.staged]
         self._buffers = []
         transport.staged = None
@@ -339,6 +348,7 @@ class DeviceArrays:
         """Returns a call's result: `received` if `target` is None.
 
         Otherwise copies `received` into `target`, which is the array of `out`, and returns `out`.
+        Raises: ArgumentError if `target` has another shape or dtype.
         """
         if target is None:
             return received
@@ -347,7 +357,10 @@ class DeviceArrays:
         return out
 
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
-        """Allocates memory for a result now: another thread cannot allocate it in the order of the caller's stream."""
+        """Memory for a result, as from `result`, before the call starts.
+
+        To allocate it later, in another thread, takes one more event, and fails on a thread's own default stream.
+        """
         return self.result(shape, dtype, source, target)
 
     def reduction_target(self, plan: Plan, source: Any, out: Any, in_place: bool) -> Any:

@@ -83,7 +83,7 @@ class DeviceTransport(ABC):
 
 
 class SingleDeviceTransport(DeviceTransport):
-    """The device transport of a communicator of one rank: every collective is a copy on the device."""
+    """The device transport of a communicator of one rank: a collective is at most a copy on the device."""
 
     name = "single"
 

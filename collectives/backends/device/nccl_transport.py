@@ -191,7 +191,8 @@ class NcclTransport(DeviceTransport):
         try:
             issued.result()
         except CollectivesError as error:
-            # Part of the collective may have started, and other ranks wait for the rest. The abort ends their waits.
+            # Part of the collective may have started, and other ranks may wait for the rest. So the communicator is
+            # aborted.
             self._watchdog.fail(error)
             self._watchdog.received()
             raise

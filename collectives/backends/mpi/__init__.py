@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def join(expected: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
-    """Joins MPI's world, and gives this rank its part of the node's cores and GPUs, unless a launcher has done so."""
+    """Joins MPI's world. If there are several ranks, limits BLAS threads to this rank's cores, and chooses its GPU.
+
+    Neither is done if the environment shows that the launcher or the user has done it. Raises: as `MPIWorld`.
+    """
     # Imported late, so that importing this package does not load MPI: a world of one may not need it.
     from collectives.backends.device.cuda import take_local_gpu
     from collectives.backends.mpi.mpi_transport import world_transport

@@ -45,8 +45,8 @@ INT = 2**31 - 1
 # makes only a short step per test.
 _SCATTER_FROM = 8 << 20
 
-# The tag of the parts that collectives exchange by sends and receives. It is above the tags that `P2PQueue` uses. MPI
-# guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
+# The tag of the parts that collectives exchange by sends and receives. It is above the tags of the calls `send` and
+# `recv`. MPI guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"
@@ -230,7 +230,7 @@ class MPITransport(Transport):
         return notices_of(self._members, self._membership.exit_notices())
 
     def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
-        """The test of an operation on `length` items, which is split if it is longer than MPI can count."""
+        """Starts an operation on `length` items, which is split if MPI cannot count so many. Returns: its test"""
         if length <= self._limit:
             return start(0, length).Test
         return _in_turn(start(a, b).Test for a, b in chunks(length, self._limit))
@@ -250,7 +250,10 @@ class MPITransport(Transport):
 
 
 def _in_turn(tests: Iterator[Test]) -> Test:
-    """A test that starts each operation when the one before is complete, which limits the memory that MPI takes."""
+    """Starts the first operation now, and each other one when the one before is complete. Returns: the test of all
+
+    This limits the memory that MPI takes.
+    """
     current = next(tests)
 
     def test() -> bool:

@@ -7,8 +7,8 @@ needed only until the last rank has mapped the file, so the first rank of each n
 these files in its memory map.
 
 ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing sets it, and each rank's
-BLAS would start a thread for every core of the machine. So this module limits the threads to the rank's share of the
-cores.
+BLAS would start a thread for every core on which the rank may run. So this module limits the threads to the rank's
+share of these cores.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class MPIWorld:
     checks: for how many calls of each communicator ranks of different nodes compare signatures; None: all
     node: the ranks of this node, including this one; cores: the cores of each of these ranks, in that order
 
-    Raises: WorldError if MPI sees another world than the expected one, or not all ranks can be found; BackendError if
-    MPI cannot be loaded, or was not started with MPI_THREAD_MULTIPLE.
+    Raises: WorldError if MPI sees another world than the expected one, or as `Rendezvous`; BackendError if MPI cannot
+    be loaded, was not started with MPI_THREAD_MULTIPLE, or is an Open MPI without its own launcher.
     """
 
     def __init__(self, expected: world.World | None, timeout: float, checks: int | None = 100) -> None:
@@ -133,11 +133,11 @@ class MPIWorld:
 
     @property
     def aborts_all(self) -> bool:
-        """True if `abort` ends all ranks. Without mpiexec it ends only this one, and each rank must end itself."""
+        """True if `abort` ends all ranks. If no MPI engine started them, it ends only this rank."""
         return self._rendezvous is None
 
     def leave(self, exit_notice: ExitNotice) -> None:
-        """Starts to send this rank's exit notice to every other rank. Each test of an MPI call makes progress."""
+        """Starts to send this rank's exit notice to every other rank. Each later test of an MPI call continues that."""
         message = exit_notice.encode()
         for rank in range(self.size):
             if rank != self.rank:
@@ -370,7 +370,10 @@ def blas_threads(node: Sequence[Cores], local_rank: int, environ: Mapping[str, s
 
 
 def limit_threads(node: Sequence[Cores], local_rank: int) -> None:
-    """Limits this process's BLAS to its part of the node's cores, permanently. node: cores of all ranks of this node"""
+    """Limits the BLAS and OpenMP threads of this process to its part of the node's cores, permanently.
+
+    Does nothing if `blas_threads` returns None. node: the cores of all ranks of this node
+    """
     limit = blas_threads(node, local_rank, os.environ)
     if limit is not None:
         from threadpoolctl import threadpool_limits  # Imported late: a world of one, and ddp-launch's ranks, skip it.

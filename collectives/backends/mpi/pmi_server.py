@@ -6,7 +6,7 @@ The other connection, "pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-la
 inherited sockets.
 
 Both sides prove that they have the job's secret before anything else is read. The process ends when all ranks have
-left, or rank 0 has ended. This module imports little, because the launcher loads it too.
+left, or 2 s after rank 0 has ended. This module imports little, because the launcher loads it too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Rendezvous: how ranks that were not started by an MPI engine find each other, by RANK, WORLD_SIZE and MASTER_ADDR.
+"""Rendezvous: how ranks that were not started by an MPI engine find each other, by variables such as MASTER_ADDR.
 
-torchrun, Kubernetes' PyTorchJob, Ray and others set these variables and start plain processes. Rank 0 starts a PMI
-server (`pmi_server`) at one of the ports after MASTER_PORT; MASTER_PORT itself is in use by the launcher's own store.
+torchrun, Kubernetes' PyTorchJob, Ray and others set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and start plain
+processes. Rank 0 starts a PMI server (`pmi_server`) at one of the ports after MASTER_PORT. MASTER_PORT itself may be in
+use by the launcher's own store.
 All ranks connect to the server, and wait here, in Python, until the last has joined. Only then do they call MPI_Init,
 which can neither be interrupted nor say which ranks are missing.
 """
@@ -32,7 +33,8 @@ SECRET = "DDP_JOB_SECRET"
 TRUST = "DDP_TRUST_NETWORK"
 # Number of ports that are tried in turn, since other programs may use some.
 _PORTS = 16
-# Time limit of one handshake (s). The PMI server answers at once; another program at the port may not answer.
+# Time limit of connecting, and of each answer in a handshake (s). The PMI server answers at once; another program at
+# the port may not answer.
 _HANDSHAKE = 2.0
 # How long to retry if the server says that this rank has joined already (s): the server may belong to an earlier start
 # of the job, and end soon.
@@ -78,7 +80,7 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
     torchrun's restart count is included so that no rank joins a server of an earlier start. MASTER_ADDR is not
     included, since it may be another name of rank 0's host on each host.
 
-    Raises: WorldError if ranks on several hosts have no secret, and the network is not trusted.
+    Raises: WorldError as `addresses`; also if the ranks meet over a network that is not trusted, and have no secret.
     """
     host, _ = addresses(world, environ)[0]
     if not (_is_loopback(host) or environ.get(SECRET) or environ.get(TRUST) == "1"):
@@ -105,10 +107,10 @@ def settings(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class Rendezvous:
-    """This rank's connection to the PMI server of a job; made when all ranks have joined.
+    """This rank's connection to the PMI server of a job. Its creation waits until all ranks have joined.
 
-    Raises: WorldError if not all ranks have joined after `timeout` seconds, or rank 0 cannot start or find the server,
-    or this rank has joined already, or variables are invalid.
+    Raises: WorldError if not all ranks have joined after `timeout` seconds, rank 0 ends before that or cannot start the
+    server, this rank cannot find the server, or has joined already, or for the reasons that `secret` has.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
@@ -182,7 +184,7 @@ class Rendezvous:
         return True
 
     def leave(self) -> None:
-        """Tells the server that this rank has finalized MPI and may end."""
+        """Tells the server that this rank has finalized MPI. Rank 0 then waits for the other ranks, at most 10 s."""
         assert self._control is not None
         self._answer_finalize()
         with contextlib.suppress(OSError):

@@ -69,7 +69,7 @@ class NcclConfig:
     leave more of the GPU to computations at the same time. cga_cluster_size: thread blocks per cluster, 0 to 8, on
     Hopper and newer. net_name: the network plugin, e.g. "IB" or "Socket".
 
-    Raises: ArgumentError for values that NCCL would refuse.
+    Raises: ArgumentError for values that NCCL would refuse, and for numbers that are not of type int.
     """
 
     min_ctas: int | None = None
@@ -186,7 +186,7 @@ class Nccl:
     """A loaded libnccl, whose functions are called by name.
 
     path: the file from which it was loaded; version: (major, minor, patch)
-    Raises: BackendError if the library is not NCCL, or older than 2.18.
+    Raises: BackendError if the library is not NCCL, does not tell its version, or is older than 2.18.
     """
 
     def __init__(self, dll: ctypes.CDLL, path: str = "libnccl") -> None:

@@ -1,10 +1,12 @@
 """One rank's end of an NCCL communicator: collectives on raw pointers, groups, and its life cycle.
 
 NCCL's calls take no time limit, so communicators are nonblocking: a call that has not finished returns ncclInProgress,
-and its state is polled until its time limit. Calls that may still block run in a thread that can be abandoned.
+and its state is polled until its time limit. To connect and to free a communicator may still block, and is done in a
+thread that can be abandoned. If the user sets NCCL_COMM_BLOCKING=1, the other calls may block, too, without a limit.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
-thread at any time. The handle is used, and taken away before it is freed, under a lock, so it is not used after that.
+thread at any time. The handle is used, and taken away before it is freed, under a lock. So no call uses it after that,
+except one that is stuck in NCCL, which the abort ends.
 """
 
 from __future__ import annotations
@@ -62,16 +64,18 @@ class NcclCommunicator:
     """One rank's end of an NCCL communicator. Created by `connect`.
 
     rank, size: this rank and the number of ranks
-    timeout: s; no call blocks longer
+    timeout: s; the time limit of each call
     enter: called in each thread that is started for a call, to set its current device
 
     Pointers and streams are plain integers (device addresses, `cudaStream_t`). Counts are numbers of values, not bytes,
     and may exceed 2**31. `dtype` is a NumPy dtype; bfloat16 is that of ml_dtypes. The buffers must live until the
-    stream has completed the operation. A collective returns when its operation is enqueued on the stream; an event
-    recorded on the stream after that is complete when the operation is.
+    stream has completed the operation. A collective returns when its operation is enqueued on the stream; in a `group`,
+    it returns before, and the group's end enqueues it. An event recorded on the stream after that is complete when the
+    operation is.
 
     Every collective raises: NcclError with NCCL's own text; CollectiveTimeout after the time limit, or if NCCL reports
-    a timeout; DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason.
+    a timeout; DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason, or
+    CommunicatorClosed if it had none.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class NcclCommunicator:
 
         unique_id: (128,) bytes of `unique_id`, the same on all ranks
         timeout: s; for the connection, and for every later call
-        enter: called in the threads that call NCCL, to set their current device (`cupy.cuda.Device(i).use`)
+        enter: called in each thread that is started for a call, to set its current device (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
         Raises: CollectiveTimeout if not all ranks have connected within the timeout; NcclError if NCCL fails;
         ArgumentError for a unique_id of another length.
@@ -220,9 +224,9 @@ class NcclCommunicator:
     # Life ------------------------------------------------------------------------------------------------------------
 
     def async_error(self) -> NcclError | None:
-        """The error that NCCL reports for work under way, for example of the network, or for this query.
+        """The error that NCCL reports for work under way, for example of the network, or the error of this query.
 
-        None if there is no error, or the handle is freed.
+        None if there is no error, or the communicator was closed or aborted.
         """
         with self._handle_lock:
             if self._handle is None:
@@ -240,9 +244,11 @@ class NcclCommunicator:
         """Ends everything in progress on this rank, and the communicator. From any thread; may be repeated.
 
         The buffers of operations in progress are invalid afterwards, although their events are complete.
-        reason: the error of calls that this ends, and of later ones; within an NcclError if it is no CollectivesError
+        reason: the error of calls that this ends, and of later ones, unless an earlier `abort` or `close` set it;
+        within an NcclError if it is no CollectivesError
         timeout: s; how long to wait for NCCL, which may hang in its abort
-        Returns: whether NCCL has finished within the timeout.
+        Returns: whether NCCL has finished without an error within the timeout; True if an earlier `abort` or `close`
+        has begun to free the communicator.
         """
         if reason is not None and not self._stopped:
             text = f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}"

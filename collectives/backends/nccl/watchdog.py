@@ -28,7 +28,7 @@ from collectives.time_limit import Deadline
 _POLL = 1e-3
 # Interval at which NCCL is polled for asynchronous errors (s).
 _ASYNC_POLL = 0.1
-# If no call or wait of the program has raised a failure within this time (s), the watchdog ends the process.
+# If no call or wait of the program has raised the failure within this time (s), the watchdog ends the process.
 _SILENCE = 5.0
 _EXIT_STATUS = 1
 
@@ -77,7 +77,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def guard(self, communicator: NcclCommunicator) -> None:
-        """From now on polls this communicator for errors, and aborts it on failure."""
+        """From now on, until `close`, polls this communicator for errors, and aborts it on failure."""
         with self._changed:
             self._communicator = communicator
             self._wake()

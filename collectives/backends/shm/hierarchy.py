@@ -1,9 +1,9 @@
-"""Ranks on several nodes: each node combines in shared memory, and one rank of it, the leader, talks to other nodes.
+"""Collectives of ranks on several nodes: in shared memory within each node, and over MPI between nodes.
 
 The network is the slowest part, so what the ranks of a node have in common should cross it only once. A reduction goes
-from every rank to the first of its node in shared memory, then between these leaders over MPI, and back in shared
-memory. A broadcast and a barrier take such steps, too. gather, scatter and all_to_all gain nothing from them, since
-their data differ for each pair of ranks; these three and all_gather go directly over MPI.
+from every rank to the first of its node, the leader, in shared memory, then between the leaders over MPI, and back in
+shared memory. A broadcast and a barrier take such steps, too. gather, scatter and all_to_all gain nothing from such
+steps, since their data differ for each pair of ranks. These three and all_gather go directly over MPI.
 
 All ranks get the same bits of an all_reduce: MPI guarantees that for MPI_Allreduce (MPI 4.1, §6.9.6), and the values of
 a node are combined in the order of `reduction.tree`.
@@ -162,8 +162,9 @@ def use_shared_memory(inner: Transport, original: Transport | None = None) -> St
     """A transport of the same ranks that uses shared memory within nodes; `inner` if no node has several ranks.
 
     If the ranks of any node cannot share memory, returns `inner` and logs why.
-    original: if `inner` belongs to a duplicate, the transport of the original communicator, which this function has
-    returned; both then use the same shared arrays
+    original: if `inner` belongs to a duplicate, the transport of the original communicator. If that transport shares
+    memory, both use the same shared arrays; if not, this function returns `inner`
+    Raises: TooManyCommunicators on every rank if there is no room for the communicator of the leaders.
     """
     if inner.size == 1 or not (original is None or original.shares_memory):
         return inner

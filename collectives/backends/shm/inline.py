@@ -1,12 +1,13 @@
-"""Small collectives in shared memory: each rank's array travels with its signature, and is combined from there.
+"""Small collectives of ranks on one node: each rank's array travels with its signature through shared memory.
 
-The ranks of a node wait for each other's signatures in any case. If every rank's array is in its inline buffer, the
-ranks exchange nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and makes
-the result from their buffers with NumPy. The views of buffers are computed once for a plan, and again only if the
-lengths of the ranks' arrays change.
+The ranks wait for each other's signatures in any case. If every rank's array is in its inline buffer, the ranks
+exchange nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and makes the
+result from their buffers with NumPy. The views of buffers are computed once for a plan, and again only if the others'
+signatures show other lengths or checksums.
 
-Every other call (one that differs, whose arrays are large or in shared memory, or whose `out` does not fit) continues
-as on other transports, from the point where the ranks have shown each other their signatures.
+Every other call takes the steps that it takes on other transports: one whose signature differs, whose arrays are too
+large or are read in place, or whose `out` does not fit. If the ranks have already shown each other their signatures,
+the call continues from that point.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PrefixOf = Callable[[int], Array]
 
 
 class Piece(NamedTuple):
-    """Rows `first` to `last`, or all rows, of an array in a rank's inline buffer.
+    """Rows `first` to `last` - 1, or all rows, of an array in a rank's inline buffer.
 
     shape: of the whole array; start: the byte of the inline buffer at which the array begins
     """
@@ -133,9 +134,9 @@ def _fits(target: Array, layout: Layout) -> bool:
 class InlineCalls:
     """The fast path for the calls of one plan on one rank.
 
-    steps: returns all steps of a call; after_exchange: returns those after the exchange of signatures. Both are used
-        for a call that cannot take the fast path
-    fits: whether this rank's array fits into its inline buffer; if not, this object must not be used
+    steps: returns all steps of a call; after_exchange: returns those after the exchange of signatures. They are for
+        calls that cannot take the fast path
+    fits: whether this rank's prefix and array fit into its inline buffer; if not, this object must not be used
     """
 
     def __init__(
@@ -170,12 +171,12 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
-        """Shows this call to the other ranks. If all of them soon show the same call, completes it and returns True.
+        """Shows this call to the other ranks, and completes it if all of them soon show the same call.
 
-        Otherwise, or in an unusual case, sets `call.steps` and returns False.
+        Returns: whether the call is complete; if not, `call.steps` has been set to the steps that remain
         """
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
-            call.steps = self._all_steps(call)  # The others read the array in place.
+            call.steps = self._all_steps(call)  # These show the call, so that the others read the array in place.
             return False
         digest = self._plan.digest
         signature = self._signature

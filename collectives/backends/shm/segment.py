@@ -60,7 +60,7 @@ class Segment:
     """A segment that is mapped into this process. Arrays over it keep the mapping alive.
 
     Its file descriptor stays open until `release`, since other processes map the segment through it.
-    Raises: OSError if the system does not allow it.
+    Raises: OSError if the system does not allow it; ValueError if the file is shorter than the segment.
     """
 
     def __init__(self, fd: int, nbytes: int, address: Address) -> None:
@@ -85,7 +85,7 @@ class Segment:
         os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
 
     def release(self) -> None:
-        """Closes the descriptor. Called when every process that should map the segment has done so."""
+        """Closes the descriptor. Called when every process that should map the segment has done so, or has failed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -98,10 +98,13 @@ def available_memory() -> int:
 
 
 def create(nbytes: int) -> Segment:
-    """A new segment of `nbytes` zero bytes. Raises: OSError if the system does not allow it."""
+    """A new segment of `nbytes` zero bytes.
+
+    Raises: OSError if the system does not allow it; OverflowError if `nbytes` does not fit into 64 bits.
+    """
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # If a sandbox limits memory, this call fails. Without it, the first write would fail, by SIGBUS.
+        # Sets the size of the file. If a sandbox limits memory, this call fails, and not the first write, by SIGBUS.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
         token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
@@ -112,7 +115,10 @@ def create(nbytes: int) -> Segment:
 
 
 def attach(address: Address, nbytes: int) -> Segment:
-    """Maps the segment that another process created. Raises: OSError if it is not accessible, or not the right one."""
+    """Maps the segment that another process created.
+
+    Raises: OSError if it is not accessible, or not the right one; ValueError if it is shorter than `nbytes`.
+    """
     fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(fd, TOKEN, 0) != address.token.to_bytes(TOKEN, "little"):
@@ -220,8 +226,8 @@ def share_segment(
     nbytes: of the segment of this rank's node
     reserved: start and length in bytes of this rank's part. This rank allocates the part at once, so that its pages are
     on the rank's NUMA node
-    Returns: each rank's node; this node's segment, None for a rank alone; the reason why there are no segments, or "",
-    the same on every rank
+    Returns: each rank's node; this node's segment, None for a rank alone or if there is a reason; the reason why there
+    are no segments, or "", the same on every rank
     """
     segment: Segment | None = None
     several = transport.local_size > 1
@@ -252,23 +258,23 @@ def share_segment(
     return nodes, None if first_reason else segment, first_reason
 
 
-#: Up to this many ranks, each rank reduces whole arrays for itself. This takes fewer phases than if each rank reduced
-#: one part, and no part is copied back.
+#: Up to this many ranks, in an all_reduce through the staging buffers, each rank reduces the whole array for itself.
+#: This takes fewer phases than if each rank reduced one part, and no part is copied back.
 SUM_ALONE = 3
-#: Bytes that are reduced at a time where the ranks' arrays are read in place: small enough for a core's L2 cache.
+#: Bytes that are reduced at a time where the ranks' arrays are visible: small enough for a core's L2 cache.
 TILE_BYTES = 256 << 10
 #: Packs a signature's words after the sequence number: digest, rows, bytes, prefix, and the locations of x and out.
 pack_signature = struct.Struct("8q").pack
 #: Bytes. An array in shared memory is read in place if it is larger than this, or larger than an inline buffer.
 IN_PLACE_BYTES = 128 << 10
-# Number of times that `ControlBlock.all_arrive_soon` tests for signatures.
+# The most tests of `ControlBlock.all_arrive_soon` that may find a signature missing.
 _POLLS = 50
 # int64 words of a cache line. Each rank's phase has a cache line of its own.
 _LINE = 8
 
 
 def inline_bytes(size: int) -> int:
-    """Bytes of an inline buffer among `size` ranks. An array up to this size travels with its signature.
+    """Bytes of an inline buffer among `size` ranks. An array that fits in, with its prefix, travels with the signature.
 
     For up to SUM_ALONE ranks a buffer has 1 MiB and a page for a prefix, otherwise 64 KiB. The larger buffer saves a
     phase in calls of 64 KiB to 1 MiB (benchmarks/collectives.py). Pages of a buffer that no call uses take no memory.
@@ -365,7 +371,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within some 3 us. A later second test would cost as much."""
+        """Whether all signatures of this call arrive within some 3 us. To test again later would cost as much time."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

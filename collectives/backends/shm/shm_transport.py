@@ -1,7 +1,8 @@
 """The transport of ranks on one node, which moves arrays through shared memory.
 
-An inner transport of the same ranks was used to set up the shared memory. It also does everything that is rare or not
-time-critical: point to point, new communicators, exit notices.
+If the communicator has no ranks on other nodes, an inner transport of the same ranks was used to set up the shared
+memory. It also does everything that is rare or not time-critical: point to point, new communicators, exit notices.
+Otherwise the inner transport holds only the ranks' numbers.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _log = logging.getLogger("collectives")
 class StepTest:
     """A `Test` that runs a generator of waits: each call advances the generator as far as possible.
 
-    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. Therefore the test spins
-    before it returns False: a rank that tested again only after a sleep would delay the others.
+    The ranks move their tiles at the same time, so a wait that has just begun usually ends very soon. Therefore the
+    test spins at each wait that begins, before it returns False: a rank that tested again only after a sleep would
+    delay the others.
     """
 
     __slots__ = ("_wait", "_waits")
@@ -88,7 +90,7 @@ def in_steps(waits: Callable[P, rounds.Waits]) -> Callable[P, Test]:
 class ShmTransport(LayeredTransport):
     """The transport of ranks that are all on one node.
 
-    inner: another transport of the same ranks
+    inner: another transport of the same ranks, or, if there are other nodes, only the ranks' numbers
     control: this rank's view of the control block; arrays: the shared arrays of the ranks
     """
 
