@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# How the paths of files begin whose lines are skipped in the search for the user's line. contextlib is one of them,
-# since `with model.join():` makes calls at its end, through contextlib.
+# Files and folders that are skipped in the search for the user's line, as beginnings of paths. contextlib is one of
+# them, since `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
 # Bytes. `CallQueue.submit` does not itself start a collective on a larger array, since copying the array would delay
 # the caller. The exception is a call in place on a transport that can have several collectives in flight.
@@ -85,7 +85,7 @@ class Plan:
     layout: a function that describes the result if all arrays travel with the signatures; None if they cannot
     result: the shape of this rank's result, if it is known before the call
     beside: whether the body is a single operation that may run at the same time as the operation of the next call
-    depth: the number of stack frames from the public method to the creation of a call, or fewer
+    depth: the number of stack frames between the user's code and the creation of a call, or fewer
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
     recorded: a dict. Key: the call site, as the id of a code object and an instruction in it. Value: the number of the
     call's text in the flight record, and the code object, which is kept so that its id is not reused
@@ -106,7 +106,7 @@ class Plan:
     beside: bool = False
     depth: int = 2
     digest: int = field(init=False)
-    small: bool = field(init=False)  # Whether the calling thread takes the first step of an asynchronous call.
+    small: bool = field(init=False)  # Whether the calling thread may take the first step of an asynchronous call.
     inline: Any = field(default=None, init=False)
     recorded: dict[tuple[int, int], tuple[int, CodeType]] = field(default_factory=dict, init=False)
 
@@ -134,8 +134,8 @@ class CollectiveOp(Generic[T]):
     target: the array that receives the result, if known before the call: `out` as an array, the array that a broadcast
     overwrites, or new memory for a reduction on a GPU
     out: as the caller passed it; for a broadcast, x
-    scale: the factor of a reduction's result, or a function that returns it. On the host, the factor replaces the
-    function once that has been called
+    scale: the factor of a reduction's result, or a function that returns it. On the host, the function is called before
+    ranks compare the call, and is replaced by its result
     preallocated: memory for the result of a gather on a GPU, if its shape is known before the call
     """
 
@@ -203,7 +203,7 @@ class CollectiveOp(Generic[T]):
         # ranks whose exit ends it. None for collectives.
         self.peers: Sequence[int] | None = None
         self.ended_by: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
-        # The exception that the function given as scale has raised, or the error because it returned no number.
+        # The exception that the function given as scale has raised, or the error for a result that is not a number.
         self.failure: Exception | None = None
         # The signatures of all ranks, once they have been compared.
         self.signatures: Signatures | None = None

@@ -429,7 +429,10 @@ class CallQueue:
         return call.done or call.test is not test_before
 
     def _check_waits(self) -> None:
-        """At intervals, fails calls whose time limit has passed, whose peers have left, or that were aborted."""
+        """At intervals, checks the time limit and the peers of each send and receive, and of the first collective.
+
+        Fails a call if its time limit has passed, a rank for which it waits has left, or the queue was aborted.
+        """
         now = time.monotonic()
         if now < self._next_check:
             return

@@ -88,7 +88,7 @@ class ExitStatus:
 
 
 def exit_code(status: object) -> int:
-    """The exit code of `sys.exit(status)`: 0 for None, a number modulo 256, 1 for anything else."""
+    """The exit code of `sys.exit(status)`: 0 for None, an integer modulo 256, 1 for anything else."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1

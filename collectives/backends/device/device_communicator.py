@@ -327,7 +327,7 @@ class DeviceArrays:
         return array
 
     def check_writable(self, array: Any, name: str) -> None:
-        """Does nothing: an array on a GPU can always be written."""
+        """Does nothing: CuPy's arrays can always be written."""
 
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Memory for a result: `target` if it fits and does not overlap `source`, otherwise a new array."""
@@ -357,9 +357,9 @@ class DeviceArrays:
         return out
 
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
-        """Memory for a result, as from `result`, before the call starts.
+        """Returns memory for a result, as `result` does, before the call starts.
 
-        To allocate it later, in another thread, takes one more event, and fails on a thread's own default stream.
+        To allocate memory later, in another thread, takes one more event, and fails on a thread's own default stream.
         """
         return self.result(shape, dtype, source, target)
 

@@ -10,8 +10,8 @@ Some dtypes and ops NCCL does not reduce, or not as NumPy does. For these `reduc
 each rank combine a part.
 
 One thread per device, the issuer, makes the NCCL calls of all communicators of the device, one collective after the
-other, in the order in which they are submitted. If two ranks submit the collectives of two communicators in different
-orders, NCCL can deadlock.
+other, in the order in which they are submitted. All ranks must submit the collectives of different communicators in the
+same order: otherwise NCCL can deadlock.
 """
 
 from __future__ import annotations

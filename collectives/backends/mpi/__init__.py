@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def join(expected: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
-    """Joins MPI's world. If there are several ranks, limits BLAS threads to this rank's cores, and chooses its GPU.
+    """Joins MPI's world. If the node has several ranks, limits BLAS to a part of the cores, and chooses the rank's GPU.
 
-    Neither is done if the environment shows that the launcher or the user has done it. Raises: as `MPIWorld`.
+    Neither is done if environment variables show that the launcher or the user has done it. Raises: as `MPIWorld`.
     """
     # Imported late, so that importing this package does not load MPI: a world of one may not need it.
     from collectives.backends.device.cuda import take_local_gpu

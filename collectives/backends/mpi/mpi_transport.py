@@ -45,8 +45,8 @@ INT = 2**31 - 1
 # makes only a short step per test.
 _SCATTER_FROM = 8 << 20
 
-# The tag of the parts that collectives exchange by sends and receives. It is above the tags of the calls `send` and
-# `recv`. MPI guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
+# The tag of the parts that collectives exchange by sends and receives. It is above the tags of eager messages and of
+# the arrays that follow them. MPI guarantees only tags below this one, but MPICH and Open MPI allow far larger ones.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"

@@ -1,7 +1,7 @@
 """PMI server: lets MPICH's ranks find each other if no mpiexec has started them.
 
 Rank 0 runs this file as a separate process, because a rank inside MPI_Init holds the GIL. Every rank opens two
-connections. On "control" the server sends it which ranks are missing, when all have joined, and later which have died.
+connections. On "control" the server reports which ranks are missing, that all have joined, and later which have died.
 The other connection, "pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over
 inherited sockets.
 

@@ -1,4 +1,4 @@
-"""Rendezvous: how ranks that were not started by an MPI engine find each other, by variables such as MASTER_ADDR.
+"""Rendezvous: how ranks that were not started by an MPI engine find each other, by environment variables.
 
 torchrun, Kubernetes' PyTorchJob, Ray and others set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and start plain
 processes. Rank 0 starts a PMI server (`pmi_server`) at one of the ports after MASTER_PORT. MASTER_PORT itself may be in

@@ -262,7 +262,8 @@ class NcclCommunicator:
 
         Every rank should call this, in any order: NCCL waits for all ranks.
         timeout: s; for the waiting, and once more for the abort
-        Returns: whether the communicator was closed within the limit, without an abort, or was already freed.
+        Returns: whether the communicator was closed within the limit, without an abort; True if an earlier `abort` or
+        `close` has begun to free it.
         """
         if self._handle is None:
             return True

@@ -1,10 +1,10 @@
 """How arrays move between the ranks of a node: read in place if visible, otherwise in tiles through staging buffers.
 
-A rank's array is *visible* to the others if it is in the rank's inline buffer, or in memory that they share. If an
-array that a collective reads is not visible, all its arrays go through the staging buffers. In round k every rank that
-sends copies its k-th tile into one of its two buffers. Each rank publishes that it has done its part, and waits until
-all ranks have done theirs. Then it reads what it needs from the other ranks' buffers while these are still in a cache,
-and its own values from its array, which saves a quarter of the time.
+A rank's array is *visible* to the others if it is in the rank's inline buffer, or in memory that they share. If any of
+a collective's inputs is not visible, all of them go through the staging buffers. In round k every rank that sends
+copies its k-th tile into one of its two buffers. Each rank publishes that it has done its part, and waits until all
+ranks have done theirs. Then it reads what it needs from the other ranks' buffers while these are still in a cache, and
+its own values from its array, which saves a quarter of the time.
 
 Reductions combine the ranks' values in the order of `reduction.tree`, on every path and every rank. So the same inputs
 give the same bits on every rank and in every run.

@@ -4,7 +4,7 @@ A segment is a `memfd`, which other processes map through /proc/PID/fd/N of the 
 limited by the size of /dev/shm, and is freed with its last mapping. A token in its first bytes proves that it is the
 right one: a process in another container may have the same pid.
 
-The control block of a communicator's ranks is in a segment: signatures, inline buffers, staging buffers for tiles. Each
+The control block of a communicator's ranks on a node is in a segment: signatures, inline buffers, staging buffers. Each
 rank writes only its own parts and reads the others'. Before a collective every rank publishes a signature, its sequence
 number last, and waits for the signatures of all. So no rank is more than one call ahead, and each rank needs only two
 signatures and two inline buffers: call n + 2 may overwrite what call n wrote, since by then all ranks have begun call
@@ -274,10 +274,11 @@ _LINE = 8
 
 
 def inline_bytes(size: int) -> int:
-    """Bytes of an inline buffer among `size` ranks. An array that fits in, with its prefix, travels with the signature.
+    """Bytes of an inline buffer among `size` ranks.
 
-    For up to SUM_ALONE ranks a buffer has 1 MiB and a page for a prefix, otherwise 64 KiB. The larger buffer saves a
-    phase in calls of 64 KiB to 1 MiB (benchmarks/collectives.py). Pages of a buffer that no call uses take no memory.
+    An array that fits in, with its prefix, travels with the signature, unless it is read in place. For up to SUM_ALONE
+    ranks a buffer has 1 MiB and a page for a prefix, otherwise 64 KiB. The larger buffer saves a phase in calls of 64
+    KiB to 1 MiB (benchmarks/collectives.py). Pages of a buffer that no call uses take no memory.
     """
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
 
