@@ -48,8 +48,8 @@ _EXIT_TAG = 0
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 # The signal on which UCX starts to print debug messages; 0: none.
 _SIGNALS = {"UCX_DEBUG_SIGNO": "0"}
-# Keeps MPI from listening on outside networks if all ranks are known to be on one host. UCX, in MPICH's wheel, then uses
-# the loopback; Open MPI then uses no TCP, since its TCP module always listens on every network.
+# Keeps MPI from listening on outside networks if all ranks are known to be on one host. UCX, in MPICH's wheel, then
+# uses the loopback; Open MPI then uses no TCP, since its TCP module always listens on every network.
 _ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
 
 
