@@ -50,7 +50,7 @@ _FORMAT = {"format": "ddp.checkpoint", "version": 4}
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 # Number of bytes after which the system is asked to begin writing to the disk.
 _SYNCED = 1 << 24
-# Bytes of a system call. They are still in the CPU's cache when their checksum is computed.
+# Bytes that one system call reads or writes: few enough to be in the CPU's cache when their checksum is computed.
 _CHUNK = 1 << 21
 # How many chunks may be written before their checksums are computed.
 _AHEAD = 16
@@ -337,7 +337,7 @@ class ShardReader:
         out: memoryview | None = None,
         progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Reads bytes from `offset` on and compares their checksum. After an error, `out` is undefined.
+        """Reads bytes from `offset` on and compares their checksum. After an error, the content of `out` is undefined.
 
         name: of these bytes in error messages; out: the memory to read into; None: the bytes are only compared
         progress: called after each read, with the number of bytes

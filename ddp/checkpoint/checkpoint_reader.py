@@ -1,10 +1,10 @@
 """Finds and reads checkpoints on disk. Every byte is compared with its checksum before it is used.
 
-A checkpoint's folder is called `step-0000000120`; until it is complete, and while it is removed,
-`.step-0000000120.TOKEN.tmp`. A program that continues from an older step than the newest (because that one is damaged,
-or the user chose so) reaches the same steps again. Then it begins another generation, `step-0000000110.2`, whose
-checkpoints all count as newer than those of earlier generations. So no checkpoint is ever replaced, and the one that
-was written last is the newest."""
+A checkpoint's folder is called `step-0000000120`. Until it is complete, and while it is removed, it is called
+`.step-0000000120.TOKEN.tmp` (except at a URL, where nothing can be renamed). A program that continues from an older
+step than the newest (because that one is damaged, or the user chose so) reaches the same steps again. Then it begins
+another generation, `step-0000000110.2`, whose checkpoints all count as newer than those of earlier generations. So no
+checkpoint is ever replaced, and the one that was written last is the newest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
-# Reading at least this many bytes shows a progress bar, if it takes more than a second.
+# Reading at least this many bytes shows a progress bar, if it takes long enough: see `Saved._progress_bar`.
 _LARGE = 1 << 28
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
@@ -141,7 +141,7 @@ class Saved:
         """Yields a function that is called with the number of bytes of each read.
 
         The function calls `progress`. If `size` is large, it also moves a progress bar, which rank 0 shows after a
-        second.
+        second on a terminal, and after 10 s in a log.
         """
         label = f"{verb} {os.path.basename(self.path)}"
         open_bar = partial(progress_bar, desc=label, delay=1.0, unit="B", unit_scale=True, leave=False)
@@ -171,7 +171,9 @@ class Saved:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
-        """Reads everything, or part `part` of `parts` parts of about equal size. progress: called after each read
+        """Reads everything, or part `part` (from 0) of `parts` parts, which end between tensors or their pieces.
+
+        progress: called after each read
 
         Raises: CheckpointError if something is not as it was written.
         """
@@ -197,7 +199,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     """Opens the checkpoint in a folder. Its tensors are verified when they are read, or by `verify`.
 
     Raises: CheckpointError if there is no complete checkpoint: the manifest is missing, damaged or of another step than
-    the folder's name says, or a file is missing or does not have the length that was written.
+    the folder's name says, or a file is missing, cannot be read or does not have the length that was written.
     """
     path = os.fspath(path)
     try:
@@ -230,10 +232,11 @@ def _may_be_undamaged(path: str, error: BaseException | None) -> bool:
 def find(ranks: RankGroup, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
     """Opens the checkpoint at a path, or the newest undamaged one in a folder. Every byte of it is verified.
 
-    Rank 0 warns of damaged checkpoints. Ranks share the reading. required: False: return None if there is no checkpoint
+    Rank 0 warns of newer checkpoints that are damaged. Ranks share the reading.
 
-    Raises: CheckpointError on every rank if there is no undamaged one, with the reasons; also if a file cannot be read
-    now, but may be undamaged.
+    required: False: returns None if there is no checkpoint in the folder
+    Raises: CheckpointError on every rank if there is no undamaged one, with the reasons; also if the folder cannot be
+    read, or a file cannot be read now but may be undamaged.
     """
     path = os.fspath(path)
     failed = f"{path} cannot be loaded"

@@ -48,11 +48,12 @@ class Checkpointer:
 
     folder: of this run, a path or a URL of fsspec ("s3://bucket/run"); every checkpoint is a folder in it
     model: a Module, or DataParallel; optimizer, scheduler: one, or a list; scaler: a GradScaler
-    user: further state: a dict of JSON values, tensors and arrays, or an object with state_dict and load_state_dict; a
-        dict may contain such objects. It may differ between ranks. Its tensors are restored on the CPU
+    user: further state: a dict of JSON values, tensors and arrays, or an object with state_dict and load_state_dict;
+        values of the dict may be such objects. It may differ between ranks. Its tensors are restored on the CPU
     keep: how many checkpoints are kept; None: all
-    every: save after so many steps; every_seconds: after so many seconds; both may be given
-    async_save: save in the background; training waits only before it changes what has not been copied yet
+    every: the loop of `resume` saves after so many steps; every_seconds: after so many seconds; both may be given
+    async_save: `save` and the loop of `resume` save in the background. The next optimizer step waits until parameters
+        and optimizer state have been copied
     memory_every: under `ddp-launch --max-restarts`, the loop of `resume` copies the state to memory after so many
         steps, and a restart continues from there; "auto": as often as takes at most 1 % of the time; None: never
     comm: the ranks' communicator; None: `collectives.init()`
@@ -62,7 +63,8 @@ class Checkpointer:
         for batch in ckpt.resume(loader, epochs=20):
             ...  # forward, backward, optimizer.step
 
-    Collective, as are save, load, wait, stop and close: all ranks make the same calls. No file contains pickles.
+    Collective, as are resume, save, load, wait, stop and close: all ranks make the same calls. No file contains
+    pickles.
 
     Raises: ArgumentError or DtypeError for invalid arguments; CheckpointError if the folder cannot be used.
     """
@@ -141,19 +143,21 @@ class Checkpointer:
         loader: has `state_dict()`, `load_state_dict()` and `epoch`, the number of completed passes, as
             `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: without end
 
-        First the newest undamaged checkpoint is loaded, unless `load` was called. Each run of the loop's body is a
-        step, or with `micro_batches` one of this rank's micro-batches of a step. After each step, `step` is
-        incremented, and the state is saved if a save is due. If a rank was asked to stop (SIGTERM, SIGUSR1, Ctrl-C),
-        all ranks save after the same step and leave with exit code 75. They also leave after a step if `ddp-launch
-        --resize` asks for another number of ranks, and the new ranks continue. After the last pass the state is saved,
-        unless the last step was saved already. A loop that is left by `break` or an error is not saved. Its last batch
-        counts as a step, and another loop continues after it.
+        First the state is loaded as by `load()`, unless `load` was called or an earlier loop has done so. With the
+        argument resume=False of the Checkpointer, nothing is loaded. Each run of the loop's body is a step, or with
+        `micro_batches` one of this rank's micro-batches of a step. After each step, `step` is incremented, and the
+        state is saved if a save is due. If a rank was asked to stop (SIGTERM, SIGUSR1, Ctrl-C), all ranks save after
+        the same step and leave with exit code 75. They also leave after a step if `ddp-launch --resize` asks for
+        another number of ranks, and the new ranks continue. After the last pass the state is saved, unless the last
+        step was saved already. A loop that is left by `break` or an error is not saved. Its last batch counts as a
+        step, and another loop continues after it.
 
         During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
 
-        Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, or another
-        loader than that of an earlier loop; the errors of `load`; CheckpointError from a save, on all ranks, or if
-        resume=False and the folder has a checkpoint; ParallelError inside `join`; SystemExit to stop.
+        Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, another
+        loader than that of an earlier loop, a sampler with micro_batches if no model has them, or a loader whose
+        `epoch` is the same after a pass; the errors of `load` and `save`; CheckpointError if resume=False and the
+        folder has a checkpoint; ParallelError inside `join`; SystemExit to stop.
         """
         methods = ("state_dict", "load_state_dict", "epoch", "__iter__")
         missing = [name for name in methods if not hasattr(loader, name)]
@@ -187,8 +191,10 @@ class Checkpointer:
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
 
-        If `ddp-launch --resize` asked for the stop, the state is written to memory, or if that fails to the folder, and
-        ddp-launch starts the ranks that continue.
+        If `ddp-launch --resize` asked for the stop, the state is written to memory, or to the folder if ddp-launch
+        holds no memory for it or the write fails. Then ddp-launch starts the ranks that continue.
+
+        Raises: SystemExit; the errors of `save`.
         """
         leaving = self._leaving
         step = self._reached
@@ -215,8 +221,9 @@ class Checkpointer:
         In the body of `resume` it is saved as the state of the next step, because the loader has counted the batch. So
         call it after the optimizer's step.
 
-        Raises: CheckpointError on all ranks, also if an earlier save in the background has failed; ArgumentError,
-        naming the place, for a value that a checkpoint cannot hold.
+        Raises: CheckpointError on all ranks if it fails, if an earlier save in the background has failed, or after
+        `close`. A rank whose state has a value that a checkpoint cannot hold raises ArgumentError instead, which names
+        the place of the value.
         """
         self._raise_if_closed()
         self._end_saving()
@@ -230,14 +237,18 @@ class Checkpointer:
     def load(self, path: str | os.PathLike[str] | None = None, strict: bool = True) -> bool:
         """Loads a checkpoint into all objects. Returns False, without a change, if there is no checkpoint.
 
-        path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder, or the
-            state in memory if that is not older
-        strict: False: objects that do not fit keep their state, with a warning; a model that lacks saved parameters or
-            has others loads those that both have, by name
+        path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder. The
+            first `load` after a restart takes the state in memory instead, if that is not older
+        strict: False: objects that do not fit keep their state, with a warning. If one of several optimizers does not
+            fit, all keep their state; the same holds for schedulers. A model that lacks saved parameters or has others
+            loads those that both have, by name
 
         Raises: StateDictError, naming the differences, for another model, optimizer, scheduler or scaler, or if the
-        state of an object in `user` is missing; CheckpointError if there is no undamaged checkpoint at `path`, or all
-        checkpoints of this folder are damaged. All ranks raise, and nothing changes.
+        state of an object in `user` is missing (a rank without differences raises CheckpointError); CheckpointError if
+        there is no undamaged checkpoint at `path`, all checkpoints of this folder are damaged, a file cannot be read,
+        the checkpoint was not written by a Checkpointer, or after `close`. All ranks raise, and nothing changes. If
+        only the plan of a DataParallel or its number of micro_batches does not fit, ParallelError is raised after the
+        model was loaded.
         """
         self._raise_if_closed()
         self._end_saving()
@@ -268,7 +279,10 @@ class Checkpointer:
         return True
 
     def close(self) -> None:
-        """Waits for a save in the background and unlocks the folder. The model and the optimizers stay usable."""
+        """Waits for a save in the background and unlocks the folder. The model and the optimizers stay usable.
+
+        Raises: CheckpointError on all ranks if that save has failed; the folder is unlocked all the same.
+        """
         if self._closed:
             return
         try:
@@ -305,7 +319,11 @@ class Checkpointer:
 
     @property
     def _reached(self) -> int:
-        """The step of the current state. In the loop's body it is the next one: the loader has counted the batch."""
+        """The step of the current state.
+
+        In the loop's body it is the next step, because the loader has counted the batch, unless further micro-batches
+        of the same step follow.
+        """
         return self.step + (self._in_step and not self._in_micro_batches())
 
     def _in_micro_batches(self) -> bool:
@@ -373,8 +391,8 @@ class Checkpointer:
 
         self._store.ranks.run_on_all_ranks(state_memory.FAILED, take)
         assert self._memory is not None
-        # The pieces of a sharded optimizer depend on the plan of the buckets. The state contains that plan only if
-        # there is a DataParallel; without one, a rank may need other pieces than it had.
+        # The pieces of a sharded optimizer depend on the plan of the buckets. The state contains that plan only if the
+        # Checkpointer's model contains the DataParallel. Otherwise a rank may need other pieces than it had.
         self._in_memory = self._memory.newest(self._store.ranks, same_pieces=bool(self._training.parallel))
 
     def _drop_memory(self) -> None:
@@ -400,7 +418,10 @@ class Checkpointer:
         world.report(held=self._reached)
 
     def _held_by_all(self) -> bool:
-        """Copies the state to memory. Returns False, on all ranks, if one of them cannot. Collective."""
+        """Copies the state to memory. Collective.
+
+        Returns False, on all ranks, if there is no memory or one rank fails.
+        """
         if self._memory_every is not None and state_memory.offered():
             self._use_memory(self._hold_together, together=True)
         return self._memory is not None
@@ -510,7 +531,7 @@ class Checkpointer:
             world.report(resizable=min(counts, default=0))
 
     def _stop_if_requested(self) -> None:
-        """Stops for a signal that came before the first step or after the last."""
+        """Stops if a stop was requested before the first step or after the last."""
         self._sum_requests()
         if self._requests.received[STOP]:
             self.stop()

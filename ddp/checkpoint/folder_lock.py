@@ -38,7 +38,7 @@ _log = logging.getLogger("ddp.checkpoint")
 
 
 class FolderLock:
-    """Rank 0's lock on a folder, held until `close` or until this process ends, even if it is killed.
+    """Rank 0's lock on a folder. It ends with `close` or with this process, even if the process is killed.
 
     exclusive: whether the folder is locked; False at a URL, and if the file system has no locks
     """
@@ -52,7 +52,7 @@ class FolderLock:
     def take(self) -> str:
         """Makes the folder, locks it and writes the lock file. Returns its content. At a URL, nothing is locked.
 
-        Raises: CheckpointError if another job holds the lock, or the folder or file cannot be made.
+        Raises: CheckpointError if another job still holds the lock after 20 s, or the folder or file cannot be made.
         """
         content = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(8).hex()})"
         if is_url(self._folder):

@@ -27,7 +27,8 @@ def encode_optimizer(
 ) -> tuple[dict[str, JSON], list[JSON]]:
     """Returns what is equal on all ranks, and the pieces of the state that this rank saves.
 
-    Every rank saves its pieces of a ZeroOptimizer; rank 0 saves the state of any other optimizer.
+    Every rank saves its pieces of a ZeroOptimizer. The state of any other optimizer is equal on all ranks: `keep` gets
+    its arrays on every rank, and rank 0 alone returns their JSON as pieces.
     names: of the model's parameters, by id; prefix: of the arrays' names
     keep_piece: `keep` for the arrays of a ZeroOptimizer's pieces
     rank: this rank's number among the ranks that together save what is equal on all ranks
@@ -86,7 +87,7 @@ class SavedOptimizer:
                 known.append(piece)
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Checks that the optimizer is of the saved class and has the same parameters.
+        """Checks that the optimizer's class has the saved name, and that the parameters are the same.
 
         Raises: StateDictError, naming the first difference, if not.
         """
@@ -115,7 +116,8 @@ class SavedOptimizer:
     def load(self, optimizer: Optimizer) -> None:
         """Loads the state into an optimizer for which `check` has been called.
 
-        Reads only the pieces that overlap with the elements whose state this rank will hold.
+        Reads only the pieces that overlap with the elements whose state this rank will hold: all of them, unless the
+        optimizer is a ZeroOptimizer.
         """
         saved = self._described
         params = list(_params(optimizer))

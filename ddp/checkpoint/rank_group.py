@@ -1,6 +1,6 @@
 """Runs work on all ranks, so that it succeeds on all of them or raises on all of them.
 
-An error message is one sentence: the rank, the file and the system's reason."""
+An error message begins with the first rank that failed. For an OSError it has the file and the system's reason."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RankGroup:
             self._comm.close()
 
     def progress(self) -> None:
-        """Shows that this rank is not stuck. `work` calls it again and again."""
+        """Shows that this rank is not stuck. Called repeatedly by a `work` that may take longer than `PATIENCE`."""
         if self._section is not None:
             self._section.progress()
 
@@ -87,7 +87,8 @@ class RankGroup:
         """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
         failed: the beginning of the error message; reraise: True: a rank whose `work` raised raises that error instead
-        Raises: CheckpointError on every rank if `work` raised on one; PeerLeft or a related error if a rank has ended.
+        Raises: CheckpointError on every rank if `work` raised on one, or a rank made no progress for `PATIENCE`
+        seconds; after that, every call raises CheckpointError. PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")

@@ -43,7 +43,7 @@ def _file_system(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def list_names(url: str) -> list[str]:
-    """The names in a folder. Raises: OSError, as do all functions below."""
+    """The names in a folder. Raises: OSError, or CheckpointError as `_file_system`; so do all functions below."""
     with _file_system(url) as (system, path):
         return [entry.rstrip("/").rpartition("/")[2] for entry in system.ls(path, detail=False)]
 

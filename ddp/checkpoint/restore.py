@@ -1,9 +1,9 @@
-"""Restores a checkpoint. Everything is checked before anything is changed.
+"""Restores a checkpoint. Model, optimizers, schedulers, scaler and `user` are checked before anything is changed.
 
 If as many ranks load a checkpoint as saved it, every rank gets back its own state. Otherwise rank r gets the own state
-of rank r % n, if n ranks saved it. Exceptions are the loader's state, which is rank 0's, the random numbers of
-additional ranks, which are seeded anew, and the residuals of communication hooks, which are divided again. `load_model`
-restores the model alone, in one process."""
+of rank r % n, if n ranks saved it. There are three exceptions. The loader's state is that of rank 0. The random numbers
+of additional ranks are seeded anew. If m ranks load, the residuals of a communication hook on saved rank r are added to
+those of rank r % m. `load_model` restores the model alone, in one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PARTS = {"model", "parallel", "optimizers", "schedulers", "scaler"}
 def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
     """Decodes a value that `rank` of the checkpoint has encoded. Its arrays are read together.
 
-    Raises: CheckpointError, which names the checkpoint, for a value that a Checkpointer does not write.
+    Raises: CheckpointError, which names the checkpoint, for a value that a Checkpointer does not write, or a damaged
+    array.
     """
     names = {}
     for name in names_in(encoded):
@@ -143,7 +144,7 @@ class Restorer:
             raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
 
     def load_model(self) -> None:
-        """Loads the model. Raises: StateDictError if it does not fit; then nothing has changed."""
+        """Loads the model. Raises: StateDictError if it does not fit and `strict` is set: see `load_into`."""
         model = self._training.model
         if model is not None and "model" in self._fits:
             self._try("model", lambda: load_into(model, self._saved, self._origin, self._strict))
@@ -173,7 +174,7 @@ class Restorer:
         self.restore_random()
 
     def restore_random(self) -> None:
-        """Sets random numbers to the saved state. May be called repeatedly."""
+        """Sets random numbers to the saved state, or seeds those of an additional rank. May be called repeatedly."""
         if self._rank < self._saved.size:
             restore_random(self._random[0])
         else:
@@ -233,7 +234,8 @@ class Restorer:
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
     """Copies the model's state that `rank` has saved into `model`.
 
-    Raises: StateDictError, with all differences; then nothing has changed.
+    Raises: StateDictError, with all differences. Then nothing has changed, with the exceptions that
+    `Module.load_state_dict` names.
     """
     saved = checkpoint.state["model"]
     values = read_value(checkpoint, rank, [value for _, value in saved])

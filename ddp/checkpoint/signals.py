@@ -1,7 +1,7 @@
 """Signals that ask a job to stop: SIGTERM from Slurm, or SIGUSR1 with its option `--signal`; Ctrl-C from a user.
 
-An earlier handler is called as well. A signal that is ignored, as under `nohup` or in a shell's background job, stays
-ignored."""
+A handler that the program has installed before is called as well. A signal that is ignored, as under `nohup` or in a
+shell's background job, stays ignored."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _TWICE = 0.5
 
 
 class StopSignals:
-    """A context in which a signal sets this rank's request to stop. It has no effect outside the main thread.
+    """A context in which each of `SIGNALS` sets this rank's request to stop.
 
-    A second Ctrl-C is handled by the earlier handler, which by default raises KeyboardInterrupt. After another rank has
-    failed, earlier handlers also handle the signal with which the launcher ends this rank.
+    It has no effect outside the main thread. A second Ctrl-C is handled by the earlier handler, which by default raises
+    KeyboardInterrupt. After another rank has failed, earlier handlers also handle the signal with which the launcher
+    ends this rank.
     """
 
     def __init__(self, requests: PendingRequests) -> None:

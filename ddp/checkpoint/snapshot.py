@@ -1,8 +1,9 @@
 """Copies the state of one moment while training goes on, and writes it in a thread.
 
-Parameters and optimizer state change only in an optimizer's step. A thread copies them during the next forward and
-backward (NumPy releases the GIL meanwhile), and the next step waits until they are copied. Everything else is copied at
-once. The memory of the copies is used again by later saves, so there is never more than one copy of what a rank writes.
+Parameters and optimizer state change only in an optimizer's step. A thread copies those above 64 KiB during the next
+forward and backward (NumPy releases the GIL meanwhile), and the next step waits until they are copied. Everything else
+is copied at once. The memory of the copies is used again by later saves, so there is never more than one copy of what a
+rank writes.
 
 Other code may change a parameter during the copy. A write increments the version of its tensor, as a rule only when the
 write has ended. So versions are compared when the training thread is known to write nothing, or after a pause in which
@@ -36,8 +37,9 @@ _REST = 0.2
 class Snapshot:
     """A copy of the state. `copy` completes it.
 
-    later: ids of the versions of tensors that only a step changes: `copy` copies them; buffers: memory of earlier
-    copies by name, which is used again
+    later: ids of the versions of tensors that only a step changes. `copy` copies the large ones; the constructor copies
+    everything else
+    buffers: memory of earlier copies by name, which is used again
     arrays: the copies on the host, by name, complete once `copied` is set; intact: False if a tensor was changed
     before its copy was complete
     """
@@ -64,7 +66,7 @@ class Snapshot:
                 target[...] = to_device(array, CPU)
 
     def copy(self) -> None:
-        """Copies the tensors that only a step changes. Called in a thread of its own."""
+        """Copies the large tensors that only a step changes. Called in the thread of the save."""
         begun = time.monotonic()
         try:
             for *_, copy in self._later:
@@ -100,7 +102,8 @@ def _copier(array: Array, target: Array) -> Callable[[], None]:
         computed.record()
 
     def copy() -> None:
-        # Without a context: leaving one would select the first GPU, and take memory there.
+        # Not `with Device`: at its end CuPy would select the thread's previous device, the first GPU, and take memory
+        # there.
         xp.cuda.Device(device.index).use()
         stream = DeviceStream(xp, array.device.id, xp.cuda.Stream(non_blocking=True))
         with StreamGuard(stream):
@@ -137,7 +140,9 @@ class BackgroundSave:
     def result(self) -> Path | str | None:
         """Waits for the end of the save. Returns the checkpoint, or None if the state was changed during the copy.
 
-        Every rank gets the same result. Raises: CheckpointError on every rank if the save has failed.
+        Every rank gets the same result.
+
+        Raises: CheckpointError on every rank if the save has failed; PeerLeft or a related error if a rank has ended.
         """
         self.snapshot.wait()
         self._thread.join()

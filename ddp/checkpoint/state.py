@@ -56,7 +56,10 @@ def random_state() -> RandomState:
 
 
 def restore_random(saved: RandomState) -> None:
-    """Sets the same generators to a state that `random_state` returned."""
+    """Sets the same generators to a state that `random_state` returned.
+
+    NumPy's keeps its state if its bit generator is another one than the saved one.
+    """
     generators = {}
     for name, generator in saved["streams"].items():
         target = device(name)
@@ -174,7 +177,7 @@ class TrainedObjects:
 
     @property
     def names(self) -> dict[int, str]:
-        """The names of the model's parameters, by id."""
+        """The names of the model's parameters and persistent buffers, by id."""
         if self.model is None:
             return {}
         state = unwrapped_state_dict(self.model, keep_vars=True)
@@ -313,7 +316,7 @@ class Captured(NamedTuple):
 
 
 def capture(training: TrainedObjects, ranks: RankGroup, node: tuple[int, int] | None = None) -> Captured:
-    """Collects the state as it is now. Nothing is copied. Collective, unless `node` is given.
+    """Collects the state as it is now. Contiguous arrays are not copied. Collective, unless `node` is given.
 
     node: this rank's number on its node, and the number of ranks there. The ranks of each node then write all that is
     equal on all ranks. There is no communication, so arrays that would be compared are saved per rank

@@ -50,7 +50,7 @@ from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
 from ddp.errors import ArgumentError
 
-#: The consequence if the state cannot be written to memory, or not be read there. Error messages begin with it.
+#: What follows if the state cannot be written to memory or read from it. Error messages begin with it.
 FAILED = "a restart goes on from disk, not from memory"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st03"
@@ -124,7 +124,7 @@ class Slot:
         os.posix_fallocate(self._fd, 0, nbytes)
 
     def stamp(self) -> Stamp | None:
-        """The header; None if the slot is half written, of another job, or of another format."""
+        """The header; None if the slot is empty, half written, of another job, or of another format."""
         begin = os.pread(self._fd, _WORD.size + _HEADER.size, 0)
         if len(begin) < _WORD.size + _HEADER.size:
             return None
@@ -173,7 +173,8 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
 
-    Ranks choose in turn. Each takes the rank with the fewest copies so far; of several, the next in rank order.
+    Ranks choose in turn. Of the ranks on other nodes, each takes the one with the fewest copies so far; if there are
+    several, the next in rank order.
 
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
@@ -268,9 +269,10 @@ class StateMemory:
     # -- writing
 
     def check_room(self, needed: int) -> None:
-        """Checks that there is memory for slots of `needed` bytes, before any rank of this machine reserves it.
+        """Checks that there is memory to make both slots of this rank `needed` bytes long.
 
-        Raises: OSError if all ranks of this machine together would take more than half of the memory that is available.
+        Raises: OSError if all ranks of this machine, growing by as much, would take more than half of the memory that
+        is available.
         """
         if all(slot.size >= needed for slot in self._own):
             return
@@ -396,7 +398,7 @@ class Choice(NamedTuple):
     stamps: of its slots, one for each rank that wrote it, in order, without ranks that were lost
     copies: for each rank that loads it, the slots from which it takes what is equal on all ranks
     own: for each rank that loads it, the slots from which it takes arrays that are not equal on all ranks
-    moves: (slot, rank, begin, end): the bytes of a slot that this rank broadcasts to the others
+    moves: (slot, rank, begin, end): `rank` broadcasts bytes `begin` to `end` of the slot to the others
     """
 
     stamps: Sequence[Stamp]
@@ -512,7 +514,7 @@ def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs
 
 
 def offered() -> bool:
-    """Whether the launcher holds memory for the ranks of this world."""
+    """Whether the launcher holds memory for the ranks of this world, which must have been joined."""
     return bool(os.environ.get(world.STATE_MEMORY)) and world.supervised() and joined() is not None
 
 

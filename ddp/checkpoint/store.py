@@ -6,7 +6,8 @@ A save has three stages. After each, all ranks know whether it has succeeded on 
     2  every rank writes its file there, syncs it to the disk, and describes its contents
     3  rank 0 writes the manifest, syncs it, and renames the folder: now the checkpoint exists
 
-A job that is killed before the end of stage 3 leaves a folder with a temporary name, which the next save removes.
+A job that is killed before the rename leaves a folder with a temporary name. The next save removes it, if the folder
+of checkpoints could be locked.
 
 At a URL nothing can be renamed. There the folder has its final name from the start, and is a checkpoint once its
 manifest exists. If a killed job leaves a folder without a manifest, it is removed by the next save of that step, or
@@ -68,7 +69,8 @@ class Store:
     folder: is made if it does not exist; all ranks must see the same one. Or a URL of fsspec, "s3://bucket/run", which
         cannot be locked: only one job may save there
     comm: the ranks' communicator. Calls go over a duplicate of it; one thread of each rank at a time may make them
-    keep: number of checkpoints that remain after a save, at least 1; damaged ones do not count; None: all
+    keep: number of checkpoints that remain after a save, at least 1; None: all. A checkpoint with a damaged manifest,
+        or with a file that is missing or has another length, does not count
 
     Raises: CheckpointError on every rank if ranks see different folders, another job uses the folder, or it cannot be
     written to; ArgumentError for an invalid `keep` or an empty name.
@@ -116,10 +118,12 @@ class Store:
             C order, of a tensor of this shape. Other ranks write the tensor's other pieces under the same name
         ready: called first; if it returns False on any rank, nothing is written and all ranks return None
 
-        The arrays must not be changed before it returns. It ends by removing the oldest checkpoints beyond `keep`.
+        The arrays must not be changed before it returns. At the end, rank 0 removes the oldest checkpoints beyond
+        `keep`.
 
-        Raises: CheckpointError on every rank; then the folder is as before. PeerLeft or a related error if a rank has
-        ended.
+        Raises: CheckpointError on every rank if an argument is invalid on one, ranks disagree about the step or a
+        tensor, or a file cannot be written; then the checkpoints are as before. PeerLeft or a related error if a rank
+        has ended.
         """
         failed = f"the checkpoint of step {step} was not saved, those before are as they were"
         rank = self.ranks.rank
@@ -215,9 +219,8 @@ class Store:
         with describing_os_errors("reading", self._folder):
             names = checkpoint_reader.committed_names(self._folder)
         if self._lock.exclusive:
-            for temporary in filter(
-                checkpoint_reader.is_temporary, names
-            ):  # saves or removals that were killed left these
+            # Saves or removals that were killed left these.
+            for temporary in filter(checkpoint_reader.is_temporary, names):
                 path = os.path.join(self._folder, temporary)
                 try:
                     if _is_folder(path):
@@ -260,7 +263,7 @@ class Store:
     def _remove_surplus(self, keep: int) -> None:
         """Removes the checkpoints that are older than the `keep` newest complete ones, oldest first.
 
-        If one cannot be removed, the rest stay, a warning is logged, and training goes on.
+        If one cannot be removed, the rest stay, perhaps under temporary names, and a warning is logged.
         """
         try:
             kept = 0
@@ -293,7 +296,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Removes the folder of a failed save. If that fails, the next save removes it."""
+    """Removes the folder of a failed save. Ignores errors: the next save tries again."""
     if path:
         with suppress(OSError):  # the error of the save says more
             files.remove_folder(path)

@@ -39,8 +39,9 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
     their graph, unless `out` is given.
 
     Raises: ShapeError for leaves of different shapes, or sequences of different lengths; ArgumentError for no samples,
-    or mappings with different keys; DtypeError for leaves that are not listed above, or of different kinds; DeviceError
-    for tensors on a GPU if `out` is given. Messages name a sample and the leaf: `batch[3]['image']`.
+    or mappings with different keys; DtypeError for leaves that are not listed above, of different kinds, or of a dtype
+    that no tensor has; DeviceError for tensors on a GPU if `out` is given. Messages name a sample and the leaf:
+    `batch[3]['image']`.
     """
     if not len(batch):
         raise ArgumentError("default_collate: expected at least one sample")

@@ -141,11 +141,13 @@ class _MappedDataset(Dataset[Any]):
 class NpyDataset(_MappedDataset):
     """Sample i is a tuple of element i of each file, as with `TensorDataset`.
 
-    paths: .npy files, (N, ...) each, with the same N; they are mapped, and the arrays of a sample are read-only views
+    paths: .npy files, (N, ...) each, with the same N; they are mapped, and the arrays of a sample are read-only views,
+    or copies if the file's byte order is not this machine's
     An array in Fortran order has its samples' elements far apart, and is slow to read.
 
-    Raises: DataFileError if a file is truncated, too long or no .npy file, if the lengths differ, and for arrays of
-    Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file cannot be opened.
+    Raises: DataFileError if a file is truncated, too long or no .npy file, if the lengths differ, for a 0-d array, and
+    for arrays of Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file cannot
+    be opened.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -185,7 +187,8 @@ class TokenFile(_MappedDataset):
     twice. Tokens at the end of the file that do not fill a block are left out.
 
     Raises: DataFileError for a file that does not hold whole tokens, or too few for one block; DtypeError for a dtype
-    that is not of integers; ArgumentError for a block_size or stride below 1; OSError if the file cannot be opened.
+    that is not of integers; TypeError for one that NumPy does not know; ArgumentError for a block_size or stride below
+    1; OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, dtype: Any, block_size: int, stride: int | None = None) -> None:
@@ -262,7 +265,8 @@ class MNIST(_Pictures):
     t10k-labels-idx1-ubyte
     transform, target_transform: called with the picture, (H, W) uint8, and with the label, an int; None: unchanged
 
-    Raises: DataFileError for files that are missing, are not IDX, or do not fit each other.
+    Raises: DataFileError for files that are missing, are not IDX, or do not fit each other; OSError if one cannot be
+    opened.
     """
 
     def _read(self) -> tuple[Array, Array]:
@@ -284,7 +288,7 @@ class CIFAR10(_Pictures):
     folder: has the files that `train` selects, directly in it or in cifar-10-batches-bin. Nothing is downloaded.
     train: True: data_batch_1.bin to data_batch_5.bin; False: test_batch.bin
     transform, target_transform: called with the picture, and with the label; None: unchanged
-    Raises: DataFileError for files that are missing or are not in this format.
+    Raises: DataFileError for files that are missing or are not in this format; OSError if one cannot be opened.
     """
 
     def _read(self) -> tuple[Array, Array]:
@@ -299,7 +303,7 @@ class CIFAR100(_Pictures):
     folder: has the file that `train` selects, directly in it or in cifar-100-binary
     train: True: train.bin; False: test.bin
     transform, target_transform: called with the picture, and with the label, the fine one of 100; None: unchanged
-    Raises: DataFileError for a file that is missing or is not in this format.
+    Raises: DataFileError for a file that is missing or is not in this format; OSError if it cannot be opened.
     """
 
     def _read(self) -> tuple[Array, Array]:

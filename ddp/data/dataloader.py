@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddp.data.shared_memory import Payload
     from ddp.data.worker_pool import WorkerPool
 
-_PREFETCH = 2  # tasks ahead of each worker
+_PREFETCH = 2  # the default of prefetch_factor
 
 
 class DataLoader:
@@ -47,7 +47,8 @@ class DataLoader:
     num_workers: processes that fetch; 0: this one does. If the dataset has an index, and draws random numbers from
     `ddp` only, the batches and their order are the same for any number
     collate_fn: makes a batch of a list of samples; None: `default_collate`, or `default_convert` without batches
-    pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs
+    pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs. Without
+    a GPU it has no effect but a warning
     drop_last: leave out the last batch if it is shorter
     timeout: seconds that a batch of a worker may take; 0: no limit
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
@@ -62,8 +63,9 @@ class DataLoader:
 
     Every `iter` is one pass. `epoch` counts the completed passes: those that handed out all their batches.
 
-    Raises: ArgumentError for invalid arguments, and for arguments that exclude each other; WorkerError if the server
-    from which workers are forked cannot be started.
+    Raises: ArgumentError for invalid arguments, and for arguments that exclude each other; DeviceError for a generator
+    of a GPU (without `shuffle`, the first `iter` raises it); WorkerError if the server from which workers are forked
+    cannot be started.
     """
 
     def __init__(
@@ -156,7 +158,10 @@ class DataLoader:
             fork_server.fork_server(self._modules)  # now, so that it is ready when workers are wanted
 
     def __len__(self) -> int:
-        """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
+        """Batches of a whole pass. For an IterableDataset, several workers may make another number.
+
+        Raises: TypeError if the sampler, or an IterableDataset, has no length.
+        """
         if self._stream:
             samples = len(self.dataset)
             size = self.batch_size or 1
@@ -231,7 +236,7 @@ class DataLoader:
         self._began = None
 
     def _sampler_of_rank(self) -> Any:
-        """The sampler that gives each rank its part. If there is none: the sampler of batch_sampler, or None."""
+        """`sampler` if it has a rank, as a DistributedSampler has; otherwise the sampler of `batch_sampler` or None."""
         return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
 
     def _steps(self) -> DistributedSampler | None:
@@ -256,7 +261,7 @@ class DataLoader:
             self._began = None
 
     def _leave(self, source: Batches, failed: bool = False) -> None:
-        """Ends a pass early. It counts as complete if all its batches were handed out."""
+        """Ends a pass early. With a dataset that has an index, it counts as complete if all batches were handed out."""
         if self._current is source:
             if source.leave(self._batches, failed):
                 self._complete(source)

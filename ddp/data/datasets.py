@@ -197,7 +197,7 @@ class Subset(Dataset[T_co]):
 
 
 def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
-    """Computes the lengths of parts of `length` samples. parts: lengths, or fractions that add up to 1
+    """Computes the lengths of parts of `length` samples. parts: lengths; or fractions, if they add up to 1
 
     Lengths from fractions are rounded down, and the samples left over go to the first parts, one each:
     `split_lengths(10, [0.5, 0.25, 0.25]) == [6, 2, 2]`
@@ -229,7 +229,8 @@ def random_split(
     generator: draws the order; None: this thread's generator. All ranks must draw the same order, so give them
     generators of the same seed: `generator=ddp.Generator().manual_seed(0)`
 
-    Raises: ArgumentError if lengths do not add up to the number of samples, or fractions are not within [0, 1].
+    Raises: ArgumentError if lengths do not add up to the number of samples, or fractions are not within [0, 1];
+    DeviceError for a generator of a GPU.
     """
     sizes = split_lengths(len(dataset), lengths)  # type: ignore[arg-type]  # Dataset leaves __len__ to subclasses
     order = _device.generator(CPU, generator).permutation(sum(sizes)).tolist()

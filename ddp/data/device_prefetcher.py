@@ -20,7 +20,7 @@ from ddp.errors import warn_once
 
 
 def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:
-    """Moves the tensors of the batches to the named GPU ("": the current one), if `wanted` and there is a GPU."""
+    """Copies the tensors of the batches to the named GPU ("": the current one), if `wanted` and there is a GPU."""
     if not wanted:
         return batches
     if found_cupy() is None:
@@ -92,7 +92,7 @@ class DevicePrefetcher(Iterator[Any]):
 
 
 def each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Replaces each tensor on the CPU by `change(tensor)`, also within mappings and sequences."""
+    """Replaces each tensor on the CPU by `change(tensor)`, also within mappings, lists and tuples."""
     if isinstance(batch, TensorBase):
         return change(batch) if batch.device.type == "cpu" else batch
     return map_batch(batch, functools.partial(each_tensor, change=change))

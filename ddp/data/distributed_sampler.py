@@ -69,9 +69,9 @@ class DistributedSampler(IndexSampler):
     micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
 
     Raises: ArgumentError if num_replicas is not an integer of at least 1, if rank is not from 0 to num_replicas - 1, if
-    there are fewer micro_batches than ranks, for a seed below 0, an unknown tail or one that contradicts drop_last, a
-    dataset or sampler that has no length, and, when it is iterated, for a sampler that draws more or fewer indices than
-    its length.
+    micro_batches is not an integer or below the number of ranks, for a seed below 0, an unknown tail or one that
+    contradicts drop_last, a dataset or sampler that has no length, and, when it is iterated, for a sampler that draws
+    more or fewer indices than its length.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class DistributedSampler(IndexSampler):
         self.epoch, self._counted = int(epoch), False  # int: json cannot write NumPy's integers
 
     def begin_again(self) -> None:
-        """Makes the next `iter` repeat the epoch of the last pass, even if a reader ahead has reached its end.
+        """Makes the next `iter` repeat the epoch of the last pass, even if a loader has read ahead to the pass's end.
 
         Changes nothing if `set_epoch` or a loaded state has set the epoch since. A DataLoader calls this for a pass
         that was left early.
@@ -226,8 +226,8 @@ class DistributedSampler(IndexSampler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
-        Raises: StateDictError if the state is of a dataset of another length or of another order, or is not of a
-        DistributedSampler.
+        Raises: StateDictError if the state is of a dataset of another length, of another seed or `shuffle`, with
+        micro_batches of another number of them, or is not of a DistributedSampler.
         """
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)

@@ -46,7 +46,7 @@ def mix_seed(*numbers: int) -> int:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """A context that restores the states of this package's generators at its end."""
+    """A context in which this thread has new generators of this package, of seed 0. Then it has the old ones again."""
     own = _device.exchange_generators((0, {}))
     try:
         yield
@@ -55,7 +55,7 @@ def restored_generators() -> Iterator[None]:
 
 
 def seed_package(seed: int) -> None:
-    """Seeds this package's generators."""
+    """Replaces this thread's generators of this package by new ones of this seed."""
     _device.exchange_generators((seed, {}))
 
 
@@ -212,7 +212,8 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
 
     The function returns what `default_collate` would make of the samples, and raises an IndexError for an index out of
-    range. For other datasets, or if an array has a dtype that no tensor has, the result is None.
+    range. The result is None for other datasets, for a tensor that requires grad or is on a GPU, for a dtype that no
+    tensor has, and for a Subset whose indices are not a list of integers.
     """
     subsets: list[Any] = []
     while type(dataset) is Subset:
@@ -225,9 +226,8 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
         return None
     length = len(dataset)
     chosen = [np.asarray(positions) for positions in subsets]
-    if any(
-        positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen
-    ):  # for example a mask of bool
+    # An array of another kind is, for example, a mask of bool.
+    if any(positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen):
         return None
 
     def rows(indices: Sequence[int], out: Out) -> list[Any]:

@@ -140,7 +140,7 @@ class StreamBatches(Batches):
 
     def _start(self, worker: int) -> tuple[Any, Sequence[int]]:
         assert self.position is not None
-        # The worker's stream has ended. If its state were loaded, the worker's next pass would begin at the end.
+        # A stream that has ended gets no state: if it were loaded, the worker's next pass would begin at the end.
         if worker not in self.turns:
             return None, ()
         state = self.position["states"][worker]

@@ -29,6 +29,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
     times. The later ranks run the body, too, so let it look first whether there is anything left to do.
 
     Raises: PeerError on the ranks that wait, if the body failed on the rank that they wait for; they do not run it.
+    PeerLeft or a related error if a rank has ended.
     """
     comm = collectives.init() if comm is None else comm
     apart = comm.split(comm.node) if per_node else comm.duplicate()
@@ -40,7 +41,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
                 with beat:
                     yield
             except BaseException as error:
-                # The error of the body says more than an error of this call, which fails if a rank has left.
+                # The error of the body says more than an error of the broadcast, which fails if a rank has left.
                 with contextlib.suppress(collectives.CollectivesError):
                     if beat.failed:
                         apart.broadcast_object(f"rank {comm.rank}: {type(error).__name__}: {error}")

@@ -1,4 +1,7 @@
-"""Samplers: which indices a pass reads, and in what order. Each can be resumed at any index.
+"""Samplers: which indices a pass reads, and in what order.
+
+A sampler of indices can be resumed at any index. A BatchSampler can be resumed after any of its lists, if its sampler
+can be resumed.
 
 A pass is one walk through an order of indices. Its position is a few JSON values: what determines the order (a seed, an
 epoch), and a cursor in it. From these another process can continue without the indices that were drawn before. A random
@@ -51,7 +54,7 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 
 def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
-    """Returns `name` of a state. Raises: StateDictError if it is not an int from 0 to `most`."""
+    """Returns the value `name` of a state. Raises: StateDictError if it is not an int from 0 to `most`."""
     value = state.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise StateDictError(f"{type(sampler).__name__}: the state has {name} {value!r}, expected 0 to {most}")
@@ -202,7 +205,7 @@ class _Drawn(IndexSampler):
         return state if self.generator is None else {**state, "generator": self.generator.snapshot().hex()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter` continue from this state.
+        """Makes the next `iter` continue from this state, and sets `generator`, if given, to its saved state.
 
         Raises: StateDictError for the state of another dataset or sampler.
         """
@@ -282,6 +285,8 @@ class SubsetRandomSampler(_Drawn):
 
     indices: (N) integers
     generator: draws the seed of a pass; None: this thread's generator
+
+    Raises: DeviceError for a generator of a GPU.
     """
 
     def __init__(self, indices: Sequence[int], generator: BaseGenerator | None = None) -> None:
@@ -304,7 +309,7 @@ class WeightedRandomSampler(_Drawn):
     generator: draws the seed of a pass; None: this thread's generator
 
     Raises: ArgumentError for an invalid num_samples or invalid weights, and without replacement if fewer weights than
-    num_samples are above 0.
+    num_samples are above 0; DeviceError for a generator of a GPU.
     """
 
     def __init__(
@@ -397,7 +402,7 @@ class BatchSampler(Sampler[list[int]]):
         return {"sampler": self.sampler.state_dict()}
 
     def state_after(self, state: State, count: int) -> State:
-        """The position `count` lists after `state` in the same pass."""
+        """The position `count` lists after `state` in the same pass. With micro_batches, only whole steps count."""
         indices = count // self._lists_per_step * self._lists_per_step * self.batch_size  # of whole steps
         return {"sampler": self.sampler.state_after(state["sampler"], indices)}
 

@@ -109,7 +109,8 @@ class BatchWriter:
     def pack(self, batch: Any) -> tuple[PackedBatch, list[int]]:
         """Packs a batch. Returns it, and the descriptors to send with it, which the caller closes afterwards.
 
-        Raises: what pickling raises for an object that cannot be pickled.
+        Raises: the error of pickling, of any class, for an object that cannot be pickled; SharingError if the system
+        provides no memory.
         """
         file = io.BytesIO()
         pickler = _Pickler(file)
@@ -285,7 +286,10 @@ class Payload:
         return True
 
     def allocate(self) -> Block:
-        """Returns the block of shared memory that `write` writes to; creates it if there is none."""
+        """Returns the block of shared memory that `write` writes to; creates it if there is none.
+
+        Raises: SharingError if the system provides no memory.
+        """
         self._block = self._block or Block.create(self._nbytes)
         return self._block
 

@@ -29,7 +29,8 @@ class WorkerPool:
     modules: names of the modules that the fork server imports for them
     timeout: seconds that a batch may take; 0: no limit
 
-    Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started.
+    Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started; SharingError if
+    the system provides no memory for the payload.
     """
 
     def __init__(self, payload: Payload, modules: Iterable[str], count: int, timeout: float) -> None:
@@ -56,7 +57,10 @@ class WorkerPool:
         return len(self._processes)
 
     def start_pass(self, starts: Sequence[StartPass]) -> None:
-        """Begins a pass in each worker, and discards what is left of the previous pass."""
+        """Begins a pass in each worker. First waits for the remaining batches of the previous pass, and drops them.
+
+        Raises: WorkerError if a worker died, or takes longer than the time limit for such a batch.
+        """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
                 self._take(worker)  # a batch that is dropped gives its block back
