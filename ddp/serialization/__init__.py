@@ -65,8 +65,8 @@ def load(
     weights_only, mmap: have no effect: only tensors and JSON are ever read, into new memory
 
     Raises: SerializationError, with the problem, for a file that is truncated, is not of this format, or has a class
-    that may not be loaded or a dtype that no tensor has; ArgumentError for another `f` or `map_location`; OSError if
-    the file cannot be read.
+    that may not be loaded or a dtype that no tensor has; ArgumentError for another `f` or `map_location`; DeviceError
+    if that device is not there; OSError if the file cannot be read.
     """
     if map_location is not None and not isinstance(map_location, str | device):
         raise ArgumentError(f"load: map_location is a device or its name, not {type(map_location).__name__}")

@@ -67,7 +67,10 @@ def add_safe_globals(safe_globals: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def safe_globals(safe_globals: Iterable[Any]) -> Iterator[None]:
-    """Has the effect of `add_safe_globals` until the block ends, in all threads."""
+    """Has the effect of `add_safe_globals` until the block ends, in all threads.
+
+    At the end, the list is again what it was before the block: names that were added meanwhile are removed as well.
+    """
     before = dict(_listed)
     add_safe_globals(safe_globals)
     try:

@@ -78,7 +78,7 @@ def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayou
 
 
 class Span(NamedTuple):
-    """An array in a file, as bytes `start` to `stop` of it."""
+    """An array in a file, as bytes `start` to `stop`, counted from the position where the header begins."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

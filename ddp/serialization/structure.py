@@ -1,6 +1,7 @@
 """Encodes Python values as JSON and a table of arrays by name, and decodes them.
 
-JSON has no tuples, and its keys are text, so such values are encoded as an object with one key:
+JSON has no tensors and no tuples, for example, and its keys are text. So every dict, and every value that JSON does not
+have, is encoded as an object with one key:
 
     {"tensor": name}  {"array": name}  {"scalar": an array of shape ()}  {"bytes": base64}
     {"tuple": [...]}  {"dict": [[key, value], ...]}  {"counter": [[key, value], ...]}
@@ -62,7 +63,8 @@ def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JS
     """Encodes `value` as JSON. Its arrays are given to `keep`, under `name` and their path inside the value.
 
     other: encodes values of all other types
-    Raises: ArgumentError, with the path, for a value that cannot be encoded.
+    Raises: ArgumentError, with the path, for a value that cannot be encoded; RecursionError for one that contains
+    itself.
     """
     if isinstance(value, TensorBase):
         return {"tensor": keep(name, value.array, value)}
@@ -115,7 +117,10 @@ class Decoder:
         return wrap(self.fetch(name), CPU)
 
     def other(self, tag: str, inner: JSON) -> Any:
-        """Decodes {tag: inner}, which the `other` of `encode` made. Here, raises ValueError: there is no such tag."""
+        """Decodes {tag: inner}, which the `other` of `encode` made. Subclasses override it.
+
+        Raises: ValueError if there is no such tag: in this class, always.
+        """
         raise ValueError("no such tag")
 
     def decode(self, saved: JSON) -> Any:

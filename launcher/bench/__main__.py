@@ -1,4 +1,7 @@
-"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module. Under a launcher it is a rank."""
+"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module. Under a launcher it is a rank.
+
+With the backends `threads` and `single` it starts no other process, and measures itself.
+"""
 
 from __future__ import annotations
 

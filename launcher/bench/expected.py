@@ -1,7 +1,8 @@
 """The inputs of each rank, which every rank can compute, and the results that they must give.
 
 Inputs repeat after a prime number of elements, so that a block in the wrong place is noticed. They are whole numbers,
-small enough for every dtype to hold them, and their sums over up to 80 ranks, exactly.
+small enough for every dtype to hold them exactly. The floating-point dtypes also hold their sums over up to 80 ranks
+exactly. Sums of int8 wrap around from 43 ranks on, here as in a library.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _PERIOD = 1009
 # Fills buffers before a call. No input except bool has this value, so that a result that was never written is noticed.
 POISON = 125
 # How many different values inputs have: if a collective only moves them (all below POISON), and if it reduces them.
+# Inputs of bool, and of the op prod, have two values.
 _MOVED_VALUES = 120
 _REDUCED_VALUES = 4
 
@@ -56,7 +58,7 @@ def result(collective: Collective, rank: int, ranks: int, count: int, dtype: np.
 
 
 def wrong(actual: Array, expected: Array, op: str) -> int:
-    """How many elements are wrong. A mean may differ by the rounding of its division."""
+    """How many elements are wrong. A floating-point or complex mean may differ by 4 machine epsilons, relatively."""
     if op == "mean" and expected.dtype.kind not in "iub":
         dtype = np.complex128 if expected.dtype.kind == "c" else np.float64
         wide = expected.astype(dtype)

@@ -32,7 +32,7 @@ class Implementation:
     unsupported: tuple[type[Exception], ...]
 
     def empty(self, nbytes: int) -> Any:
-        """A buffer of (nbytes,) uint8. Collective."""
+        """A buffer of zeros: (nbytes,) uint8. Collective."""
         return np.zeros(nbytes, np.uint8)
 
     def write(self, buffer: Any, values: Array) -> None:
@@ -155,7 +155,7 @@ class RawMPI(Implementation):
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
-        # In place, MPI.IN_PLACE stands for the buffer that is the other one, or a part of it.
+        # In place, one buffer is the other one or a part of it. MPI is given MPI.IN_PLACE instead of it.
         sent = MPI.IN_PLACE if in_place else x
         received = MPI.IN_PLACE if in_place else out
         root_out = out if root else None

@@ -21,12 +21,12 @@ from launcher.errors import UsageError, plural
 class Row:
     """One implementation's result for one collective, size and place.
 
-    size: bytes; count: elements; op: "none" if the collective takes none
+    size: bytes of the larger buffer; count: elements a rank; op: "none" if the collective takes none
     seconds: of one call, or of one message of send_recv: the median of `rounds`; calls: how many were measured
     algbw, busbw: GB/s (1e9 bytes)
     wrong: the number of wrong elements, None if they were not checked
     ratio: its time over that of the first implementation, which is ours on ordinary or device arrays: the median over
-        rounds; None for that implementation, or if it does not support the call
+        rounds; None for the first implementation itself, or if the first one does not support the call
     """
 
     collective: str

@@ -29,9 +29,9 @@ from launcher.errors import UsageError
 
 # The most rounds. With more, a batch of a fast call would be so short that the ranks' delays after the barrier count.
 _ROUNDS = 20
-# The fewest rounds, enough for a median.
+# The fewest rounds, enough for a median. A small `iters` makes fewer.
 _MIN_ROUNDS = 5
-# No entry makes more calls than this, unless `iters` sets their number.
+# No entry makes more measured calls than this, unless `iters` sets their number.
 _MAX_CALLS = 100_000
 # The time limit of a whole run between threads, in seconds: a day.
 _DAY = 86_400.0
@@ -263,7 +263,10 @@ class _Job:
         dtype_name: str,
         count: int,
     ) -> tuple[Callable[[], Any], int | None] | None:
-        """Makes a call once. Returns: the call and the number of wrong elements; None if a rank does not support it"""
+        """Makes a call once.
+
+        Returns: the call, and the number of wrong elements (None without a check); None if a rank does not support it
+        """
         rank = self.comm.rank
         size = self.comm.size
         op = self.settings.op

@@ -30,7 +30,8 @@ class Gpus(NamedTuple):
     """Facts about the GPUs.
 
     cards: nvidia-smi's row of each GPU: name, memory, compute capability, driver; failure: why nvidia-smi failed
-    cupys: the installed packages of CuPy; cupy, nccl: answers of the probes; None: CuPy is missing, or for nccl: fails
+    cupys: the installed packages of CuPy; cupy, nccl: answers of the probes. cupy is None if CuPy is missing, and nccl
+    is None if the probe of CuPy has no answer
     cudnn: the version of its Python frontend, "" if that is not installed; hidden: the value of CUDA_VISIBLE_DEVICES
     """
 

@@ -68,7 +68,7 @@ def starters() -> Starters:
 
 
 def check() -> Iterator[Finding]:
-    """Checks what starts the ranks, and which MPI they load. The probe gets no variables that launchers set."""
+    """Checks what starts the ranks, and which MPI they load. The probe gets no variables of a job."""
     return evaluate(starters(), run_probe("mpi", limit=_LIMIT, environ=outside_a_job()))
 
 

@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     """What a probe's process printed.
 
     value: its answer, None if there was none; reason: why there was none, else ""; lines: what it printed besides
-    status: its exit status, -N if signal N killed it, None if it did not end in time
+    status: its exit status, -N if signal N killed it, None if it did not end in time or could not be started
     """
 
     value: Any
@@ -112,7 +112,7 @@ def run_probe(*command: str, module: str = __name__, limit: float, environ: Mapp
 
 
 def outside_a_job(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the variables that launchers set. In it MPI starts as a world of one."""
+    """The environment without the variables that MPI launchers and schedulers set. In it MPI starts a world of one."""
     return {
         name: value
         for name, value in environ.items()

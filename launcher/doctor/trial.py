@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def try_collectives(comm: Communicator) -> dict[str, Any]:
-    """Tries every collective, and times all_reduce. Collective.
+    """Tries every collective that this number of ranks allows, and times all_reduce. Collective.
 
     wrong: [collective, dtype, number of wrong elements]; tried, dtypes: numbers of collectives and dtypes tried
     refused: sentences about what the backend cannot do; timed: [bytes, seconds] of all-reduces of float32, in place
