@@ -237,7 +237,10 @@ def write_shard(
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder. All functions of this module that take a path take a URL, too. Raises: OSError."""
+    """The names in a folder. All functions of this module that take a path take a URL, too.
+
+    Raises: OSError; at a URL also CheckpointError, as all functions of `remote_files`.
+    """
     return remote_files.list_names(path) if is_url(path) else os.listdir(path)
 
 

@@ -152,7 +152,7 @@ class Checkpointer:
         step was saved already. A loop that is left by `break` or an error is not saved. Its last batch counts as a
         step, and another loop continues after it.
 
-        During an accumulation (there are gradients that no optimizer step has used) a save waits for its end.
+        During an accumulation (there are gradients that no optimizer step has used) saves and stops wait for its end.
 
         Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, another
         loader than that of an earlier loop, a sampler with micro_batches if no model has them, or a loader whose

@@ -116,8 +116,8 @@ class SavedOptimizer:
     def load(self, optimizer: Optimizer) -> None:
         """Loads the state into an optimizer for which `check` has been called.
 
-        Reads only the pieces that overlap with the elements whose state this rank will hold: all of them, unless the
-        optimizer is a ZeroOptimizer.
+        Reads only the pieces that overlap with the elements whose state this rank will hold. With a ZeroOptimizer these
+        are elements of its shards; otherwise all.
         """
         saved = self._described
         params = list(_params(optimizer))

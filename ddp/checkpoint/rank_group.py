@@ -87,8 +87,9 @@ class RankGroup:
         """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
         failed: the beginning of the error message; reraise: True: a rank whose `work` raised raises that error instead
-        Raises: CheckpointError on every rank if `work` raised on one, or a rank made no progress for `PATIENCE`
-        seconds; after that, every call raises CheckpointError. PeerLeft or a related error if a rank has ended.
+        Raises: CheckpointError on every rank if `work` raised on one. CheckpointError, and again at each later call, if
+        a rank made no progress for `PATIENCE` seconds, or was stopped for longer than the communicator's time limit.
+        PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")

@@ -2,8 +2,8 @@
 
 If as many ranks load a checkpoint as saved it, every rank gets back its own state. Otherwise rank r gets the own state
 of rank r % n, if n ranks saved it. There are three exceptions. The loader's state is that of rank 0. The random numbers
-of additional ranks are seeded anew. If m ranks load, the residuals of a communication hook on saved rank r are added to
-those of rank r % m. `load_model` restores the model alone, in one process."""
+of additional ranks are seeded anew. If m ranks load, the residuals of a communication hook on saved rank r go to rank
+r % m, where they are added up. `load_model` restores the model alone, in one process."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from ddp.optim import Optimizer
 from ddp.parallel import DataParallel
 from ddp.serialization.structure import JSON, Array, encode, free_name, memory_key
 
-# A value for `encode`.
+# What `random_state` returns. `encode` can encode it.
 RandomState = dict[str, Any]
 # (start, stop).
 Range = tuple[int, int]

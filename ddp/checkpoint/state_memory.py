@@ -2,7 +2,7 @@
 
 `ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`); on
 other hosts the rank's agent holds them. A rank writes the contents of a checkpoint into its two slots in turn, so that
-from the first write on, one of them is always complete. A slot consists of
+once the first write has ended, one of them is always complete. A slot consists of
 
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
     header     format, job, and the fields of `Stamp`
@@ -71,7 +71,7 @@ _TIME_FRACTION = 0.01
 class Stamp(NamedTuple):
     """The header of a slot.
 
-    owner: a hash that identifies the Checkpointer; start: which start of the job wrote it, from 0
+    owner: a hash of the Checkpointer's folder; start: which start of the job wrote it, from 0
     node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
     sharded: whether this rank holds pieces of a sharded optimizer, or ranks hold copies of such pieces
     own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
@@ -226,7 +226,7 @@ class StateMemory:
     index: this rank's number in the job; start: which start of the job this is, from 0
     held: the newest start whose ranks have all written their state; the states of later starts are incomplete
     owner: the folder of the Checkpointer; comm: its communicator
-    due: from when on (monotonic, s) a write keeps to `_TIME_FRACTION`
+    due: the earliest time (monotonic, s) of a next write that keeps to `_TIME_FRACTION`
 
     Raises: OSError if this rank's slots cannot be opened, or belong to another job or user.
     """

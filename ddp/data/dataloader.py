@@ -50,7 +50,7 @@ class DataLoader:
     pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs. Without
     a GPU it has no effect but a warning
     drop_last: leave out the last batch if it is shorter
-    timeout: seconds that a batch of a worker may take; 0: no limit
+    timeout: the longest wait for a batch of a worker, in seconds; 0: no limit
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
     multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` of these names. With any of them,
     workers are forked from a small server, which all loaders of this process share
@@ -147,7 +147,7 @@ class DataLoader:
         self._batches = 0  # the number handed out in this pass
         self._seed: int | None = None  # the seed of the batches' random numbers
         self._streams: State | None = None  # of a stream: the position after the last batch handed out
-        self._began: tuple[State, int] | None = None  # the sampler's state and the batch where the pass began
+        self._began: tuple[State, int] | None = None  # at this pass's first batch: the sampler's state, its number
         self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:

@@ -1,4 +1,4 @@
-"""Copies batches to the GPU while the previous step runs there: through pinned memory, on a stream of their own.
+"""Copies batches to the GPU while the previous step runs there: through pinned memory, on a separate stream.
 
 A copy from ordinary memory makes the CPU wait; a copy from pinned memory runs during the computation. Contiguous arrays
 in CuPy's pinned memory are copied from there. All others are first copied to CuPy's pool of pinned memory.

