@@ -171,7 +171,7 @@ class Saved:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
-        """Reads everything, or part `part` (from 0) of `parts` parts, which end between tensors or their pieces.
+        """Reads everything, or part `part` (counted from 0) of `parts` parts. No piece of a tensor is divided.
 
         progress: called after each read
 

@@ -36,7 +36,10 @@ _TRANSIENT = {
 
 @contextlib.contextmanager
 def describing_os_errors(what: str, path: str) -> Iterator[None]:
-    """Turns an OSError of the block into a CheckpointError: "writing runs/x: No space left". what: "writing" """
+    """Turns an OSError of the block into a CheckpointError, such as "writing runs/x: No space left on device".
+
+    what: the first word of the message
+    """
     try:
         yield
     except OSError as error:

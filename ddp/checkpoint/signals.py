@@ -23,8 +23,8 @@ class StopSignals:
     """A context in which each of `SIGNALS` sets this rank's request to stop.
 
     It has no effect outside the main thread. A second Ctrl-C is handled by the earlier handler, which by default raises
-    KeyboardInterrupt. After another rank has failed, earlier handlers also handle the signal with which the launcher
-    ends this rank.
+    KeyboardInterrupt. After another rank has failed, the signal with which the launcher ends this rank goes to the
+    earlier handler alone.
     """
 
     def __init__(self, requests: PendingRequests) -> None:

@@ -147,7 +147,7 @@ class DataLoader:
         self._batches = 0  # the number handed out in this pass
         self._seed: int | None = None  # the seed of the batches' random numbers
         self._streams: State | None = None  # of a stream: the position after the last batch handed out
-        self._began: tuple[State, int] | None = None  # at this pass's first batch: the sampler's state, its number
+        self._began: tuple[State, int] | None = None  # where this `iter` began: the sampler's state, the batch's number
         self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:

@@ -59,7 +59,7 @@ class WorkerPool:
     def start_pass(self, starts: Sequence[StartPass]) -> None:
         """Begins a pass in each worker. First waits for the remaining batches of the previous pass, and drops them.
 
-        Raises: WorkerError if a worker died, or sends such a batch not within the time limit.
+        Raises: WorkerError if a worker died, or does not send such a batch within the time limit.
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
@@ -79,7 +79,7 @@ class WorkerPool:
     def receive(self, worker: int) -> FetchResult:
         """Waits for the result of a worker's oldest task, and returns it.
 
-        Raises: WorkerError if the worker raised an exception, died, or sends nothing within the time limit.
+        Raises: WorkerError if the worker raised an exception, died, or does not send it within the time limit.
         """
         result = self._take(worker)
         if result.failure is not None:

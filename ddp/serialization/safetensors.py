@@ -28,7 +28,8 @@ DTYPES = {
     "F32": float32,
     "F64": float64,
 }
-#: All dtypes of files. Those added here are for NumPy arrays alone, such as states of random number generators.
+#: All dtypes that files may have here. Those added to DTYPES are for NumPy arrays alone, such as states of random
+#: number generators.
 STORED = {
     **DTYPES,
     "U16": np.dtype("uint16"),
@@ -115,7 +116,7 @@ class Header:
         raise SerializationError(f"{self.name}: {problem}") from None
 
     def parse(self, text: str) -> Any:
-        """Parses a JSON text of the header."""
+        """Parses a JSON text of the header. Raises: SerializationError, with the file's name, if it is not JSON."""
         try:
             return json.loads(text)
         except ValueError as error:

@@ -58,9 +58,10 @@ def versions() -> dict[str, str]:
 def evaluate_python(
     python: tuple[int, ...], system: str, packages: Mapping[str, str], kernels: Answer
 ) -> Iterator[Finding]:
-    """Judges Python and its packages. system: "Linux x86_64"; packages: the versions of `NEEDED`, "" if not installed
+    """Judges Python and its packages.
 
-    kernels: of `probes.kernels`
+    system: such as "Linux x86_64"; packages: the versions of `NEEDED`, "" if not installed
+    kernels: the answer of `probes.kernels`
     """
     text = f"Python {'.'.join(map(str, python))}, {sys.executable}"
     if python[:2] < _OLDEST:
@@ -164,7 +165,7 @@ def threads() -> Iterator[Finding]:
 # The number of ranks for which /dev/shm should have room, or the number of cores if that is larger. Docker's default of
 # 64 MiB is too small for 24.
 _SHM_RANKS = 24
-# Less free memory than this is a warning: Python, NumPy and an MPI take 50 to 100 MiB a rank, before any model.
+# Less free memory (bytes) than this is a warning: Python, NumPy and an MPI take 50 to 100 MiB a rank, before any model.
 _MIN_MEMORY = 512 * _MIB
 
 

@@ -217,7 +217,7 @@ def mpi() -> dict[str, Any]:
 
 
 def nccl() -> dict[str, str]:
-    """NCCL, loaded in the way of `collectives`. version: 2.18.3; path: its file"""
+    """NCCL, loaded in the way of `collectives`. version: such as "2.18.3"; path: its file"""
     from collectives.backends.nccl import library
 
     nccl = library.load()
