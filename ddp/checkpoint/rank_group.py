@@ -38,7 +38,7 @@ _TRANSIENT = {
 def describing_os_errors(what: str, path: str) -> Iterator[None]:
     """Turns an OSError of the block into a CheckpointError, such as "writing runs/x: No space left on device".
 
-    what: the first word of the message
+    what: the beginning of the message
     """
     try:
         yield

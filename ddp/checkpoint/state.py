@@ -238,7 +238,7 @@ class _StateEncoder:
         self.training = training
         taken: set[str] = set()
         self.replicated, self.pieces, self.per_rank, self.to_compare = (_ArrayTable(taken) for _ in range(4))
-        # What DataParallel keeps equal need not be compared.
+        # State that DataParallel keeps equal on all ranks need not be compared.
         self.synchronized = self.replicated if training.parallel else self.to_compare
 
     def encode(self, rank: int) -> tuple[JSON, JSON]:

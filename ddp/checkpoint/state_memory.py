@@ -456,8 +456,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
 class SavedInMemory(Saved):
     """A state in slots, with the interface of a checkpoint.
 
-    stamps: of the slots; copy: of the slots from which to take what is equal on all ranks; own: of the slots from which
-    to take other arrays
+    stamps: of all slots of the state; copy: of the slots from which to take what is equal on all ranks; own: of the
+    slots from which to take other arrays
     memories: the memory of each slot, by rank
 
     A rank that was lost gets the own state of the first rank of `copy`.

@@ -40,8 +40,8 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
 
     Raises: ShapeError for leaves of different shapes, or sequences of different lengths; ArgumentError for no samples,
     or mappings with different keys; DtypeError for leaves that are not listed above, of different kinds, or of a dtype
-    that no tensor has; DeviceError for tensors on a GPU if `out` is given. Messages name a sample and the leaf:
-    `batch[3]['image']`.
+    that no tensor has; DeviceError for tensors on a GPU if `out` is given. Messages name a sample and the leaf, such as
+    `batch[3]['image']`, unless tensors require grad.
     """
     if not len(batch):
         raise ArgumentError("default_collate: expected at least one sample")

@@ -153,7 +153,7 @@ class StreamBatches(Batches):
 
     def _received(self, worker: int, result: FetchResult) -> None:
         if worker not in self.turns:
-            return  # it was at its end before
+            return  # its stream had ended before
         assert self.position is not None
         after = {name: list(value) for name, value in self.position.items()}
         after["turns"].remove(worker)

@@ -74,7 +74,7 @@ class IndexSampler(Sampler[int]):
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the last pass began
         self._cursor: int | None = None  # the position after `_chunk` in the current pass; None between passes
-        self._chunk: Iterator[int] = iter(())  # indices before `_cursor`; what is left of it is yielded next
+        self._chunk: Iterator[int] = iter(())  # the indices before `_cursor` that are still to be yielded
 
     def __iter__(self) -> Iterator[int]:
         self._begin()

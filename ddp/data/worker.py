@@ -170,7 +170,7 @@ def run(
     """The main function of a worker: serves tasks until the connection is closed, and ends the process.
 
     id: 0 to workers - 1; payload: descriptor and layout of the pickled FetchConfig
-    needs_script: whether the payload has objects that the user's script defines; environ: the variables to set
+    needs_script: whether the payload has objects that the user's script defines; environ: replaces the environment
     """
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != _server_pid:
