@@ -73,7 +73,7 @@ class IndexSampler(Sampler[int]):
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the last pass began
-        self._cursor: int | None = None  # the position after `_chunk` in the current pass; None between passes
+        self._cursor: int | None = None  # the position after `_chunk` in the last pass; None if it has ended
         self._chunk: Iterator[int] = iter(())  # the indices before `_cursor` that are still to be yielded
 
     def __iter__(self) -> Iterator[int]:
