@@ -226,8 +226,8 @@ class DistributedSampler(IndexSampler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
-        Raises: StateDictError if the state is of a dataset of another length, of another seed or `shuffle`, with
-        micro_batches of another number of them, or is not of a DistributedSampler.
+        Raises: StateDictError if the state is not of a DistributedSampler, or if the length of its dataset, its seed,
+        its `shuffle` or (if this sampler has micro_batches) its number of micro-batches is another one.
         """
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)

@@ -46,7 +46,7 @@ def mix_seed(*numbers: int) -> int:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """A context in which this thread has new generators of this package, of seed 0. Then it has the old ones again."""
+    """A context in which this thread has new generators of this package, of seed 0. At its end, the old ones return."""
     own = _device.exchange_generators((0, {}))
     try:
         yield

@@ -64,7 +64,7 @@ def encode(value: Any, name: str, keep: Keep, other: EncodeOther = refuse) -> JS
 
     other: encodes values of all other types
     Raises: ArgumentError, with the path, for a value that cannot be encoded; RecursionError for one that contains
-    itself.
+    itself, or is nested too deep.
     """
     if isinstance(value, TensorBase):
         return {"tensor": keep(name, value.array, value)}
