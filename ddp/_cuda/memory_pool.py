@@ -94,7 +94,7 @@ class Allocator:
 
     def used_devices(self) -> list[int]:
         """The devices on which memory was allocated: to read the pool of another one would create a CUDA context."""
-        return [device for device, counts in list(self.counts.items()) if counts.mallocs]
+        return [device for device, counts in self.counts.copy().items() if counts.mallocs]
 
     def install(self) -> None:
         """Makes this CuPy's allocator. Raises: DeviceError inside of `cupy.cuda.using_allocator`."""

@@ -134,7 +134,8 @@ class ForkServer:
 
 def _loaded_modules() -> dict[str, Any]:
     """The spec of each module of this process. A module that is loaded again has a new spec."""
-    return {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
+    # A copy, which is one step: a list of the items lets another thread import a module between two of them.
+    return {name: getattr(module, "__spec__", None) for name, module in sys.modules.copy().items()}
 
 
 def _in_background(work: Callable[..., Any], *args: Any) -> None:

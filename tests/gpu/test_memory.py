@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 from typing import Any
 
@@ -12,6 +13,7 @@ import ddp
 from ddp._cuda import memory_pool
 from ddp.cuda import memory
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
+from tests.garbage import called_at_collections
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -76,6 +78,16 @@ def test_memory_that_another_thread_gets_during_a_cudafree_is_counted(gpu: Any) 
     del x
     ddp.cuda.empty_cache()
     assert ddp.cuda.memory_reserved() == MIB
+
+
+def test_devices_that_another_thread_begins_to_use_meanwhile(gpu: Any) -> None:
+    x = floats(MIB)
+    allocator = memory_pool.allocator(gpu.cupy)
+    numbers = itertools.count()
+    for _ in range(3000):  # CPython keeps up to 2,000 pairs, and collects no garbage when one of them is used
+        allocator.of(next(numbers))
+    with called_at_collections(lambda: allocator.of(next(numbers))):
+        assert allocator.used_devices() == [x.device.index]
 
 
 def test_the_peak_is_exact_from_the_first_reset_on(gpu: Any) -> None:

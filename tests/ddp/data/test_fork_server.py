@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import importlib
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from ddp.data import DataLoader, fork_server
 from tests.ddp.data.samples import Around, Squares, plain
+from tests.garbage import called_at_collections
 
 
 def around() -> Any:
@@ -33,6 +35,13 @@ def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.Monke
     monkeypatch.delenv("DDP_TEST_AROUND")
     assert around()[3] is None
     assert fork_server.fork_server(()).pid == pid
+
+
+def test_modules_that_another_thread_imports_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fork_server.fork_server(())
+    numbers = itertools.count()
+    with called_at_collections(lambda: monkeypatch.setitem(sys.modules, f"ddp_test_{next(numbers)}", sys)):
+        assert server.fits(set())
 
 
 @pytest.fixture
