@@ -184,7 +184,7 @@ class WorkerProcess(popen_forkserver.Popen):
     `pid` is set by `wait_for_start`, not by the constructor: so several processes are forked at the same time.
     """
 
-    pid: int
+    pid = 0
 
     def __init__(self, server: ForkServer, args: tuple[Any, ...]) -> None:
         self._server = server
@@ -202,14 +202,15 @@ class WorkerProcess(popen_forkserver.Popen):
         self.sentinel = self._server.fork(self._fds)  # type: ignore[attr-defined]  # private
         # While this is open, the worker's `parent_process()` counts as alive.
         self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]  # private
-        with open(self.sentinel, "wb", closefd=False) as start:
+        # If the server has ended, `wait_for_start` raises.
+        with contextlib.suppress(OSError), open(self.sentinel, "wb", closefd=False) as start:
             start.write(file.getbuffer())
 
     def wait_for_start(self) -> None:
         """Waits until the server has forked it, and sets `pid`. Raises: WorkerError if the server has ended."""
         try:
-            self.pid = forkserver.read_signed(self.sentinel)
-        except EOFError:
+            self.pid = self.pid or forkserver.read_signed(self.sentinel)
+        except (EOFError, OSError):
             raise WorkerError("the fork server of worker processes has ended") from None
 
 
@@ -219,7 +220,9 @@ def end_workers(processes: list[WorkerProcess]) -> None:
     def reap() -> None:
         deadline = time.monotonic() + _GRACE
         for process in processes:
-            if process.wait(max(0.0, deadline - time.monotonic())) is None:
-                process.kill()
+            with contextlib.suppress(WorkerError):  # the server has ended, and its workers with it
+                process.wait_for_start()  # the pool may have been interrupted before it called this
+                if process.wait(max(0.0, deadline - time.monotonic())) is None:
+                    process.kill()
 
     _in_background(reap)

@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 import signal
+import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -16,6 +18,7 @@ from urllib.error import HTTPError
 import pytest
 
 from ddp.data import DataLoader, fork_server
+from ddp.data.shared_memory import Payload
 from ddp.errors import ArgumentError, DtypeError, WorkerError
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Failing, Squares, Whoami
@@ -158,6 +161,17 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert fork_server.fork_server(()).pid != server
 
 
+@pytest.mark.parametrize("added", [[], ["/" * 10**6]], ids=["read", "written"])
+def test_a_server_that_is_killed_while_it_should_fork(added: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is noticed when a pid is read, or while the path of imports is written, which is longer than a buffer."""
+    server = fork_server.fork_server(fork_server.modules_of(Squares)).pid
+    monkeypatch.setattr(sys, "path", sys.path + added)
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (server, signal.SIGKILL)).start()
+    with pytest.raises(WorkerError, match="the fork server of worker processes has ended"):
+        iter(DataLoader(Squares(4), num_workers=2))
+
+
 def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
     loader = DataLoader(Failing("hang"), batch_size=5, num_workers=2)
     server = fork_server.fork_server(()).pid
@@ -167,8 +181,30 @@ def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
     mine = set(children(server)) - earlier
     assert len(mine) == 2
     del iterator
+    wait_until_gone(mine, server)
+
+
+def test_processes_whose_pids_an_interrupted_pool_has_not_read_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fork_server.fork_server(fork_server.modules_of(Squares)).pid
+    earlier = set(children(server))
+    mine: set[int] = set()
+
+    def interrupted(payload: Payload) -> None:
+        while len(mine) < 2:
+            mine.update(set(children(server)) - earlier)
+        for pid in mine:
+            os.kill(pid, signal.SIGSTOP)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Payload, "write", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        iter(DataLoader(Squares(4), num_workers=2))
+    wait_until_gone(mine, server)
+
+
+def wait_until_gone(pids: set[int], server: int) -> None:
     deadline = time.monotonic() + 20
-    while mine & set(children(server)):
+    while pids & set(children(server)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
