@@ -134,8 +134,8 @@ class BackgroundSave:
         self._path: Path | str | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
-        _unfinished.add(self)
         self._thread.start()
+        _unfinished.add(self)  # last: nothing would end the wait for a thread that could not start
 
     def result(self) -> Path | str | None:
         """Waits for the end of the save. Returns the checkpoint, or None if the state was changed during the copy.

@@ -126,6 +126,19 @@ def test_one_save_at_a_time(folder: Path, gate: threading.Event) -> None:
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-0000000001", "step-0000000003"]
 
 
+def test_a_save_whose_thread_cannot_start_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    _, _, ckpt = make(folder)
+    monkeypatch.setattr(snapshots, "_unfinished", set())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        ckpt.save()
+    assert not snapshots._unfinished
+    ckpt.close()
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_errors_surface_on_all_ranks_after_the_same_step(
     size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
