@@ -18,7 +18,7 @@ from ddp.errors import StateDictError
 from ddp.optim import Optimizer
 from ddp.optim.optimizer import Group, groups_by_name
 from ddp.parallel import ZeroOptimizer
-from ddp.parallel.zero.shards import StatePiece, array_of, has_elements, wrapped_like
+from ddp.parallel.zero.shards import StatePiece, array_of, has_elements, piece_shape, wrapped_like
 from ddp.serialization.structure import JSON, Keep, encode
 
 
@@ -42,7 +42,10 @@ def encode_optimizer(
         label = f"{prefix}.{names.get(id(p), number)}"
         if (start, stop) != (0, p.array.size):
             label += f".{start}-{stop}"
-        elementwise = [name for name, value in state.items() if has_elements(name, value, (stop - start,), p.shape)]
+        if sharded and start == stop:  # several ranks may have the state of an empty parameter
+            label += f".{rank}"
+        shape = piece_shape(p, stop - start) if sharded else p.shape
+        elementwise = [name for name, value in state.items() if has_elements(name, value, shape)]
         pieces.append([number, start, stop, elementwise, encode(state, label, keep_piece if sharded else keep)])
     rest = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
     described = {
@@ -137,7 +140,11 @@ class SavedOptimizer:
             group["params"] = [next(numbers) for _ in group["params"]]
             del group["param_names"]  # they are the model's names; the optimizer keeps its own
         if isinstance(optimizer, ZeroOptimizer):
-            optimizer.load_state_pieces(self._groups, lambda number, *bounds: _join(pieces[number], *bounds))
+
+            def find(number: int, first: int, last: int) -> dict[str, Any]:
+                return _join(pieces[number], first, last, piece_shape(params[number], last - first))
+
+            optimizer.load_state_pieces(self._groups, find)
         else:
             state: dict[Any, Any] = {
                 number: _join(pieces[number], first, last, params[number].shape) for number, first, last in ranges
@@ -146,10 +153,16 @@ class SavedOptimizer:
         optimizer._stepped = bool(saved["stepped"])
 
 
-def _join(pieces: Sequence[Sequence[Any]], first: int, last: int, shape: Sequence[int] = (-1,)) -> dict[str, Any]:
-    """The state of elements first to last of a parameter. pieces: those that overlap with this range"""
+def _join(pieces: Sequence[Sequence[Any]], first: int, last: int, shape: Sequence[int]) -> dict[str, Any]:
+    """The state of elements first to last of a parameter. pieces: those that overlap with this range
+
+    shape: of the elementwise states. These are elementwise in all pieces, since in a piece of one element any state of
+    shape (1,) looks so
+    """
     joined: dict[str, Any] = {}
-    for start, stop, elementwise, state in pieces:
+    names = [set(piece[2]) for piece in pieces]
+    elementwise = set.intersection(*names) if names else set()
+    for start, stop, _, state in pieces:
         begin = max(first, start)
         end = min(last, stop)
         for name, value in state.items():
@@ -160,7 +173,7 @@ def _join(pieces: Sequence[Sequence[Any]], first: int, last: int, shape: Sequenc
                 joined[name] = wrapped_like(value, CPU.xp.empty(last - first, array_of(value).dtype))
             flat = array_of(value).reshape(-1)[begin - start : end - start]
             array_of(joined[name])[begin - first : end - first] = flat
-    for name in {name for piece in pieces for name in piece[2]}:
+    for name in elementwise:
         joined[name] = wrapped_like(joined[name], array_of(joined[name]).reshape(shape))
     return joined
 

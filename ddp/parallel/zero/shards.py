@@ -10,9 +10,10 @@ raises an error.
 
 State is exchanged as pieces: (number of the parameter in the optimizer, start, stop, entry). The entry is the state of
 elements start to stop of the flattened parameter. An elementwise state, which has one value for each element, is cut
-and joined like the parameter; any other state (a step count) is equal for all pieces. When the plan of buckets changes,
-state and gradients move to their new owners. Parameters without a bucket (they were frozen when the model was wrapped)
-have no shard: one rank keeps the whole state that was loaded for them until they get a bucket.
+and joined like the parameter; any other state (a step count) is equal for all pieces. A parameter of one element keeps
+its shape, to tell its elementwise states from single values. When the plan of buckets changes, state and gradients move
+to their new owners. Parameters without a bucket (they were frozen when the model was wrapped) have no shard: one rank
+keeps the whole state that was loaded for them until they get a bucket.
 """
 
 from __future__ import annotations
@@ -132,11 +133,15 @@ class Shard:
         self.grad: Array = xp.zeros(own_length, dtype)
         self._move_params()
         self.pieces = cut_range(places, first, self._range.stop)
-        self._views = {piece.number: piece.of(self.own) for piece in self.pieces}
+        self._views: dict[int, Array] = {}
         self.leaves: dict[int, Tensor] = {}
         for piece in self.pieces:
-            leaf = wrap(self._views[piece.number], params[piece.number].device).requires_grad_()
-            leaf.leaf.grad_buffer.bind(piece.of(self.grad))
+            p = params[piece.number]
+            shape = piece_shape(p, piece.stop - piece.start)
+            view = piece.of(self.own).reshape(shape)
+            leaf = wrap(view, p.device).requires_grad_()
+            leaf.leaf.grad_buffer.bind(piece.of(self.grad).reshape(shape))
+            self._views[piece.number] = view
             self.leaves[piece.number] = leaf
         self.optimizer: Any = None
         self._groups: list[tuple[Group, Group]] = []  # (group of `optimizer`, the group whose settings it takes)
@@ -416,9 +421,11 @@ class ShardedExchange(Exchange):
 
         def find(number: int, start: int, stop: int) -> Entry:
             entry = dict(whole.get(number, {}))
+            p = self.params[number]
             for name, value in entry.items():
-                if has_elements(name, value, self.params[number].shape):
-                    entry[name] = wrapped_like(value, array_of(value).reshape(-1)[start:stop])
+                if has_elements(name, value, p.shape):
+                    piece = array_of(value).reshape(-1)[start:stop]
+                    entry[name] = wrapped_like(value, piece.reshape(piece_shape(p, stop - start)))
             return entry
 
         self.put_pieces(find)
@@ -479,18 +486,23 @@ def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[i
 
 def _join(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
     first = parts[0][1]
-    if not all(has_elements(name, value, (length,), p.shape) for length, value in parts):
+    if not all(has_elements(name, value, piece_shape(p, length)) for length, value in parts):
         return first
     whole = np.concatenate([array_of(value).reshape(-1) for _, value in parts]).reshape(p.shape)
     return wrap(to_device(whole, p.device), p.device) if isinstance(first, TensorBase) else whole
 
 
-def has_elements(name: str, value: Any, *shapes: tuple[int, ...]) -> bool:
-    """Whether a state is elementwise: a tensor or array, not named "step", with one of `shapes`.
+def piece_shape(p: Tensor, length: int) -> tuple[int, ...]:
+    """The shape of a piece of `length` elements: a parameter of one element keeps its shape, any other is flat."""
+    return p.array.shape if p.array.size == 1 else (length,)
 
-    shapes: of the parameter, or of a piece of it
+
+def has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a state is elementwise: a tensor or array of this shape, not named "step".
+
+    shape: of the parameter, or of a piece of it
     """
-    return name != "step" and hasattr(value, "__dlpack__") and array_of(value).shape in shapes
+    return name != "step" and hasattr(value, "__dlpack__") and array_of(value).shape == shape
 
 
 def array_of(value: Any) -> Any:

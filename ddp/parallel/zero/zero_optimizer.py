@@ -32,7 +32,7 @@ class ZeroOptimizer(Optimizer):
     model: its gradients are reduce-scattered from now on: each rank gets the mean of its own part. With micro_batches
     each rank still gets the whole mean
     optimizer_class: any optimizer of `ddp.optim`, or another one whose update is elementwise and which keeps its state
-    in `self.state[p]`. It gets flat pieces of parameters
+    in `self.state[p]`. It gets flat pieces of parameters, and those of one element in their shape
     params: the model's parameters or groups of them; every one that requires grad must be included; None: all
     defaults: the settings of optimizer_class
 
@@ -184,7 +184,8 @@ class ZeroOptimizer(Optimizer):
 
         The state is that of elements start to stop of the flattened parameter. Each rank can save its own part, so that
         no rank ever holds the whole state. Not collective. Elementwise states are flat tensors of stop - start
-        elements, which share the optimizer's memory. Any other state is equal for all pieces of a parameter.
+        elements, or of the parameter's shape if it has one element; they share the optimizer's memory. Any other state
+        is equal for all pieces of a parameter.
         """
         return self._shards.pieces()
 
@@ -196,7 +197,7 @@ class ZeroOptimizer(Optimizer):
         """Loads the settings, and this rank's part of the state, as saved on any number of ranks.
 
         param_groups: as in `state_dict`; find: called with the number of a parameter, start and stop, returns the state
-        of these elements: flat tensors of stop - start elements and single values, or {}
+        of these elements: tensors as in `state_pieces` and single values, or {}
 
         Raises: StateDictError if the groups do not fit this optimizer.
         """

@@ -18,6 +18,7 @@ from ddp.checkpoint import Checkpointer, load_model
 from ddp.optim import SGD, AdamW
 from ddp.parallel import ZeroOptimizer, comm_hooks
 from tests.ddp.checkpoint.training import all_samples, data, interrupted, net, training_on_samples
+from tests.ddp.optim.wide_state import WideState, kinds
 
 
 def whole(model: Any) -> Any:
@@ -49,6 +50,37 @@ def test_sharded_state_loads_into_the_whole_optimizer_and_back(folder: Path) -> 
         [part] = interrupted(training_on_samples(folder / "parts", make), [end], 2)
         got.update(part[0][0])
     assert got == expected[0][0]
+
+
+@pytest.mark.parametrize("saved_sharded", [True, False])
+def test_state_of_one_s_own_keeps_its_shapes(saved_sharded: bool, folder: Path) -> None:
+    """Also that of parameters of one element, of which a rank has one element, and of none."""
+
+    def train(comm: Communicator, make: Any, folder: Path = folder / "parts") -> dict[int, Any]:
+        params = nn.ParameterList([nn.Parameter(ddp.ones(shape)) for shape in ((), (1, 1), (17,), (0, 3))])
+        params.forward = lambda: sum(p.sum() for p in params)
+        model = ddp.DataParallel(params, comm)
+        optimizer = make(model)
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm) as ckpt:
+            if not ckpt.load():
+                model().backward()
+                optimizer.step()
+                ckpt.save()
+            state = {number: kinds(entry) for number, entry in optimizer.state_dict()["state"].items()}
+            model().backward()
+            optimizer.step()
+        return state
+
+    def own(model: Any) -> Any:
+        return WideState(model.parameters())
+
+    def own_sharded(model: Any) -> Any:
+        return ZeroOptimizer(model, WideState)
+
+    expected = train(collectives.init("single"), own, folder / "whole")
+    for make, size in ((own_sharded if saved_sharded else own, 3), (own_sharded, 2), (own, 2)):
+        for state in collectives.run_threads(lambda comm, make=make: train(comm, make), size=size):
+            assert state == expected
 
 
 def test_what_hooks_have_left_out_is_kept(folder: Path) -> None:

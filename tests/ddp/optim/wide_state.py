@@ -30,6 +30,7 @@ class WideState(ddp.optim.Optimizer):
                     state["array"] = np.zeros(tuple(p.shape))
                     state["scalar"] = ddp.tensor(1.0, dtype=ddp.float64)
                     state["array_scalar"] = np.array(1.0)
+                    state["one"] = ddp.ones(1)
                     state["number"] = np.float64(1.0)
                     state["nested"] = {"decay": [ddp.tensor(1.0, dtype=ddp.float64)]}
                 state["sum"] += grad

@@ -137,10 +137,14 @@ def test_state_of_one_s_own_keeps_types_and_dtypes(comm: Communicator) -> None:
     """Over a new plan of buckets, a state dict, and one in another order of the parameters."""
 
     def kinds_of(zero: ZeroOptimizer) -> dict[int, Any]:
+        for *_, entry in zero.state_pieces():
+            assert (entry["scalar"].shape, entry["array_scalar"].shape, entry["one"].shape) == ((), (), (1,))
         return {number: kinds(entry) for number, entry in zero.state_dict()["state"].items()}
 
     net = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3, dtype=ddp.bfloat16))
-    net.forward = lambda x: net[1](net[0](x).to(ddp.bfloat16)).float()
+    net.scale = nn.Parameter(ddp.tensor(0.5))
+    net.factor = nn.Parameter(ddp.ones(1, 1))
+    net.forward = lambda x: net[1](net[0](x * net.scale * net.factor).to(ddp.bfloat16)).float()
     model = DataParallel(net, comm, bucket_cap_mb=0.0001)
     named = list(net.named_parameters())
     zero = ZeroOptimizer(model, WideState, named)
@@ -157,7 +161,7 @@ def test_state_of_one_s_own_keeps_types_and_dtypes(comm: Communicator) -> None:
     model.close()
     other = ZeroOptimizer(DataParallel(net, comm), WideState, named[::-1])
     other.load_state_dict(before)
-    assert {3 - number: entry for number, entry in kinds_of(other).items()} == expected
+    assert {5 - number: entry for number, entry in kinds_of(other).items()} == expected
 
 
 @on_each_of(3)
