@@ -17,7 +17,10 @@ library, missing = load(Path(__file__).parent, "kernels")
 
 
 def _set_thread_pool(kernels: ctypes.CDLL) -> None:
-    """Makes kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
+    """Makes kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread.
+
+    Kernels that clang compiled run on one thread in any case.
+    """
     set_thread_pool = kernels.set_thread_pool
     products = sys.modules.get("numpy._core._multiarray_umath")  # a private module of NumPy, which may move
     if products is None:

@@ -1,7 +1,7 @@
 """Convolution of float32 on the CPU, by kernels (`convolution.c`, `depthwise.c`) or as products of whole images.
 
 Other convolutions use the formulas of `ddp.ops.convolution`: cases that the kernels do not take, and cases in which the
-formulas are as fast. `way` chooses; `benchmarks/zoo.py` measures models that use each of its ways.
+formulas are at least as fast. `way` chooses; `benchmarks/zoo.py` measures models that use each of its ways.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_CHANNELS = 16  # with fewer, Winograd's transforms take longer than the prod
 WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
 WIDE = 16  # as in convolution.c
 MAX_FILTERS = 1024  # most filters * channels: with more, a product of columns gives the filters' gradient faster
-MIN_POSITIONS = 64  # of an image: with fewer, one product for several images is faster than a product per image
+MIN_POSITIONS = 64  # of a result: with fewer, one product for several images is faster than a product per image
 MAX_POSITIONS = 64  # of a depthwise result: with more, or images of more than 4 times as many, `convolve` is faster
 MIN_WIDTH = 8  # of a result, without groups: below this, a product of columns is faster than `convolve`
 IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c

@@ -1,9 +1,9 @@
-/* Fused kernels for the CPU: what NumPy would do in many passes over memory, in one.
+/* Fused kernels for the CPU. They pass over memory once or a few times, where NumPy would need many passes.
  *
  * The half of this file below the dividing line is compiled twice, for float and for double; NAME(f) is f_f32 or f_f64.
- * Sums run in LANES partial sums, whatever the vector width; compilers fuse products with sums, except in `adam`. Loops are
- * divided among threads, but the order in which a sum is added up does not depend on the number of threads. So all builds
- * for an architecture give the same bits, on any number of threads. No -ffast-math: results may be infinite or nan.
+ * The order in which a sum is added up depends neither on the number of threads nor on the width of vectors: the sum of a
+ * row, for instance, has LANES partial sums. Compilers may fuse products with sums, except in `adam`. So all builds by one
+ * compiler for an architecture give the same bits. No -ffast-math: results may be infinite or nan.
  */
 #ifndef REAL
 #include <math.h>
@@ -43,7 +43,7 @@
         PARALLEL_SIMD(n, { setup; out[i] = value; })                                                                   \
     }
 #define INLINE static inline __attribute__((always_inline))
-#ifdef __x86_64__ /* for loops that are short, or wait for memory: registers of 64 bytes slow them down */
+#ifdef __x86_64__ /* NARROW: registers of 32 bytes, for loops that are short or wait for memory. 64 bytes slow them down. */
 #define NARROW __attribute__((target("prefer-vector-width=256")))
 #else
 #define NARROW
@@ -141,7 +141,7 @@ typedef struct {
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 #define REGISTERS 16
 
-/* Adam's formula, which `adam` computes in one loop. The registers are p, grad, m and v; its first scalar is number k. */
+/* Adam's formula, which `adam` computes in one loop. Registers 0 to 3 are p, grad, m and v. Its first scalar is number k. */
 #define ADAM(k)                                                                                                        \
     {SUBTRACT, 4, 1, 2}, {MULTIPLY, 4, 4, -1 - (k)}, {ADD, 2, 2, 4}, {MULTIPLY, 3, 3, -2 - (k)}, {MULTIPLY, 4, 1, 1},  \
     {MULTIPLY, 4, 4, -3 - (k)}, {ADD, 3, 3, 4}, {SQRT, 4, 3, 3}, {ADD, 4, 4, -4 - (k)}, {DIVIDE, 4, 2, 4},             \
@@ -383,7 +383,8 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, co
 
 /* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
  * x: (rows, n); target, keep: (rows,), keep may be NULL; w: (n,), NULL for ones; mass: the sum of w; each: (rows,), the
- * losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: mean or sum of the losses, factor of gradients */
+ * losses; top, sum: (rows,), max x and sum e^(x - top), for backward; out: (2,), the mean or sum of the losses, and the factor
+ * of the gradients in backward */
 void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restrict target,
                          const uint8_t *restrict keep, const REAL *restrict w, double s, double mass, int mean,
                          REAL *restrict top, REAL *restrict sum, double *restrict each, double *restrict out)

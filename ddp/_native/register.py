@@ -361,8 +361,8 @@ class _CrossEntropyResidual(NamedTuple):
 def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
     """The sum of the classes' weights, which are 1 by default. x: (N, C)
 
-    Without smoothing, the kernels multiply the result by 0. It is C then, because the sum may be infinite, and 0*inf is
-    nan.
+    Without smoothing it is C, because the sum may be infinite: the kernel of backward multiplies the result by 0 then,
+    and 0*inf is nan.
     """
     return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 
@@ -470,7 +470,7 @@ _REGISTERS = 16
 
 @lru_cache(maxsize=64)
 def _encode(program: update.Program) -> tuple[int, int | None, Array]:
-    """The number of passes, their address, and the array there, which kernels.c reads: (passes, 4), int32."""
+    """Returns the number of passes, the address of their table, and the table itself: (passes, 4), int32."""
     rows = [(_FUNCTIONS.index(function), out, inputs[0], inputs[-1]) for function, inputs, out in program.passes]
     passes = np.array(rows, np.int32)
     return len(rows), address(passes), passes
@@ -537,7 +537,11 @@ def _describe(
     causal: bool,
     masked: int,
 ) -> tuple[_Shape, Array]:
-    """The description of a call, and the offsets that it points to. q, k: shapes; strides, itemsizes: of all arrays"""
+    """The description of a call, and the offsets that it points to.
+
+    q, k: shapes; width: length of the rows of v; strides, itemsizes: of all arrays, in the order of the enum of
+    attention.c; masked: 0 for no mask, 1 for one of bool, 2 for one of numbers
+    """
     lead = q[:-2]
     addresses = np.zeros((*lead, _ARRAYS), np.int64)
     rows = (ctypes.c_int64 * _ARRAYS)()

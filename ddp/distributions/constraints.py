@@ -35,7 +35,10 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """Constrains arrays of `reinterpreted_batch_ndims` dimensions: every element must satisfy `base_constraint`."""
+    """Constrains arrays of values: each value must satisfy `base_constraint`.
+
+    reinterpreted_batch_ndims: number of dimensions of such an array
+    """
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))

@@ -32,8 +32,8 @@ class Distribution:
     `set_default_validate_args` says, else they are unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
     are of shape batch_shape + event_shape.
 
-    Raises: ArgumentError, which is a ValueError, for a value outside its constraint; ShapeError for shapes that do not
-    broadcast; NotImplementedError for what a distribution lacks.
+    Raises: ArgumentError, which is a ValueError, for a value outside its constraint, if values are checked; ShapeError
+    for shapes that do not broadcast; NotImplementedError for a method or property that a distribution lacks.
     """
 
     arg_constraints: dict[str, Constraint] = {}
@@ -43,7 +43,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Sets whether distributions that are made with `validate_args=None` check their values."""
+        """Sets whether distributions with `validate_args=None` check their values, also those that exist already."""
         Distribution._validate_args = value
 
     def __init__(self, batch_shape: Sizes = (), event_shape: Sizes = (), validate_args: Flag = None) -> None:

@@ -83,7 +83,10 @@ class Normal(Distribution):
 
 
 class Uniform(Distribution):
-    """The uniform distribution over [low, high). Raises: ArgumentError unless low < high."""
+    """The uniform distribution over [low, high). Rounding may make a draw equal to high, where the density is 0.
+
+    Raises: ArgumentError unless low < high, if values are checked.
+    """
 
     arg_constraints = {"low": real, "high": real}
     has_rsample = True
@@ -290,8 +293,8 @@ class MultivariateNormal(Distribution):
     def _log_density(self, difference: Tensor, factor: Tensor | None = None) -> Tensor:
         """The log density at loc + difference. difference: (..., n, 1)
 
-        factor: returns the mean over normal differences, whose mean is `difference`, and whose covariance has this
-        Cholesky factor
+        factor: if given, the result is the mean over differences with a normal distribution: its mean is `difference`,
+        and its covariance has this Cholesky factor
         """
         inverse = apply(products.inverse, (self._factor,))
         squares = (inverse @ difference).square().sum((-2, -1))

@@ -18,7 +18,8 @@ __all__ = ["AffineTransform", "TanhTransform", "Transform"]
 class Transform:
     """An invertible function of each element. A subclass has _call(x), _inverse(y) and log_abs_det_jacobian(x, y).
 
-    cache_size: 1 keeps the last argument and its value, so that `inv` of this value returns the argument itself.
+    cache_size: 1 keeps the last argument and its value, so that `inv` of this value returns the argument itself; 0
+    keeps nothing.
     codomain: the constraint of the function's values.
     """
 
@@ -63,7 +64,7 @@ class AffineTransform(Transform):
 
 
 class TanhTransform(Transform):
-    """y = tanh x. With cache_size=1, log_prob of a draw is exact even if the draw is rounded to 1."""
+    """y = tanh x. With cache_size=1, log_prob of the last draw is exact even if the draw is rounded to 1."""
 
     codomain = interval(-1, 1)
 

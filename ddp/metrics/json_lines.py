@@ -21,8 +21,9 @@ class JsonLines:
     rank, comm: this process's rank, or its communicator; pass one of the two
 
     A job that resumes repeats the steps since its checkpoint. So the first `log` of a process, or after `close`,
-    removes the lines of its step and of later steps from the file: in the end, the file has each step once. Each line
-    is written at once and whole. If a machine went down and left an incomplete line, the first `log` removes it, too.
+    removes the lines of its step and of later steps from the file. So repeated steps are not in the file twice. Each
+    line is written at once and whole, unless the disk is full. If a machine went down and left an incomplete line, the
+    first `log` removes it, too.
 
     Raises: ArgumentError unless one of rank and comm is given.
     """
@@ -36,7 +37,7 @@ class JsonLines:
         """Writes one line.
 
         step: a whole number
-        values: numbers, tensors and arrays of one element, strings, booleans, None, lists and dicts of these.
+        values: numbers, tensors and arrays of one element, strings, booleans, None, lists, tuples and dicts of these.
         Infinity and nan become null, since JSON does not have them.
 
         Raises: ArgumentError for another step or value, or an existing file that JsonLines has not written; OSError if

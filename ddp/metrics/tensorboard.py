@@ -26,7 +26,7 @@ class TensorBoard:
     The first `log` of a process, or after `close`, makes TensorBoard drop what was written before for its step and
     later steps.
 
-    Raises: ArgumentError if the library is not installed, or unless one of rank and comm is given.
+    Raises: ArgumentError unless one of rank and comm is given, and on rank 0 if the library is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
@@ -100,7 +100,8 @@ class SummaryWriter:
     max_queue: number of events that may wait to be written; flush_secs: how long they may wait (s)
     filename_suffix: the end of the files' names
 
-    New code should use `TensorBoard`, which purges by itself. Raises: ArgumentError if the library is not installed.
+    New code should use `TensorBoard`, which purges by itself. Raises: ArgumentError in the process that writes, if
+    the library is not installed.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 """Activations: functions, and layers that call them. input: any shape, unless a docstring says otherwise.
 
-`inplace` writes the result into the input, and raises the same errors as the functions that end in an underscore.
+The functions raise DtypeError unless the input is floating. Only relu, sigmoid, tanh, softmax, log_softmax and softmin
+also take integers. `inplace` writes the result into the input, and raises the same errors as the functions that end in
+an underscore.
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ def threshold(input: Tensor, threshold: float, value: float, inplace: bool = Fal
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """input where it is positive, else weight * input. weight: (), (1,), or (C,) for input (N, C, ...).
 
-    Raises: ShapeError, DtypeError.
+    Raises: ShapeError; DtypeError unless both have one floating dtype.
     """
     one_dtype("prelu", required_float(input, "prelu"), weight)
     if weight.ndim > 1:
@@ -173,7 +175,7 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     """exp(input) / sum(exp(input)) along `dim`.
 
     dim: None: 0 for an input of 0, 1 or 3 dimensions, else 1, as in PyTorch. dtype: converts the input first.
-    _stacklevel: accepted, and ignored.
+    _stacklevel: accepted, and ignored. Raises: RangeError if there is no dimension `dim`.
     """
     return _in_dtype(input, dtype).softmax(_default_dim(input) if dim is None else dim)
 

@@ -46,7 +46,8 @@ def scaled_dot_product_attention(
     enable_gqa: key and value have Hk heads, and Hq/Hk neighbouring heads of query (..., Hq, L, E) share one of them.
     A query that may see no key gets 0.
 
-    Raises: ShapeError, DtypeError, ArgumentError. Source: Dao et al. 2022, arXiv:2205.14135.
+    Raises: ShapeError; DtypeError; ArgumentError for a dropout_p outside [0, 1], or is_causal with an attn_mask.
+    Source: Dao et al. 2022, arXiv:2205.14135.
     """
     tensors = (query, key, value)
     shapes = [tuple(x.shape) for x in (query, key, value)]
@@ -155,7 +156,8 @@ class MultiheadAttention(Layer):
     add_zero_attn: appends a key and a value of zeros. kdim, vdim: widths of key and value; None: embed_dim. dropout:
     the probability with which an attention weight becomes 0 in training.
 
-    Raises: ArgumentError unless embed_dim is a multiple of num_heads. Source: Vaswani et al. 2017, arXiv:1706.03762.
+    Raises: ArgumentError unless both are positive and embed_dim is a multiple of num_heads.
+    Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
 
     def __init__(
@@ -221,14 +223,17 @@ class MultiheadAttention(Layer):
     ) -> tuple[Tensor, Tensor | None]:
         """query: (L, N, E), key: (S, N, kdim), value: (S, N, vdim); N first if batch_first; no N if unbatched.
 
-        key_padding_mask: (N, S), attn_mask: (L, S) or (N*num_heads, L, S); True where a key may NOT be seen, or numbers
-        to add to the scores. is_causal: a hint that attn_mask is the causal one.
+        key_padding_mask: (N, S), or (S,) if unbatched; attn_mask: (L, S) or (N*num_heads, L, S); True where a key may
+        NOT be seen, or numbers to add to the scores. is_causal: promises that attn_mask is the causal mask, which then
+        need not be read.
 
         Returns (result, weights). result: of query's shape; weights: (N, L, S), averaged over the heads, or (N,
-        num_heads, L, S) without average_attn_weights. A query that may see no key has weights of 0. need_weights=False
-        returns (result, None), in less time and memory.
+        num_heads, L, S) without average_attn_weights; no N if unbatched. S includes the keys that add_bias_kv and
+        add_zero_attn append. A query that may see no key has weights of 0. need_weights=False returns (result, None),
+        in less time and memory.
 
-        Raises: ShapeError, DtypeError, ArgumentError.
+        Raises: ShapeError; DtypeError; ArgumentError for is_causal without attn_mask, or in training for a dropout
+        outside [0, 1].
         """
         self._check(query, key, value)
         if is_causal and attn_mask is None:
@@ -276,7 +281,10 @@ class MultiheadAttention(Layer):
             )
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Projects query, key and value to (N, num_heads, L or S, head_dim), in as few products as possible."""
+        """Projects query, key and value to (N, num_heads, L or S, head_dim), and appends the keys that are added.
+
+        With one in_proj_weight, this takes one product if all three are one tensor, and two if key and value are.
+        """
         weight = self.in_proj_weight
         bias = self.in_proj_bias
         parts: list[Tensor]

@@ -25,7 +25,7 @@ class _Container(Module):
 
 
 class _Sequence(_Container):
-    """A list of modules or parameters, named by their positions."""
+    """A list of modules or parameters, named by their positions (in a Sequential made from a dict, by its keys)."""
 
     def _set(self, name: str, value: Any) -> None:
         """Registers an entry. Raises: DtypeError."""
@@ -73,7 +73,8 @@ class _Sequence(_Container):
     def extend(self: L, values: Iterable[Any]) -> L:
         """Adds entries at the end, and returns this container.
 
-        Raises: DtypeError if `values` is not iterable, or is a string, bytes or a tensor.
+        Raises: DtypeError if `values` is not iterable, or is a string, bytes or a tensor, or if an entry has another
+        type.
         """
         if not isinstance(values, Iterable) or isinstance(values, str | bytes | Tensor):
             raise DtypeError(f"{type(self).__name__}: expected a sequence, got {type(values).__name__}")
@@ -83,7 +84,7 @@ class _Sequence(_Container):
 
 
 class _ModuleSequence(_Sequence):
-    """A list of modules, which are children named by their positions."""
+    """The base of Sequential and ModuleList: a list of modules, which are its children."""
 
     def _set(self, name: str, value: Any) -> None:
         self.add_module(name, value)
@@ -104,14 +105,20 @@ class _ModuleSequence(_Sequence):
         self._refill(modules)
 
     def insert(self: L, index: int, module: Module) -> L:
-        """Adds a module before position `index`, and returns this container. Raises: RangeError, DtypeError."""
+        """Adds a module before position `index`, and returns this container. Names all children by their positions.
+
+        Raises: RangeError, DtypeError.
+        """
         modules = list(self._modules.values())
         modules.insert(self._position(index, inserting=True), module)
         self._refill(modules)
         return self
 
     def pop(self, key: int) -> Any:
-        """Removes the module at position `key`, and returns it. Raises: RangeError."""
+        """Removes the module at position `key`, and returns it. Names the others by their positions.
+
+        Raises: RangeError.
+        """
         module = self[key]
         del self[key]
         return module
@@ -209,8 +216,8 @@ class _Dict(_Container):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
-    # Not inherited from MutableMapping: an entry cannot have the name of a method, and these are the only methods of
-    # a mapping that PyTorch's ModuleDict has, beside `clear` and `update`.
+    # This class does not inherit from MutableMapping, because an entry cannot have the name of a method. So it has only
+    # the methods that PyTorch's ModuleDict has: these, `clear` and `update`.
     keys, values, items, pop = _mapping.keys, _mapping.values, _mapping.items, _mapping.pop
 
     def clear(self) -> None:
@@ -219,7 +226,11 @@ class _Dict(_Container):
 
 
 class ModuleDict(_Dict):
-    """Modules by name, in the order of insertion; `parameters()` finds their parameters."""
+    """Modules by name, in the order of insertion; `parameters()` finds their parameters.
+
+    Raises: DtypeError if a value is no module; ArgumentError for a name that is empty, has a dot or is that of a
+    method; KeyError for a missing name.
+    """
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
@@ -253,7 +264,8 @@ def _parameter_lines(module: Module) -> str:
 class ParameterDict(_Dict):
     """Parameters by name. They belong to the module that holds the dict. Tensors become parameters.
 
-    Raises: DtypeError if a value is no tensor; KeyError for a missing name.
+    Raises: DtypeError if a value is no tensor; ArgumentError for a name that is empty, has a dot or is that of a
+    method; KeyError for a missing name.
     """
 
     _entries = property(operator.attrgetter("_parameters"))

@@ -34,7 +34,8 @@ def conv1d(
     padding: a number, "valid" (none) or "same" (the output is as long as the input; stride 1 only).
     Returns (N, O, OL), OL = (L + 2*padding - dilation*(K - 1) - 1) // stride + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
+    Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
+    possible, or a sequence of another length than the dimensions.
     """
     return _conv("conv1d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -53,7 +54,8 @@ def conv2d(
     bias: (O,). padding: numbers, "valid" (none) or "same" (the output is as large as the input; stride 1 only).
     Returns (N, O, OH, OW), OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
+    Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
+    possible, or a sequence of another length than the dimensions.
     """
     return _conv("conv2d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -72,7 +74,8 @@ def conv3d(
     Computed by conv2d, with the KD planes under the kernel as channels: needs memory for KD times the input.
     padding: as in conv2d. Returns (N, O, OD, OH, OW), with conv2d's sizes.
 
-    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
+    Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
+    possible, or a sequence of another length than the dimensions.
     """
     return _conv("conv3d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -91,7 +94,9 @@ def conv_transpose1d(
 
     Returns (N, O, OL), OL = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or too large an output_padding.
+    Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, an
+    output_padding that is negative or not below the larger of stride and dilation, or a sequence of another length than
+    the dimensions.
     """
     return _conv("conv_transpose1d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
@@ -111,7 +116,9 @@ def conv_transpose2d(
     weight: (C, O/groups, KH, KW); bias: (O,).
     Returns (N, O, OH, OW), OH = (H - 1)*stride - 2*padding + dilation*(KH - 1) + output_padding + 1.
 
-    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or too large an output_padding.
+    Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, an
+    output_padding that is negative or not below the larger of stride and dilation, or a sequence of another length than
+    the dimensions.
     """
     return _conv("conv_transpose2d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 

@@ -35,7 +35,8 @@ def ctc_loss(
 
     As in PyTorch, the gradient of log_probs is the gradient of the logits, which log_softmax passes on unchanged.
 
-    Raises: ShapeError, also for lengths that do not fit; RangeError for labels that do not exist; ArgumentError.
+    Raises: ShapeError, also for lengths that do not fit, or targets that are not integers; RangeError for labels, or a
+    blank, that do not exist; ArgumentError for another reduction.
     Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
     """
     single = log_probs.ndim == 2

@@ -73,7 +73,10 @@ class Dropout(_Dropping):
 
 
 class Dropout1d(_Dropping):
-    """As Dropout, but zeros whole channels. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
+    """As Dropout, but zeros whole channels. input: (N, C, L) or (C, L).
+
+    Raises: ArgumentError unless 0 <= p <= 1; when called, ShapeError, DtypeError.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return dropout1d(input, self.p, self.training, self.inplace)
@@ -82,7 +85,7 @@ class Dropout1d(_Dropping):
 class Dropout2d(_Dropping):
     """As Dropout, but zeros whole channels. input: (N, C, H, W), or any other (N, C, ...).
 
-    Raises: ArgumentError, ShapeError.
+    Raises: ArgumentError unless 0 <= p <= 1; when called, ShapeError, DtypeError.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def embedding(
     scaled down to it, in place. scale_grad_by_freq: divides the gradient of a row by its number of occurrences in
     input. sparse: accepted; warns once that the gradient is dense.
 
-    Raises: DtypeError, ShapeError; RangeError naming a number out of range.
+    Raises: DtypeError, ShapeError; RangeError for a row number or padding_idx out of range, which the message names.
     """
     if sparse:
         warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
@@ -105,7 +105,8 @@ def embedding_bag(
     others: see embedding.
 
     Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not begin with 0, descend
-    or exceed N; ArgumentError for another mode, or for per_sample_weights that do not fit the mode or the input.
+    or exceed N, or with include_last_offset do not end in N; ArgumentError for another mode, or for per_sample_weights
+    that do not fit the mode or the input.
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
@@ -165,7 +166,8 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
     num_classes: -1: the largest class + 1.
 
-    Raises: DtypeError; RangeError for a class that does not exist; ArgumentError if the number cannot be inferred.
+    Raises: DtypeError unless int64; RangeError for a class that does not exist; ArgumentError for a num_classes below
+    -1, or for -1 and an empty input.
     """
     array = input.array
     xp = input.device.xp
@@ -219,7 +221,8 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
         """Makes a layer that shares the memory of a given table, (V, D). freeze: the table is not trained.
 
         args, settings: the arguments of the class after `embedding_dim`
-        Raises: ShapeError.
+        Raises: ShapeError unless two-dimensional; DtypeError unless floating; RangeError for a padding_idx that is no
+        row.
         """
         if embeddings.ndim != 2:
             raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(embeddings.shape)}: expected (V, D)")

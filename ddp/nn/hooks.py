@@ -51,7 +51,8 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args) before forward. Its result, a tuple or one value, replaces the positional arguments.
 
-        with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs). prepend: before the others.
+        with_kwargs: calls hook(module, args, kwargs), which returns (args, kwargs) or None. prepend: calls the hook
+        before those that are registered already. Raises: DtypeError in the call of the module, for another result.
         """
         return self._add_hook("forward_pre", (hook, with_kwargs), prepend)
 
@@ -60,8 +61,8 @@ class HasHooks:
     ) -> RemovableHandle:
         """Calls hook(module, args, output) after forward. Its result replaces the output.
 
-        with_kwargs: calls hook(module, args, kwargs, output). prepend: before the others. always_call: also if forward
-        or another hook raises, with the output so far, or None.
+        with_kwargs: calls hook(module, args, kwargs, output). prepend: calls the hook before those that are registered
+        already. always_call: calls the hook also if forward or another hook raises, with the output so far, or None.
         """
         return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
 
@@ -94,7 +95,8 @@ class HasHooks:
 
     def register_load_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Calls hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        before this module is loaded. The hook may change state_dict, which is a copy, and add to the lists.
+        before this module is loaded. The hook may change state_dict, which is a copy of the dict with the same tensors,
+        and add to the lists.
         """
         return self._add_hook("load_state_dict_pre", (hook,))
 
@@ -247,7 +249,7 @@ def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
 
 
 def _replace(name: str, result: Any, grads: Grads) -> Grads:
-    """The gradients that a hook returned; if it returned None, `grads`. Raises: ArgumentError for another number."""
+    """The gradients that a hook returned; `grads` if it returned None. Raises: ArgumentError for another number."""
     if result is None:
         return grads
     if not isinstance(result, tuple):

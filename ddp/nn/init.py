@@ -1,7 +1,7 @@
 """Initialisation of parameters, in place and outside the graph.
 
 Functions that count fans take the dimensions of a tensor as (out, in, ...). generator: a `ddp.Generator` to draw from;
-None: this thread's generator.
+None: this thread's generator. One of another device raises DeviceError.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ __all__ += ["zeros_"]
 
 @no_grad()
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws uniformly from [a, b)."""
+    """Draws uniformly from [a, b). Rounding to the tensor's dtype may give b.
+
+    Raises: ArgumentError if a > b; DtypeError unless floating.
+    """
     return tensor.uniform_(a, b, generator=generator)
 
 
 @no_grad()
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws from a normal distribution."""
+    """Draws from a normal distribution. Raises: ArgumentError if std < 0; DtypeError unless floating."""
     return tensor.normal_(mean, std, generator=generator)
 
 

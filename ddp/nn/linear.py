@@ -182,7 +182,8 @@ class Bilinear(Layer, shown="in1_features= in2_features= out_features= bias="):
     """input1^T @ weight[k] @ input2 + bias[k] for each k. input1: (..., in1_features); input2: (..., in2_features);
     weight: (out_features, in1_features, in2_features); bias: (out_features,).
 
-    Raises: ShapeError, DtypeError when called with inputs that do not fit.
+    Raises: ArgumentError unless in1_features is positive; ShapeError, DtypeError when called with inputs that do not
+    fit.
     """
 
     def __init__(
@@ -226,7 +227,8 @@ class Flatten(FunctionModule, function=flatten):
 class Unflatten(Layer, shown="dim= unflattened_size="):
     """Splits dimension `dim` into several: with (C, H, W), (N, C*H*W) becomes (N, C, H, W). One size may be -1.
 
-    Raises: ShapeError when called, if the size of `dim` is not the product of unflattened_size.
+    Raises: ShapeError when called, if the size of `dim` is not the product of unflattened_size; RangeError if there is
+    no dimension `dim`.
     """
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Losses, and distances.
 
-All losses take reduction="mean", "sum" or "none". Where PyTorch has the deprecated size_average and reduce, these are
-accepted, too.
+All losses take reduction="mean", "sum" or "none", and kl_div also "batchmean". Where PyTorch has the deprecated
+size_average and reduce, these are accepted, too.
 """
 
 from __future__ import annotations
@@ -126,12 +126,13 @@ def cross_entropy(
 ) -> Tensor:
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...).
 
-    target: int64 classes in [0, C), or `ignore_index`, which is left out; or floating, of the input's shape: the
+    target: integers, classes in [0, C) or `ignore_index`, which is left out; or floating, of the input's shape: the
     probability of each class. weight: (C,), one for each class; if the targets are classes, the mean is then weighted.
     label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
     "none" (of the shape (), (N,) or (N, ...)).
 
-    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming a target out of range.
+    Raises: ShapeError; DtypeError for a target of bool; ArgumentError for a label_smoothing outside [0, 1], another
+    reduction, or an ignore_index of at least 0 with probabilities; RangeError naming a target out of range.
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
@@ -182,7 +183,8 @@ def nll_loss(
 ) -> Tensor:
     """-input[target]. input: logarithms of probabilities; target: class numbers. Otherwise as in cross_entropy.
 
-    Raises: ShapeError, DtypeError, ArgumentError; RangeError naming a target out of range.
+    Raises: ShapeError; DtypeError unless target holds integers; ArgumentError for another reduction; RangeError naming
+    a target out of range.
     """
     if input.ndim == 1 and target.ndim == 0:
         rows = input.unsqueeze(0), target.unsqueeze(0)
@@ -201,7 +203,10 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
 def _check_classes(
     name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Any, ...]:
-    """Returns the targets as int64, a mask of the ones to keep (None for all), and the weight of each class."""
+    """Returns the targets as int64, a mask of the ones to keep, and the weight of each class.
+
+    The mask may be None if all are kept. The weights are None if none are given.
+    """
     x, array = input.array, target.array
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")
@@ -359,7 +364,9 @@ def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", be
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target. weight: of the input's shape.
+    """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target.
+
+    weight: of the input's shape; multiplies the losses, but the mean is their plain mean.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """

@@ -34,7 +34,8 @@ def note_registration() -> None:
 def registration_count() -> int:
     """The number of times that parameters, buffers or children were registered in modules, or replaced there.
 
-    Not counted: removals, load_state_dict(assign=True), and None or a plain tensor assigned to an existing name.
+    Not counted: load_state_dict(assign=True), None or a plain tensor assigned to an existing name, and removals, except
+    those from a Sequential or a ModuleList, which register their other children again.
     """
     return _registrations
 
@@ -137,7 +138,7 @@ class Module(HasStateDict, HasHooks):
         note_registration()
 
     def _register(self, function: str, cls: type, name: str, value: Any, own: Any) -> None:
-        """Adds a part that is a `cls` or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
+        """Adds a part. Raises: DtypeError unless it is a `cls` or None; ArgumentError for a bad name, or one in use."""
         if value is not None and not isinstance(value, cls):
             raise DtypeError(f"{function}({name!r}): expected a {cls.__name__}, got {type(value).__name__}")
         if isinstance(name, str) and name not in own and hasattr(self, name):
@@ -149,23 +150,27 @@ class Module(HasStateDict, HasHooks):
         (names.discard if persistent else names.add)(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Adds a parameter, or None as a placeholder. Raises: ArgumentError, DtypeError."""
+        """Adds a parameter, or None as a placeholder.
+
+        Raises: DtypeError for another type; ArgumentError if another attribute has the name, or it is empty or has a
+        dot.
+        """
         self._register("register_parameter", Parameter, name, param, self._parameters)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Adds a tensor that is state but not trained. persistent: whether the state dict holds it.
+        """Adds a tensor that is state but not trained, or None as a placeholder.
 
-        Raises: ArgumentError, DtypeError.
+        persistent: whether the state dict holds the tensor. Raises: as register_parameter.
         """
         self._register("register_buffer", Tensor, name, tensor, self._buffers)
         self._set_persistent(name, persistent)
 
     def register_module(self, name: str, module: Module | None) -> None:
-        """Adds a child. Raises: ArgumentError, DtypeError."""
+        """Adds a child, or None as a placeholder. Raises: as register_parameter."""
         self.add_module(name, module)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Adds a child. Raises: ArgumentError, DtypeError."""
+        """Adds a child, or None as a placeholder. Raises: as register_parameter."""
         self._register("add_module", Module, name, module, self._modules)
 
     registration_count = staticmethod(registration_count)  # for packages that may not import this one
@@ -187,8 +192,8 @@ class Module(HasStateDict, HasHooks):
     ) -> Iterator[tuple[str, Module]]:
         """This module and all below it with their paths, parents first. remove_duplicate: yields each module once.
 
-        memo: a set, used with remove_duplicate: modules in it are left out, with all modules below them; every module
-        that is yielded is added
+        memo: a set, used only with remove_duplicate. A module in it is not yielded, and its children are not searched.
+        Every module that is yielded is added to the set.
         """
         seen = set() if memo is None else memo
         if remove_duplicate:
@@ -307,11 +312,10 @@ class Module(HasStateDict, HasHooks):
         Only floating tensors change their dtype. Gradients move along.
         non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
         memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
-        Speed depends on the format of images: a convolution of an image with channels last copies its small filters to
-        that format.
+        To convolve with channels last, convert the images: the convolution copies its filters, which are small.
 
-        Raises: DtypeError unless the dtype is floating; DeviceError; GraphError if a hook waits for the gradient of a
-        parameter, as under DataParallel. Then nothing has changed.
+        Raises: DtypeError unless the dtype is floating; DeviceError; GraphError if a parameter would change that has a
+        gradient-ready hook, as under DataParallel. If it raises one of these errors, nothing has changed.
         """
         dtype, device = conversion_target(target, dtype, device)
         if dtype is not None and not is_float(dtype):
@@ -334,7 +338,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def share_memory(self: M) -> M:
-        """Moves parameters and buffers on the CPU into one block of shared memory, unless they are in shared memory.
+        """Moves parameters and buffers on the CPU into one block of shared memory. Those in shared memory stay there.
 
         Other processes can map the block. Tied parameters stay tied; gradients stay in private memory.
 
@@ -414,7 +418,7 @@ class _SettingsSignature:
 
 
 class Layer(Module):
-    """The base of our layers. Keywords of the class set its ClassVars: `class ReLU(Layer, function=relu)`."""
+    """The base of layers. Keywords of a class set its ClassVars: `class PReLU(Layer, shown="num_parameters=")`."""
 
     def __init_subclass__(cls, **named: Any) -> None:
         annotations = {
@@ -436,7 +440,8 @@ class FunctionModule(Layer):
     """A layer without parameters: keeps its settings as attributes, and calls its function with inputs and settings.
 
     A subclass is made with `function=`. Its settings are the arguments of the function after the inputs, in their
-    order. If PyTorch's layer takes other arguments, the subclass has its own `__init__`, which passes them to `_init`.
+    order, without the omitted ones. If PyTorch's layer takes other arguments, the subclass has its own `__init__`,
+    which passes them to `_init`.
 
     inputs: number of arguments of the function that come with each call; omitted: arguments that the layer lacks
     """

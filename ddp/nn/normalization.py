@@ -119,7 +119,10 @@ RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
 class _DeferredStatistics(threading.local):
-    """How this thread makes updates of running statistics. records: None: at once; a list: appends them to it."""
+    """Whether this thread defers updates of running statistics.
+
+    records: None: an update is made at once; a list: it is appended to the list instead
+    """
 
     records: RecordedStatistics | None = None
 
@@ -211,7 +214,7 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class _Norm(Layer):
-    """The base of all norm layers: a weight and a bias."""
+    """The base of all norm layers: a weight, and a bias except in RMSNorm."""
 
     def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
@@ -401,7 +404,8 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
     all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and variance, as training
     does.
 
-    Raises: ShapeError when called, also for one value a channel in training. Source: arXiv:1502.03167.
+    Raises: ShapeError when called, also if the batch whose mean and variance are used has one value a channel;
+    DtypeError. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
 
 
@@ -455,9 +459,10 @@ class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
 
     input: (N, C, L) or (C, L). weight, bias: (C,), only if `affine`.
 
-    Running statistics are kept only with track_running_stats.
+    Running statistics are kept only with track_running_stats. Evaluation then uses them.
 
-    Raises: ShapeError when called, also for one position. Source: Ulyanov et al. 2016, arXiv:1607.08022.
+    Raises: ShapeError when called, also for one position unless running statistics are used; DtypeError.
+    Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
 
 

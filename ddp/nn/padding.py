@@ -21,8 +21,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
 
     Raises: ArgumentError for an odd number of widths, more widths than the dimensions have, another mode, or a `value`
-    in a mode other than "constant"; ShapeError for an input of another shape, a padding wider than the input that it
-    repeats, or a result of negative size.
+    in a mode other than "constant"; ShapeError for an input of another shape, a padding that needs more elements
+    than the input has, or a result of negative size.
     """
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")

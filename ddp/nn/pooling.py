@@ -26,7 +26,8 @@ def max_pool1d(
 
     Returns (N, C, OL), OL like OW in max_pool2d; with return_indices, also the position of each maximum in L.
 
-    Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
+    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is negative or beyond
+    half the kernel, or a sequence of another length than the dimensions.
     """
     op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
     return _pool("max_pool1d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
@@ -47,7 +48,8 @@ def max_pool2d(
     Returns (N, C, OH, OW), without ceil_mode with conv2d's sizes. The gradient goes to the first of equal maxima. With
     return_indices, also returns the position of each maximum, as h * W + w (int64).
 
-    Raises: ShapeError; ArgumentError for a stride or dilation below 1, or a padding beyond half the kernel.
+    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is negative or beyond
+    half the kernel, or a sequence of another length than the dimensions.
     """
     op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
     return _pool("max_pool2d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
@@ -84,8 +86,8 @@ def avg_pool2d(
     count_include_pad: the zeros of the padding count as elements. divisor_override: divides the sums by this number,
     not by their number of elements. Returns (N, C, OH, OW), with the sizes of max_pool2d.
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a stride below 1, a padding beyond half the kernel
-    or a divisor of 0.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a kernel or stride below 1, a padding that is
+    negative or beyond half the kernel, a sequence of another length than the dimensions, or a divisor of 0.
     """
     if divisor_override == 0:
         raise ArgumentError("avg_pool2d: divisor_override is not 0")
@@ -97,7 +99,7 @@ def avg_pool2d(
 def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
     """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
     """
     return _adaptive_avg_pool(1, input, (1, *numbers(output_size, 1, "output_size")))
 
@@ -107,7 +109,7 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] |
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
     """
     sizes = numbers(output_size, 2, "output_size")  # type: ignore[arg-type]  # None is a size here
     return _adaptive_avg_pool(2, input, sizes)
@@ -118,7 +120,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: int | Sequence[int | None] |
 
     input: (N, C, D, H, W) or (C, D, H, W); returns (N, C, OD, OH, OW).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
     """
     depth, *sizes = numbers(output_size, 3, "output_size")  # type: ignore[arg-type]  # None is a size here
     return _pool3d("adaptive_avg_pool3d", input, adaptive_avg_pool2d, [sizes], [(depth, None)])

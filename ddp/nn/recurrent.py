@@ -44,8 +44,8 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
     """The base of RNN, LSTM and GRU: runs layer after layer, in one direction or both.
 
     Parameters of layer k: weight_ih_lk (G*H, in), weight_hh_lk (G*H, out), bias_ih_lk and bias_hh_lk (G*H,), with
-    proj_size also weight_hr_lk (proj_size, H). G: number of gates; in, out: sizes of the layer's input and output. The
-    names for the other direction end in `_reverse`.
+    proj_size also weight_hr_lk (proj_size, H). G: number of gates; H: hidden_size; in: size of the layer's input; out:
+    size of its output in one direction. The names for the other direction end in `_reverse`.
     """
 
     _flags = ("batch_first", "dropout", "bidirectional")
@@ -264,7 +264,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
         _reset_uniform(self, self.hidden_size)
 
     def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:
-        """Computes the next states, (N, H) or (H,). Raises: ShapeError."""
+        """Computes the next states, (N, H) or (H,). Raises: ShapeError, DtypeError."""
         name = type(self).__name__
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
             wanted = f"(N, {self.input_size}) or ({self.input_size},)"

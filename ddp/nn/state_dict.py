@@ -46,8 +46,10 @@ class HasStateDict:
     ) -> dict[str, Any]:
         """Parameters and persistent buffers by path, as tensors that share their memory and are outside the graph.
 
-        destination: a dict to add them to; prefix: put before every path; keep_vars: returns the parameters and buffers
-        themselves
+        A module that defines get_extra_state has another entry: what this method returns.
+
+        destination: a dict to add the entries to; prefix: put before every path; keep_vars: returns the parameters and
+        buffers themselves
         """
         module = cast("Module", self)
         result = {} if destination is None else destination
@@ -70,14 +72,16 @@ class HasStateDict:
     ) -> IncompatibleKeys:
         """Copies the tensors of `state_dict` into the module, and returns the missing and the unexpected keys.
 
-        If it raises, nothing was copied, unless a module has load post hooks, or its own `_load_from_state_dict`.
+        If it raises StateDictError, nothing was copied, unless a module has load post hooks, or its own
+        `_load_from_state_dict`.
 
         state_dict: tensors, also PyTorch's, or arrays, by path. Paths may have the `module.` of DataParallel or lack
         it, whether this module, or a part of it, is wrapped or not.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
 
-        Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ; DtypeError
-        if state_dict is no mapping.
+        Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
+        no tensors, and with assign the parameters that DataParallel has wrapped; DtypeError if state_dict is no
+        mapping, or if assign would make an integer tensor a parameter that requires grad.
         """
         module = cast("Module", self)
         name = type(self).__name__
@@ -201,9 +205,10 @@ def _overrides(module: Module, method: str) -> bool:
 def _plan_writes(
     module: Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *lists: list[str]
 ) -> list[Callable[[], None]]:
-    """The calls that load the module's own part of `state`, without its children. Problems are added to `lists`.
+    """The calls that load the module's own part of `state`, without its children.
 
     prefix: the beginning of the module's paths; strict: whether missing and unexpected paths are listed
+    lists: the missing paths, the unexpected paths and the texts of errors, to which this function adds
     """
     missing, unexpected, problems = lists
     for (hook,) in module._hooks("load_state_dict_pre"):

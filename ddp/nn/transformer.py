@@ -44,7 +44,7 @@ def _fusable(activation: Activation) -> dict[str, str] | None:
 
 
 class _TransformerLayer(Layer):
-    """Attention and a feed-forward net in a row; each with dropout, a residual sum and a LayerNorm.
+    """Attention, in a decoder twice, and then a feed-forward net. Each has dropout, a residual sum and a LayerNorm.
 
     The parts have PyTorch's names and order.
     """
@@ -90,7 +90,7 @@ class _TransformerLayer(Layer):
         return result
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        """linear2(dropout(activation(linear1(x)))), fused on a GPU if the parts are our own, without hooks."""
+        """linear2(dropout(activation(linear1(x)))), fused on a GPU if the parts are these layers without hooks."""
         first = self.linear1
         second = self.linear2
         dropout = self.dropout

@@ -16,7 +16,7 @@ _CAST = {float16, bfloat16, float32}  # the dtypes that autocast casts
 
 
 def pair(value: Size, name: str) -> Pair:
-    """Converts a number to (value, value), and a sequence of two numbers to a tuple. Otherwise as `numbers`."""
+    """Returns `numbers(value, 2, name)`, a tuple of two numbers. Raises: as `numbers`."""
     h, w = numbers(value, 2, name)
     return h, w
 
@@ -47,7 +47,7 @@ def one_dtype(name: str, *tensors: Tensor | None) -> None:
 def window_of(
     name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False
 ) -> Window:
-    """Makes a `Window` on the image, with the number of its positions. Raises: ArgumentError, ShapeError."""
+    """Makes a `Window` on the image, with the number of its positions. Raises: as `numbers` and `positions`."""
     stride = pair(stride, "stride")
     padding = pair(padding, "padding")
     dilation = pair(dilation, "dilation")
@@ -64,7 +64,11 @@ def positions(
     dilation: tuple[int, ...],
     ceil: bool = False,
 ) -> list[int]:
-    """Counts the positions of a window along each of its dimensions. Raises: ArgumentError, ShapeError."""
+    """Counts the positions of a window along each of its dimensions.
+
+    Raises: ArgumentError for a kernel, stride or dilation below 1, or a negative padding; ShapeError if there is no
+    position.
+    """
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")
     sizes = [output_size(*along, ceil) for along in zip(image, kernel, stride, padding, dilation, strict=True)]

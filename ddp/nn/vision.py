@@ -35,8 +35,8 @@ def interpolate(
     recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
     Raises: ShapeError, also if the input or the result is empty; DtypeError unless floating; ArgumentError for another
-    mode, antialias, align_corners with nearest, both or neither of size and scale_factor, or size with
-    recompute_scale_factor.
+    mode, antialias, align_corners (also False) with nearest, both or neither of size and scale_factor, a sequence of
+    another length than the dimensions, or size with recompute_scale_factor.
     """
     if mode not in MODES:
         raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -83,7 +83,8 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
 
     Returns (N, C * KH * KW, L), L = OH * OW with conv2d's sizes.
 
-    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, or a negative padding.
+    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, or a sequence of
+    another length than two.
     """
     if input.ndim == 3:
         return unfold(input.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
@@ -122,7 +123,7 @@ def fold(
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Lays channels out as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
 
-    Raises: ShapeError unless r * r divides the channels; ArgumentError for a factor below 1.
+    Raises: ShapeError unless r * r divides the channels, or below three dimensions; ArgumentError for a factor below 1.
     Source: Shi et al. 2016, arXiv:1609.05158.
     """
     r = upscale_factor
@@ -138,7 +139,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """The reverse of pixel_shuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
 
-    Raises: ShapeError unless r divides height and width; ArgumentError for a factor below 1.
+    Raises: ShapeError unless r divides height and width, or below three dimensions; ArgumentError for a factor below 1.
     """
     r = downscale_factor
     lead = tuple(input.shape[:-3])

@@ -47,7 +47,8 @@ class OneCycleLR(_MomentumCycle):
     three_phase: the rate falls to start in as many steps as it rose, then to start/final_div_factor
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for values out of range, cycle_momentum with an optimizer without momentum, or more than
+    Raises: ArgumentError for values out of range, if neither total_steps nor both epochs and steps_per_epoch are given,
+    for a list that does not fit the groups, for cycle_momentum with an optimizer without momentum, and for more than
     total_steps calls of `step`.
     """
 
@@ -142,8 +143,8 @@ class CyclicLR(_MomentumCycle):
     scale_mode="iterations", of the step
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
-    Raises: ArgumentError for another mode, a step_size_up of 0, or for cycle_momentum with an optimizer without
-    momentum.
+    Raises: ArgumentError for another mode without scale_fn, a step_size_up of 0, a list that does not fit the groups,
+    or cycle_momentum with an optimizer without momentum.
     """
 
     def __init__(

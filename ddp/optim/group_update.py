@@ -1,9 +1,9 @@
 """The update of the parameters of a group by the optimizer's formula.
 
 On the CPU, one call of `run_program` updates all parameters of a dtype, if they have one count of updates or if the
-formula does not read `step`. Parameters of 16 bits, or with gaps in memory, take a call each. The optimizer's `state`
-has a dict for each parameter. If other code replaces a gradient's buffer, a parameter's array or a state, the next step
-uses the new one.
+formula does not read `step`. A parameter takes a call of its own if it has 16 bits, or unless it, its gradient and its
+states are all C-contiguous and of one dtype. The optimizer's `state` has a dict for each parameter. If other code
+replaces a gradient's buffer, a parameter's array or a state, the next step uses the new one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GroupUpdate:
         # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over them. Kept
         # also for optimizers without a "step" in the state: SGD's dampening begins with the second update.
         self._steps: Array = np.zeros((0, 2), np.float32)
-        # Prepared updates of several parameters at once, by the indices of these parameters.
+        # Prepared updates of several parameters at once. On the CPU, a key is the tuple of their indices.
         self._plans: dict[Any, Any] = {}
 
     def step(self, params: Sequence[Tensor]) -> None:

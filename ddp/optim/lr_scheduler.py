@@ -76,7 +76,8 @@ class MultiStepLR(_FactorLR):
 class ConstantLR(_FactorLR):
     """The base rate times `factor` for `total_iters` epochs, then the base rate.
 
-    Raises: ArgumentError for a factor outside [0, 1].
+    Raises: ArgumentError for a factor outside [0, 1]. With a factor of 0, `step` raises ZeroDivisionError after
+    `total_iters` epochs.
     """
 
     def __init__(
@@ -398,8 +399,8 @@ class SequentialLR(_Composed):
 
 
 class ChainedScheduler(_Composed):
-    """Steps all of `schedulers`, one after another. Each multiplies the rate that the one before it has set, unless it
-    computes from the base rate, as LambdaLR does, and so replaces this rate.
+    """Steps all of `schedulers`, one after another. Most schedules change the rate that the one before them has set. A
+    schedule that computes from the base rate, as LambdaLR does, replaces this rate.
 
     Raises: ArgumentError if there are no schedulers, or for schedules of different optimizers; DtypeError for a
     ReduceLROnPlateau, or an object that is no schedule.

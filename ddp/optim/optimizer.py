@@ -23,8 +23,8 @@ class Optimizer:
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError if there are no parameters, or one is listed twice or is no leaf; DtypeError if one is no
-    tensor.
+    Raises: ArgumentError if there are no parameters, if one is listed twice or is no leaf, or if only some have names;
+    DtypeError if params is one tensor, if a parameter is no tensor, or if those of a group are a set.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Optimizer:
         self._prepare()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds a group of parameters. Raises: ArgumentError, DtypeError."""
+        """Adds a group, {"params": tensors, ...}, with defaults for missing settings. Raises: as the constructor."""
         optimizer = type(self).__name__
         if not isinstance(param_group, dict):
             raise DtypeError(f"{optimizer}: a parameter group is a dict, not {type(param_group).__name__}")
@@ -126,6 +126,8 @@ class Optimizer:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads settings, and copies of the state. Tensors keep their dtype, and go to their parameter's device.
+
+        Only "step" stays on its device.
 
         Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
         "module" that DataParallel adds; else by their order.
@@ -257,7 +259,7 @@ def settings_of(optimizer: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: its name
 
     Raises: ArgumentError for None, nan or a negative number (dampening may be any number, foreach and fused None), a
-    tensor of several elements, betas not in [0, 1), or differentiable=True.
+    tensor that does not have one element, betas not in [0, 1), or differentiable=True.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
     if settings.get("differentiable"):

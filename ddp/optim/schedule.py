@@ -14,7 +14,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
 from ddp.optim.optimizer import Group, Optimizer, number
 
-# The settings of a parameter group that schedules change.
+# The settings of a parameter group that `LRScheduler.load_state_dict` restores, because making a schedule changes them.
 _SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
 
 # The attributes of schedules that hold functions and other schedules: a state dict has only their state.
@@ -184,7 +184,10 @@ def _read_lr(rate: Any) -> Any:
 
 
 def per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """Repeats one value for each group; returns a list as it is. Raises: ArgumentError for a list of another length."""
+    """The values for the groups, as a list. value: one for all groups, or a list or tuple of one for each.
+
+    Raises: ArgumentError for a list or tuple of another length.
+    """
     groups = len(optimizer.param_groups)
     if not isinstance(value, list | tuple):
         return [value] * groups

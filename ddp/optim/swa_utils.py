@@ -1,6 +1,6 @@
 """Averages of a model's weights over training, plain or exponential, and a learning rate schedule for them.
 
-This module imports layers and optimizers, so it is on a floor above `ddp.optim`.
+`ddp.optim` does not import this module, because this module imports layers.
 
 Sources: Izmailov et al. 2018, arXiv:1803.05407 (stochastic weight averaging); Polyak & Juditsky 1992 (averaging).
 """
@@ -113,7 +113,9 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
 class SWALR(LRScheduler):
     """Moves the rate to swa_lr in `anneal_epochs` epochs, and keeps it there; anneal_strategy: "cos" or "linear".
 
-    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy, or negative anneal_epochs.
+    swa_lr: a rate, or one for each group.
+
+    Raises: ArgumentError for another strategy, negative anneal_epochs, or a list that does not fit the groups.
     """
 
     _is_relative = True

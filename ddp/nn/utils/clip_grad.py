@@ -24,7 +24,7 @@ Tensors = Tensor | Iterable[Tensor]
 
 
 def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
-    """The tensors by device, in order of first use. Warns if an iterator gives no tensor: it was used before."""
+    """The tensors by device, in order of first use. Warns if an iterator gives no tensor, as a used one does."""
     by_device: dict[device, list[Tensor]] = {}
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         by_device.setdefault(x.device, []).append(x)
@@ -112,10 +112,10 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    """Scales all gradients by max_norm / (total_norm + 1e-6) if that is below 1. total_norm: 0-d, from get_total_norm.
+    """Scales all gradients by max_norm / (total_norm + 1e-6) if that is below 1, or nan.
 
-    On a GPU it is one launch for each dtype, which reads the norm on the device. Warns if `parameters` is an iterator
-    that gives none.
+    total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it is one launch for each dtype, which
+    reads the norm on the device. Warns if `parameters` is an iterator that gives none.
     """
     for target, params in _by_device(parameters).items():
         _scale(target, params, max_norm, total_norm)

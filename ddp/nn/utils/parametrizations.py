@@ -1,6 +1,7 @@
 """Weight and spectral normalization, as parametrizations and in PyTorch's older form.
 
-The older form is the same parametrization, but its state dict has older paths, such as weight_g and weight_v.
+The older form is the same parametrization, but its state dict has older paths, such as weight_g and weight_v. The older
+spectral norm also computes v before u in each iteration of the power method.
 
 Sources: Salimans & Kingma 2016, arXiv:1602.07868 (weight); Miyato et al. 2018, arXiv:1802.05957 (spectral).
 """
@@ -59,7 +60,7 @@ class _SpectralNorm(Module):
 
     @no_grad()
     def iterate(self, matrix: Tensor, times: int) -> None:
-        """Runs the power method `times` times, in place: u = Wv/|Wv|, then v = W'u/|W'u|."""
+        """Runs `times` iterations of the power method, in place: u = Wv/|Wv|, v = W'u/|W'u|; see `order`."""
         steps = [(self._u, matrix, self._v), (self._v, matrix.T, self._u)]
         for target, factor, other in steps[:: self.order] * times:
             target.copy_(self.normalize(factor.mv(other)))
@@ -75,9 +76,9 @@ class _SpectralNorm(Module):
 def weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
     """Trains a parameter as length and direction, w = g * v/|v|, and returns the module.
 
-    parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: every index along it has its own
-    length, and g has size 1 in all other dimensions; None: there is one length, and g is 0-d. `nn.utils.weight_norm`
-    is the same, but its state dict has the paths NAME_g and NAME_v.
+    parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: not negative; every index along it
+    has its own length, and g has size 1 in all other dimensions; None: there is one length, and g is 0-d.
+    `nn.utils.weight_norm` is the same, but its state dict has the paths NAME_g and NAME_v.
 
     Raises: ArgumentError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Salimans & Kingma 2016, arXiv:1602.07868.
@@ -95,7 +96,8 @@ def spectral_norm(
     The state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. The
     state dict after `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v instead.
 
-    Raises: AttributeError if there is no such parameter, RangeError for a dimension that it does not have.
+    Raises: AttributeError if there is no such parameter; ArgumentError if the tensor is no parameter; RangeError for a
+    dimension that it does not have.
     Source: Miyato et al. 2018, arXiv:1802.05957.
     """
     return register_parametrization(module, name, _SpectralNorm(module, name, n_power_iterations, eps, dim))
