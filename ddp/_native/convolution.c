@@ -46,8 +46,8 @@ static inline void put_line(float *out, line z, size n)
 
 /* --- direct convolution ------------------------------------------------------------------------------------------- */
 
-/* How the taps of a window, the elements of its kernel, read images: x to compute out or, if `back`, the gradient of out to
- * compute that of x.
+/* How the taps of a window, the elements of its kernel, read images. To compute out, they read x. If `back`, they read the
+ * gradient of out, to compute that of x.
  *
  * A position p of residue r writes at p*spread + r. Its taps read at p*step + offset, with offsets from `low` to
  * `high`. A band is a copy of the elements that `lines` lines of positions read, with zeros around them. Each of its
@@ -125,7 +125,8 @@ static inline size offset_in_band(const walk *g, size down, size right)
     return (down - g->low[0]) * g->width + right % g->step[1] * g->part + right / g->step[1];
 }
 
-/* A vector of n positions: the offset at which it reads in a band, and at which it writes, from the band's first line. */
+/* A vector of n positions. read: the offset in a band at which it reads; write: the offset at which it writes, from the first
+ * line that the band gives. */
 typedef struct {
     int32_t read, write, n;
 } spot;

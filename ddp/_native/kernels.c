@@ -275,7 +275,8 @@ NARROW INLINE double NAME(mean)(const int squares, size rows, size apart, size n
     return mean;
 }
 
-/* The mean and the biased variance, exact for equal elements: sums are of differences from the first, or from the mean. */
+/* The mean and the biased variance. The sums are of differences from the first element, and then from the mean. So both
+ * results are exact if all elements are equal. */
 NARROW INLINE double NAME(moments_of_piece)(size rows, size apart, size n, const REAL *restrict x, double *var)
 {
     const double mean = x[0] + NAME(mean)(0, rows, apart, n, x, x[0]), rounding = mean - (REAL)mean;
@@ -314,8 +315,8 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
     }
 }
 
-/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over
- * rows. dws, dbs: (blocks, n), zeros at first: the sums over blocks of rows; row 0 becomes the sum over all rows */
+/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), with 0 for mean(g*w) if centered is 0; dw = sum of g*h over rows, db = sum of
+ * g over rows. dws, dbs: (blocks, n), zeros at first: the sums over blocks of rows; row 0 becomes the sum over all rows */
 NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const REAL *xs, const REAL *restrict w,
                                       const double *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
                                       size blocks, REAL *dws, REAL *dbs)
@@ -612,7 +613,8 @@ NARROW void NAME(im2col)(const window *s, size n, size channels, size first, siz
     }
 }
 
-/* top = max of x under the window, at = its index in H*W: the first of equal ones, the last nan; -1 if it sees nothing of x.
+/* top = max of x under the window; at = its index in H*W, or -1 if the window covers no element of x. Of equal maxima, at is
+ * the first; of several nan, the last.
  * x: (planes, H, W); top, at: (planes, OH, OW) */
 NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *tops, int32_t *ats)
 {

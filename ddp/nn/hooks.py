@@ -69,7 +69,8 @@ class HasHooks:
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Calls hook(module, grad_output) before backward enters the module. Its result replaces grad_output.
 
-        grad_output: a tuple, one gradient for each result.
+        grad_output: a tuple, one gradient for each result. Another number of gradients in the hook's result raises
+        ArgumentError in backward.
         """
         return self._add_hook("backward_pre", (hook,), prepend)
 
@@ -79,7 +80,8 @@ class HasHooks:
 
         grad_input, grad_output: tuples with a gradient for each positional input, and for each result: zeros for a
         tensor without a gradient, None for other values. If no input requires grad, grad_input has only None, and the
-        hook, which must return None, is called as soon as grad_output is known.
+        hook, which must return None, is called as soon as grad_output is known. A result that does not fit raises
+        ArgumentError in backward.
         """
         return self._add_hook("backward", (hook,), prepend)
 

@@ -289,7 +289,10 @@ class Module(HasStateDict, HasHooks):
         return self.train(False)
 
     def requires_grad_(self: M, requires_grad: bool = True) -> M:
-        """Turns the gradients of all parameters on or off."""
+        """Turns the gradients of all parameters on or off.
+
+        Raises: DtypeError if they are turned on and a parameter is not floating.
+        """
         for param in self.parameters():
             param.requires_grad_(requires_grad)
         return self
@@ -348,7 +351,7 @@ class Module(HasStateDict, HasHooks):
         return self
 
     def type(self: M, dst_type: Any) -> M:
-        """Converts floating parameters and buffers to `dst_type`. Raises: DtypeError unless it is floating."""
+        """Converts floating parameters and buffers to `dst_type`. Raises: as `to`."""
         return self.to(dtype=dst_type)
 
     def half(self: M) -> M:
@@ -374,7 +377,7 @@ class Module(HasStateDict, HasHooks):
     def cuda(self: M, device: Any = None) -> M:
         """Moves parameters and buffers to a CUDA device. device: the device or its index; None: the current one.
 
-        Raises: DeviceError if there is none.
+        Raises: DeviceError if there is none; GraphError as in `to`.
         """
         return self.to(device=f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
@@ -409,7 +412,7 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 
 
 class _SettingsSignature:
-    """For `help` and editors: the signature of a layer whose arguments are those of its function."""
+    """The descriptor of `__signature__`: `help` and editors show the arguments of the layer's function by it."""
 
     def __get__(self, layer: Any, owner: type[FunctionModule]) -> inspect.Signature:
         if owner.__init__ is not FunctionModule.__init__:

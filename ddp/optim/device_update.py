@@ -111,7 +111,8 @@ class DeviceUpdate(GroupUpdate):
         return settings(formula, self.group), None
 
     def _settings_of_graph(self, graph: Any, formula: Formula, batches: list[Batch], indices: Iterable[int]) -> Array:
-        """Allocates settings in device memory for a graph. Registers their update before each launch, and a guard.
+        """Allocates settings in device memory for a graph. Registers a function that updates them before each launch,
+        and a guard.
 
         indices: of the parameters that have a gradient
         """

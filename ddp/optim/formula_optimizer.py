@@ -51,6 +51,9 @@ class FormulaOptimizer(Optimizer):
         """Updates every parameter that has a gradient, in place. Changes no gradient, and does not wait for a GPU.
 
         closure: computes the loss and its gradients again, with grad mode on; step returns its result
+
+        Raises: StateDictError if a loaded state does not have the shape of its parameter; CaptureError if state would
+        be created during the capture of a CUDA graph.
         """
         loss = None
         if closure is not None:

@@ -378,7 +378,8 @@ class SequentialLR(_Composed):
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule did its first step when it was made. Undoes these steps, and repeats the current schedule's.
+        # Each schedule did its first step when it was made. These steps are undone, and that of the current schedule is
+        # repeated.
         for group in optimizer.param_groups:
             set_lr(group, group["initial_lr"])
         self._undo()

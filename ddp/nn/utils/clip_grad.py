@@ -114,8 +114,10 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scales all gradients by max_norm / (total_norm + 1e-6) if that is below 1, or nan.
 
-    total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it is one launch for each dtype, which
-    reads the norm on the device. Warns if `parameters` is an iterator that gives none.
+    total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it is one launch for each dtype,
+    which reads the norm on the device. Warns if `parameters` is an iterator that gives none.
+
+    Raises: ParallelError if each rank has only a part of the gradients (ZeroOptimizer).
     """
     for target, params in _by_device(parameters).items():
         _scale(target, params, max_norm, total_norm)
@@ -145,8 +147,8 @@ def clip_grad_norm_(
 
     Warns if `parameters` is an iterator that gives none, such as a generator that was used before.
 
-    Raises: ArgumentError for another norm_type; with error_if_nonfinite, for a norm that is infinite or nan. Then
-    nothing has changed.
+    Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
+    ParallelError if each rank has only a part of the gradients (ZeroOptimizer). If it raises, nothing has changed.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
     order = norm_order(norm_type)
@@ -166,6 +168,8 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     """Clamps every element of the gradients to [-clip_value, clip_value], in place.
 
     foreach: accepted, and ignored. Warns if `parameters` is an iterator that gives none.
+
+    Raises: ParallelError if each rank has only a part of the gradients (ZeroOptimizer).
     """
     for target, params in _by_device(parameters).items():
         with on(target):
