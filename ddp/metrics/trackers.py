@@ -43,7 +43,8 @@ class Tracker:
     def log(self, step: int, **values: Any) -> None:
         """Logs values of one step. Pass a name with a slash as `log(step, **{"train/loss": loss})`.
 
-        step: a whole number, not below the step of an earlier call. Raises: ArgumentError if it is no whole number.
+        step: a whole number, not below the step of an earlier call. Raises: ArgumentError on rank 0 if it is no whole
+        number.
         """
         if self._thread is not None:
             entry = check_step(self, step), {name: as_plain(value) for name, value in values.items()}
@@ -51,7 +52,7 @@ class Tracker:
                 self._entries.put(entry)
 
     def close(self) -> None:
-        """Waits at most 30 s until everything is logged, and ends the run."""
+        """Ends the run, after everything is logged. Waits for this at most 30 s, and then prints a message."""
         if self._thread is not None:
             atexit.unregister(self.close)
             self._entries.put(None)

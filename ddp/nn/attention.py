@@ -156,7 +156,7 @@ class MultiheadAttention(Layer):
     add_zero_attn: appends a key and a value of zeros. kdim, vdim: widths of key and value; None: embed_dim. dropout:
     the probability with which an attention weight becomes 0 in training.
 
-    Raises: ArgumentError unless both are positive and embed_dim is a multiple of num_heads.
+    Raises: ArgumentError unless embed_dim and num_heads are positive, and num_heads divides embed_dim.
     Source: Vaswani et al. 2017, arXiv:1706.03762.
     """
 

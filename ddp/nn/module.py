@@ -315,10 +315,11 @@ class Module(HasStateDict, HasHooks):
         Only floating tensors change their dtype. Gradients move along.
         non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
         memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
-        To convolve with channels last, convert the images: the convolution copies its filters, which are small.
+        For convolutions with channels last, convert the images: a convolution copies its filters, which are small, to
+        the format of its images.
 
-        Raises: DtypeError unless the dtype is floating; DeviceError; GraphError if a parameter would change that has a
-        gradient-ready hook, as under DataParallel. If it raises one of these errors, nothing has changed.
+        Raises: DtypeError unless the dtype is floating; DeviceError; GraphError if a parameter that would change
+        has a gradient-ready hook, as under DataParallel. If it raises one of these errors, nothing has changed.
         """
         dtype, device = conversion_target(target, dtype, device)
         if dtype is not None and not is_float(dtype):
@@ -412,7 +413,7 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 
 
 class _SettingsSignature:
-    """The descriptor of `__signature__`: `help` and editors show the arguments of the layer's function by it."""
+    """The descriptor of `__signature__`: makes `help` and editors show the arguments of the layer's function."""
 
     def __get__(self, layer: Any, owner: type[FunctionModule]) -> inspect.Signature:
         if owner.__init__ is not FunctionModule.__init__:

@@ -46,7 +46,7 @@ class HasStateDict:
     ) -> dict[str, Any]:
         """Parameters and persistent buffers by path, as tensors that share their memory and are outside the graph.
 
-        A module that defines get_extra_state has another entry: what this method returns.
+        Each module that defines get_extra_state has one more entry, the result of this method.
 
         destination: a dict to add the entries to; prefix: put before every path; keep_vars: returns the parameters and
         buffers themselves
@@ -77,7 +77,8 @@ class HasStateDict:
 
         state_dict: tensors, also PyTorch's, or arrays, by path. Paths may have the `module.` of DataParallel or lack
         it, whether this module, or a part of it, is wrapped or not.
-        assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
+        assign: the given tensors become the module's, in their dtype and on their device, instead of being copied. In
+        place of a parameter, a plain tensor becomes a new Parameter over its memory.
 
         Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
         no tensors, and with assign the parameters that DataParallel has wrapped; DtypeError if state_dict is no
