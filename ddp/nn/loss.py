@@ -131,9 +131,9 @@ def cross_entropy(
     label_smoothing: in [0, 1], how much of the target is spread evenly over the classes. reduction: "mean", "sum" or
     "none" (of the shape (), (N,) or (N, ...)).
 
-    Raises: ShapeError; DtypeError for a target that is neither floating nor integers; ArgumentError for a label_smoothing
-    outside [0, 1], another reduction, or an ignore_index of at least 0 with probabilities; RangeError naming a target
-    out of range.
+    Raises: ShapeError; DtypeError for a target that is neither floating nor integers; ArgumentError for a
+    label_smoothing outside [0, 1], another reduction, or an ignore_index of at least 0 with probabilities; RangeError
+    naming a target out of range.
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
