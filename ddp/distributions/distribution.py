@@ -32,8 +32,9 @@ class Distribution:
     `set_default_validate_args` says, else they are unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
     are of shape batch_shape + event_shape.
 
-    Raises: ArgumentError, which is a ValueError, for a value outside its constraint, if values are checked; ShapeError
-    for shapes that do not broadcast; NotImplementedError for a method or property that a distribution lacks.
+    Raises: ArgumentError, which is a ValueError, for a value outside its constraint, if values are checked (on a GPU,
+    the next call that waits for it raises it); ShapeError for shapes that do not broadcast; NotImplementedError for a
+    method or property that a distribution lacks.
     """
 
     arg_constraints: dict[str, Constraint] = {}

@@ -1,4 +1,7 @@
-"""Connectionist temporal classification: a loss for labels whose positions in a sequence are not known."""
+"""Connectionist temporal classification: a loss for labels whose positions in a sequence are not known.
+
+On a GPU, the error for a label that does not exist is raised by the next call that waits for the GPU.
+"""
 
 from __future__ import annotations
 

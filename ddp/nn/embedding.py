@@ -1,4 +1,7 @@
-"""Embeddings, bags of embeddings, and one-hot vectors."""
+"""Embeddings, bags of embeddings, and one-hot vectors.
+
+On a GPU, an error that depends on the numbers in a tensor is raised by the next call that waits for the GPU.
+"""
 
 from __future__ import annotations
 

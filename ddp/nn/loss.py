@@ -1,7 +1,8 @@
 """Losses, and distances.
 
 All losses take reduction="mean", "sum" or "none", and kl_div also "batchmean". Where PyTorch has the deprecated
-size_average and reduce, these are accepted, too.
+size_average and reduce, these are accepted, too. On a GPU, an error that depends on the numbers in a tensor is raised
+by the next call that waits for the GPU.
 """
 
 from __future__ import annotations
