@@ -1,4 +1,4 @@
-/* Attention in blocks of queries, with a matrix product of its own: there is never a whole (length, keys) array.
+/* Attention in blocks of QUERIES queries, so that no array of all (length, keys) scores is needed.
  *
  * A part of kernels.c, compiled for float and for double.
  */

@@ -25,7 +25,7 @@ _CLOSE_LIMIT = 30.0  # seconds; at exit, other ranks wait for rank 0 for the tim
 
 
 class Tracker:
-    """Sends what rank 0 logs to a service, from a thread of its own.
+    """Sends the values that rank 0 logs to a service, in a separate thread.
 
     start: begins or continues a run; returns two functions: one logs (step, values), the other ends the run
     rank, comm: this process's rank, or its communicator; pass one of the two

@@ -175,7 +175,7 @@ class DataParallel(Module):
 
 
 class ModuleList(_ModuleSequence):
-    """A list of modules, whose parameters `parameters()` finds. It is not callable: its owner calls the modules."""
+    """A list of modules. `parameters()` finds their parameters. A list cannot be called, unlike a Sequential."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()

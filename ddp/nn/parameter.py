@@ -13,10 +13,10 @@ __all__ = ["Buffer", "Parameter"]
 class Parameter(Tensor):
     """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
 
-    data: the tensor whose memory the parameter shares. Attributes of your own, `p.no_decay = True`, stay
-    when the module moves, and go into pickles and copy.copy, but not into copy.deepcopy: as in PyTorch.
+    data: the tensor whose memory the parameter shares. Attributes that a user adds, as `p.no_decay = True` does, stay
+    when the module moves. Pickles and copy.copy keep them, and copy.deepcopy does not, as in PyTorch.
 
-    Raises: DtypeError if it should require grad but is not floating.
+    Raises: DtypeError if `requires_grad` is True and `data` is not floating.
     """
 
     __slots__ = ()

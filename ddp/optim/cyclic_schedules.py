@@ -45,7 +45,8 @@ class OneCycleLR(_MomentumCycle):
 
     total_steps, or epochs * steps_per_epoch: number of steps of the schedule, one after every batch
     three_phase: the rate falls to start in as many steps as it rose, then to start/final_div_factor
-    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+    cycle_momentum: whether the momentum falls from max_momentum to base_momentum while the rate rises, and rises back
+    while the rate falls
 
     Raises: ArgumentError for values out of range, if neither total_steps nor both epochs and steps_per_epoch are given,
     for a list that does not fit the groups, for cycle_momentum with an optimizer without momentum, and for more than
@@ -141,7 +142,8 @@ class CyclicLR(_MomentumCycle):
     heights are multiplied by gamma^step
     scale_fn: replaces mode: the factor of the height, as a function of the number of the cycle (1, 2, ...) or, with
     scale_mode="iterations", of the step
-    cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
+    cycle_momentum: whether the momentum falls from max_momentum to base_momentum while the rate rises, and rises back
+    while the rate falls
 
     Raises: ArgumentError for another mode without scale_fn, a step_size_up of 0, a list that does not fit the groups,
     or cycle_momentum with an optimizer without momentum.

@@ -19,12 +19,12 @@ Closure = Callable[[], Any]
 
 
 class Optimizer:
-    """The base of optimizers, also of your own: define `step`, and keep the state of parameter p in `self.state[p]`.
+    """The base of optimizers. A subclass defines `step`, and keeps the state of parameter p in `self.state[p]`.
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
     Raises: ArgumentError if there are no parameters, if one is listed twice or is no leaf, or if only some have names;
-    DtypeError if params is one tensor, if a parameter is no tensor, or if those of a group are a set.
+    DtypeError if params is one tensor, if a parameter is no tensor, or if a group's parameters are a set.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:

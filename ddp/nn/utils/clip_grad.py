@@ -50,8 +50,8 @@ def norm_order(norm_type: float) -> float:
 def _buffers(parameters: list[Tensor]) -> list[Any]:
     """The arrays of the existing gradients.
 
-    Avoids reading `p.grad`: a buffer whose tensor a caller may hold drops its memory in zero_grad, and allocates memory
-    in the next step.
+    Avoids reading `p.grad`, because a caller might hold the tensor that it returns. So zero_grad would drop the memory
+    of the gradient, and the next backward would allocate memory.
     """
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
