@@ -4,7 +4,7 @@ CuPy refuses its cuBLAS calls while a CUDA graph is captured. So sums of product
 `sum`, or by `matmul_kernels.product`.
 
 `keep_order` and `keep_image_format` give results the memory format of the operands, such as channels last. Elementwise
-ops compute on views whose axes are in the order of memory. Other ops copy their results.
+ops compute on views whose axes are in the order of memory. The results of other ops are copied if their format differs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _in_format(xp: Any, out: Any, x: Array) -> Any:
 
 
 def keep_image_format(op: Op) -> Pair:
-    """The op's formulas, with results and gradients in the memory format of the images."""
+    """The op's formulas, with the results and the gradient of the images in the memory format of the images."""
 
     def forward(xp: Any, x: Array, *others: Any, **options: Any) -> tuple[Array, Any]:
         backward_op = _op_for(op, (x, *others))
@@ -94,7 +94,7 @@ def keep_image_format(op: Op) -> Pair:
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         backward_op, inner, by_op, channels_last = residual
-        if by_op and backward_op is not op:  # backward is by `Upcast`, whose residual is a pair
+        if by_op and backward_op is not op:  # `Upcast` runs the backward, and expects a pair
             inner = (inner, None)
         dx, *others = backward_op.backward(xp, g, needs, saved, inner)
         return as_format(xp, dx, True) if channels_last and dx is not None else dx, *others
@@ -103,9 +103,9 @@ def keep_image_format(op: Op) -> Pair:
 
 
 def keep_order(op: Op) -> Pair:
-    """The formulas of an elementwise op, with results in the operands' memory format.
+    """The formulas of an elementwise op, with results in the memory format of the first floating operand.
 
-    CuPy's results are in C order. So the op computes on transposed views that are in C order.
+    CuPy's results are in C order. So the op computes on transposed views, of which that operand's is in C order.
     """
 
     def forward(xp: Any, *inputs: Any, **options: Any) -> tuple[Array, Any]:
@@ -133,8 +133,8 @@ def keep_order(op: Op) -> Pair:
 def _common_order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
     """The axes of the first floating array, in their order in memory.
 
-    None if no array is floating, if that array is in C order or has gaps in memory, or if the arrays differ in their
-    number of axes.
+    None if no array is floating, if that array is in C order, has gaps in memory or is broadcast, or if the arrays
+    differ in their number of axes.
     """
     first = next((x for x in arrays if x.dtype.kind in "fV"), None)
     if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):

@@ -1,8 +1,8 @@
 """GPU memory shared with other libraries: orders their streams and ours without a wait of the host.
 
-With DLPack the consumer names its stream, and the producer makes that stream wait for its own. With
-`__cuda_array_interface__` the producer names a stream, and the consumer's stream waits for it. CuPy would make the host
-wait in the second case.
+With DLPack the consumer names its stream, and the producer makes that stream wait for the producer's stream. With
+`__cuda_array_interface__` the producer names a stream, and the consumer's stream waits for it. In the second case, CuPy
+would make the host wait.
 
 Source: array API standard, `__dlpack__`; CUDA Array Interface 3, "Synchronization".
 """
@@ -50,7 +50,7 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
     stream: CUDA's handle of the consumer's stream; None: the default stream; -1: makes nothing wait. 0 means the
     default stream, too: the standard forbids it as ambiguous, but some libraries pass it.
 
-    Raises: ArgumentError for an invalid stream.
+    Raises: ArgumentError if the stream is not an integer of at least -1, or None.
     """
     if stream is not None and (not isinstance(stream, int) or stream < -1):
         raise ArgumentError(
@@ -62,7 +62,7 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
 
 
 def import_array_interface(xp: Any, source: Any) -> Array:
-    """A CuPy array over the memory of an object with `__cuda_array_interface__`.
+    """A CuPy array over the memory of an object with `__cuda_array_interface__`. Returns a CuPy array as it is.
 
     Makes later work on the current stream wait for the stream that the object names. Warns if the memory is read-only.
     Raises: DtypeError for an object with a mask.

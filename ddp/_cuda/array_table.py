@@ -2,7 +2,8 @@
 
 A row holds the addresses of a parameter, its gradient and its states, or of a gradient alone, and their length. Arrays
 are divided into chunks, and a block works on one chunk at a time. A second array holds the row of each chunk. Tables
-are cached, and made again only when an array is replaced: a usual training step copies no table to the device.
+are cached. They are made again when an array is replaced or another stream is used, so a usual training step copies no
+table to the device.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ def _no_array() -> None:
 
 
 class TableCache:
-    """Caches the most recently used tables, by stream, dtype, and the address and size of each gradient."""
+    """Caches the most recently used tables, by stream, dtype, and the address and size of each gradient.
+
+    A table that is made while a CUDA graph is captured belongs to that graph, and is not cached.
+    """
 
     def __init__(self) -> None:
         self._tables: OrderedDict[Any, ArrayTable] = OrderedDict()

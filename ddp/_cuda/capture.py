@@ -1,8 +1,8 @@
-"""The capture of a CUDA graph, and what code on the host registers with it: a replay repeats only work of the device.
+"""The capture of a CUDA graph, and the callbacks that Python code registers with it.
 
-A replay does not run Python: values that the host computed are constants of the graph, and what the host counts or
-stores does not change. Code that depends on such state registers it with this thread's capture. `now()` returns that
-capture, or None outside of one.
+A replay does not run Python, but repeats only the work of the device: values that the host computed are constants of
+the graph, and what the host counts or stores does not change. Code that depends on such state registers it with this
+thread's capture. `now()` returns that capture, or None outside of one.
 
     now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else `graphed_step`
                               captures the step anew
@@ -90,8 +90,10 @@ class Capture:
         return all(read() == value for read, value in self.guarded)
 
     def drawn(self, generator: Any) -> None:
-        """Called when the captured code draws from `generator`, whose state every launch reads and writes.
+        """Called when the captured code draws from `generator`. Does nothing for a generator on the CPU.
 
+        Every launch reads and writes the state of a generator on a GPU. Before each launch, a new seed or a restored
+        state is copied to where the graph reads it.
         Raises: CaptureError for a generator that was never drawn from: its state would begin anew with every launch.
         """
         if generator.device.type == "cpu":
@@ -141,8 +143,8 @@ def inside(capture: Capture) -> Iterator[None]:
 def stream_is_capturing(xp: Any) -> bool:
     """Whether the current stream is being captured."""
     handle = xp.cuda.get_current_stream().ptr
-    # `CUDAGraph.capture_begin` refuses default streams (handles 0 to 2), so none of them is being captured. CUDA may
-    # raise an error if it is asked about one of them.
+    # `CUDAGraph.capture_begin` refuses default streams (handles 0 to 2), so none of them is being captured. For one of
+    # them, `streamIsCapturing` may raise an error.
     return handle > 2 and bool(xp.cuda.runtime.streamIsCapturing(handle))
 
 

@@ -1,9 +1,9 @@
 """Copies between host and device, and between devices. A source is kept alive until its copy is done.
 
-From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and from there to the
-device on the current stream: the source may be written to at once. Contiguous arrays in pinned memory are not staged:
-CuPy's `set` and `asarray` return before the bytes are read. A copy to pageable memory waits for the current stream
-alone.
+From pageable memory, the bytes are copied to a pinned staging buffer (by CuPy, or by the driver if the array is large)
+before the call returns, and from there to the device on the current stream: the source may be written to at once.
+Contiguous arrays in pinned memory are not staged: CuPy's `set` and `asarray` return before the bytes are read. A copy
+to pageable memory waits for the current stream alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddp.ops.memory_formats import inverse, order_of
 
 Array = Any
 
-# Bytes. Larger arrays are copied by the driver, in pieces: CuPy would pin a staging buffer of their size, and keep it.
+# Bytes. The driver copies larger arrays in pieces. CuPy would pin a staging buffer of their size, and keep it.
 _MAX_STAGED = 64 << 20
 
 
@@ -37,7 +37,10 @@ def empty_pinned(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any,
 
 
 def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bool:
-    """Whether the memory of `array` is pinned. by_cupy: recognizes only CuPy's pinned memory, and does not ask CUDA"""
+    """Whether the memory of `array` is pinned; False for an empty array.
+
+    by_cupy: recognizes only CuPy's pinned memory, and does not ask CUDA
+    """
     if not array.size:
         return False
     root: Any = array
@@ -138,8 +141,8 @@ def p2p(array: Array, device: int) -> Array:
 def copy_into(target: Array, source: Array, non_blocking: bool) -> bool:
     """Copies between host and device memory without a staging buffer. Returns: False if that is not possible.
 
-    Possible if both arrays are contiguous, not empty, and of the same shape and dtype, and the host memory is pinned.
-    Waits unless `non_blocking`.
+    It is possible if both arrays are C-contiguous, not empty, and of the same shape and dtype, and the host memory is
+    pinned. Waits unless `non_blocking`.
     """
     to_device = isinstance(source, np.ndarray)
     on_host, on_device = (source, target) if to_device else (target, source)

@@ -168,7 +168,10 @@ class LtLibrary:
         self.check(name, target, number, ctypes.addressof(data), ctypes.sizeof(data))
 
     def handle(self, device: int) -> int:
-        """The library's handle of a device. Created at the first call, never destroyed. device: the current device"""
+        """The library's handle of a device, which is created at the first call and never destroyed.
+
+        device: must be the current device
+        """
         with self._lock:
             if device not in self._handles:
                 self._handles[device] = self.create("cublasLtCreate")

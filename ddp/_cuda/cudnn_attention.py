@@ -1,8 +1,9 @@
 """Attention by cuDNN: softmax(scale * q @ k^T) @ v as one cuDNN graph, and its gradients as another.
 
-cuDNN is used for 16-bit arrays (B, H, T, D) without a mask. Other cases are computed by the formulas of the CPU. The
-first three axes may have any order in memory: q, k and v may be views of one projection, and the result has the order
-of q. Keys and values may have fewer heads than queries: each of their heads serves a group of adjacent query heads.
+cuDNN is used for 16-bit arrays (B, H, T, D) without a mask, if it supports their shapes. Other cases are computed by
+the array formulas. The first three axes may have any order in memory: q, k and v may be views of one projection, and
+the result has the order of q. Keys and values may have fewer heads than queries: each of their heads serves a group of
+adjacent query heads.
 `stats` is the logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
 """
 
@@ -83,9 +84,10 @@ class AttentionGraph:
 
 
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
-    """q as (B, H, L, D), k as (B, Hk, S, D) and v as (B, Hk, S, E), Hk a divisor of H. None: cuDNN has no such shapes.
+    """q as (B, H, L, D), k as (B, Hk, S, D) and v as (B, Hk, S, E), where Hk is a divisor of H.
 
     Three axes get one head. Five axes are grouped heads: q (B, Hk, H/Hk, L, D), k (B, Hk, 1, S, D), v (B, Hk, 1, S, E).
+    Returns: None for shapes that cuDNN does not take, and if a length is 0.
     """
     if q.ndim == 3:
         q, k, v = (x[:, None] for x in (q, k, v))
@@ -154,8 +156,8 @@ def _cudnn_forward(
     stats = xp.ndarray((*queries.shape[:3], 1), "float32")
     arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: stats}
     # Only cuDNN can compute the backward of this forward, so check that it has a plan for backward. With dropout, check
-    # also under no_grad: autograd's checkpoint runs the forward again with recording on. Both runs must drop the same
-    # elements, so both must use cuDNN or neither.
+    # also under no_grad: a user's code may run the forward under no_grad, and again with recording on to recompute it
+    # for backward. Both runs must drop the same elements, so both must use cuDNN or neither.
     needs_backward = modes.state.enabled or options.p
     if needs_backward and not _backward_graph(queries, keys, values, out, stats, options).has_plan(xp):
         return None
@@ -166,10 +168,11 @@ def _cudnn_forward(
 
 
 def reference_residual(xp: Any, residual: Any) -> Any:
-    """The residual of the op's reference, if that computed the forward. Raises: GraphError if cuDNN dropped elements.
+    """The residual of the op's reference, if the reference computed the forward.
 
-    cuDNN's kernels choose the dropped elements and do not return them, so the reference cannot drop the same ones. If
-    cuDNN dropped nothing, the result is not used: create_graph runs the forward of the reference again.
+    If cuDNN computed it without dropout, the result is not used: create_graph runs the forward of the reference again.
+    Raises: GraphError if cuDNN computed it with dropout: its kernels choose the dropped elements and do not return
+    them, so the reference cannot drop the same ones.
     """
     op, inner = residual
     if op is None and inner[1] is not None:

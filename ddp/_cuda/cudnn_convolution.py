@@ -47,9 +47,10 @@ def _aligned(xp: Any, x: Array, channels_last: bool) -> Array:
 def cudnn_convolution(
     xp: Any, operation: str, window: Window, shape: tuple[int, ...], channels_last: bool, **operands: Array
 ) -> Array | None:
-    """Runs cuDNN's conv_fprop, conv_dgrad or conv_wgrad on two operands. Returns: None if cuDNN does not support it.
+    """Runs cuDNN's conv_fprop, conv_dgrad or conv_wgrad on two operands.
 
     shape: of the result; operands: by the names of cuDNN's parameters
+    Returns: None if cuDNN is off or does not support the case, if the dtypes differ, or if an operand is empty
     """
     dtypes = {x.dtype for x in operands.values()}
     dtype = dtypes.pop()

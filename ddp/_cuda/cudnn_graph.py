@@ -32,7 +32,8 @@ class Settings:
     """The user's settings, set through `ddp.backends.cudnn`.
 
     enabled: False: array formulas are used instead of cuDNN
-    benchmark: times several plans for a graph when it is first used, and keeps the fastest
+    benchmark: times several plans for a graph when it is first used, and keeps the fastest; not for the backward of
+        attention, and not while a CUDA graph is captured
     deterministic: only plans that give the same bits in every run
     allow_tf32: factors of float32 may be rounded to 10 bits of mantissa; on by default, as in PyTorch for convolutions
     """
@@ -70,7 +71,7 @@ _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int64"
 
 
 class GraphBuilder:
-    """A graph under construction. Tensors have numbers (uid), by which a plan is given their addresses.
+    """A graph under construction. Each tensor has a number (uid), by which `ExecutionPlan.run` passes its address.
 
     io: the default dtype of inputs and outputs; everything is computed in float32
     """
@@ -236,7 +237,7 @@ _thread = _ThreadLibraries()
 
 @functools.cache
 def log_once(reason: str) -> None:
-    """Logs why cuDNN is not used for a graph, once for each reason."""
+    """Logs at the level INFO why cuDNN is not used for a graph, once for each reason."""
     log.info("cuDNN is not used: %s", reason)
 
 

@@ -59,7 +59,7 @@ def gemm(
 
     Returns: the product. None, with nothing computed, if a length is 0 or above MAX_EXTENT, if cuBLASLt does not
     support these dtypes and layouts with this epilogue, or if a test has switched cuBLASLt off.
-    Raises: DeviceError if there is no cuBLASLt.
+    Raises: DeviceError if there is no cuBLASLt, or if one of its calls fails.
     """
     key = (
         a.shape,
@@ -177,7 +177,7 @@ def _multiply_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate
 
 
 def _multiply_and_assign(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
-    """Multiplies into a new array, and assigns that to `out`, whose layout cuBLASLt cannot write."""
+    """Multiplies into a new array, and assigns or adds it to `out`, whose layout cuBLASLt cannot write."""
     result = gemm(xp, a, b)
     return None if result is None else _assign(result, out, accumulate)
 
@@ -212,9 +212,10 @@ def _assign(result: Array, out: Array | None, accumulate: bool) -> Array:
 
 
 class MatrixLayout(NamedTuple):
-    """The layout of a matrix in memory. transposed: whether it is column-major
+    """The layout of a matrix in memory.
 
-    ld: elements from one row to the next; if transposed, from one column to the next
+    transposed: whether it is column-major; ld: elements from one row to the next, or if transposed, from one column to
+    the next
     """
 
     transposed: bool
@@ -224,8 +225,8 @@ class MatrixLayout(NamedTuple):
 def matrix_layout(x: Array) -> MatrixLayout | None:
     """The layout of the matrices of x, (..., rows, columns).
 
-    None if cuBLASLt cannot read them: neither rows nor columns are contiguous, they overlap, or a stride is not a whole
-    number of elements.
+    None if cuBLASLt cannot read them: neither rows nor columns are contiguous, they overlap or are in reverse order, or
+    a stride is not a whole number of elements.
     """
     rows, columns = x.shape[-2:]
     size = x.dtype.itemsize
@@ -265,10 +266,10 @@ def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
 
 
 class MatrixSpec(NamedTuple):
-    """A matrix as cuBLASLt sees it, column-major. ld: elements from one column to the next
+    """A matrix as cuBLASLt sees it, column-major.
 
-    transposed: the product uses its transpose; stride: elements from one matrix of a batch to the next
-    alignment: of its address, in bytes
+    transposed: the product uses its transpose; ld: elements from one column to the next
+    stride: elements from one matrix of a batch to the next; alignment: of its address, in bytes
     """
 
     dtype: str
@@ -279,11 +280,12 @@ class MatrixSpec(NamedTuple):
 
 
 class MatmulSpec(NamedTuple):
-    """A product of (m, k) and (k, n) as cuBLASLt sees it, column-major. epilogue: a name of `cublaslt.EPILOGUES`
+    """A product of (m, k) and (k, n) as cuBLASLt sees it, column-major.
 
-    d: the result; accumulate: the product is added to the values of D; bias_alignment: bytes, 0 without a bias
-    aux_ld: elements of a row of `aux`, 0 without `aux`
-    tf32: float32 factors may be rounded to 10 bits of mantissa; workspace: bytes of scratch memory
+    d: the result; accumulate: the product is added to the values of D
+    tf32: float32 factors may be rounded to 10 bits of mantissa; epilogue: a name of `cublaslt.EPILOGUES`
+    bias_alignment: bytes, 0 without a bias; aux_ld: elements of a row of `aux`, 0 without `aux`
+    workspace: the most bytes of scratch memory
     """
 
     m: int
@@ -449,13 +451,13 @@ class MatmulPlan:
         return algorithm
 
 
-# Workspaces: scratch memory that some algorithms need. Streams do not share one, because their products may run at the
-# same time. CUDA graphs do not either, because a graph may be launched on any stream.
+# Workspaces: scratch memory that some algorithms need. Each stream has its own, because products on two streams may run
+# at the same time. Each CUDA graph has its own, too, because a graph may be launched on any stream.
 
 # The handle of CUDA's per-thread default stream, which is a different stream in each thread.
 PER_THREAD = 2
 
-# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is dropped; the
+# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is dropped. The
 # memory of a graph's workspace lives as long as the graph.
 WORKSPACES = 16
 

@@ -1,7 +1,8 @@
 """Kernels over many gradients: their norm, clipping, unscaling, and the update of a GradScaler's scale.
 
-One launch works on all gradients of a dtype; only a norm of another order than 2 takes some launches for each gradient.
-The host never waits.
+One launch works on all gradients of a dtype. A norm of another order than 2 takes some launches for each gradient, and
+so does a gradient that must be copied (because of gaps in memory, or for a norm because of its dtype). The host never
+waits.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, max_norm: f
 
 
 def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
-    """Divides the gradients by `scale`, in place. Sets `found_inf` to 1 if one of them is not finite.
+    """Divides the gradients by `scale`, in place. Sets `found_inf` to 1 if an element of one is not finite.
 
     scale, found_inf: one float32
     """
@@ -137,7 +138,8 @@ def update_scale(
 ) -> None:
     """Updates the scale after a step, and sets `found_infs` to 0.
 
-    growth_tracker: int32, the number of steps since the scale last grew or a step was last skipped
+    scale, found_infs: float32; growth_tracker: int32, the number of steps since the scale last grew or a step was last
+    skipped
     """
     numbers = (float(growth), float(backoff), interval)
     GRADIENTS.launch_rows(xp, "update_scale", _SINGLE, 1, scale, growth_tracker, found_infs, found_infs.size, *numbers)

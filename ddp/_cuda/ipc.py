@@ -61,7 +61,7 @@ class _Exported:
         return len(self._arrays)
 
     def add(self, array: Array) -> IpcReference:
-        """Keeps `array` alive until the reference and all its copies are closed."""
+        """Keeps `array` alive until the reference and all its copies are closed, and `collect` is called."""
         read_end, write_end = os.pipe()
         reference = IpcReference(write_end, os.urandom(8).hex(), os.getpid())
         with self._lock:
@@ -105,7 +105,7 @@ class ExportedArray(NamedTuple):
     """The message by which another process finds an array. strides: in bytes
 
     handle: CUDA's handle of the allocation, empty for an empty array
-    offset: bytes from the start of the allocation to the array's first element; nbytes: to the array's end
+    offset, nbytes: bytes from the start of the allocation to the array's first element, and to the array's end
     uuid: identifies the device, which may have another number in the receiver
     """
 
@@ -123,7 +123,7 @@ class ExportedArray(NamedTuple):
 def export_array(array: Array, device: device) -> ExportedArray:
     """The message from which `import_array` makes the array in another process.
 
-    Waits for the current stream. Raises: SharingError if CUDA cannot share this memory.
+    Waits for the current stream. Raises: SharingError if CUDA cannot share this memory, or while a graph is captured.
     """
     exported.collect()
     xp = device.xp
@@ -156,7 +156,8 @@ def export_array(array: Array, device: device) -> ExportedArray:
 def import_array(message: ExportedArray) -> Array:
     """The array that another process exported; in the exporting process, that array itself or a view of its memory.
 
-    Raises: SharingError if CUDA cannot open the memory, or this process does not have the device.
+    Raises: SharingError if CUDA cannot open the memory, or this process does not have the device; DeviceError without a
+    GPU.
     """
     xp = message.device.xp
     reference = message.reference

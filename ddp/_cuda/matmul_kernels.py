@@ -179,7 +179,7 @@ class LayerResult(NamedTuple):
     """The result of act(x @ w^T + b), and what its backward needs.
 
     aux: an array that the epilogue wrote for backward, with rows of `aux_ld` elements (bits for ReLU); without the
-        epilogue, the values before GELU; None if backward needs `out` alone
+        epilogue, the values before GELU; None if backward needs `out` alone, or does not run
     for_epilogue: whether an epilogue of cuBLASLt can read `aux`
     """
 
@@ -207,7 +207,7 @@ def _layer(xp: Any, x: Array, w: Array, b: Array | None, activation: str, with_a
     if relu:
         return LayerResult(xp.maximum(before, 0, out=before), None, n, False, activation)
     run = gelu.upcast if x.dtype is BFLOAT16 else gelu
-    # Backward's epilogue can read the values before GELU; `_input_gradient` checks their leading dimension.
+    # The epilogue of backward can read the values before GELU. `_input_gradient` checks their leading dimension.
     return LayerResult(run.forward(xp, before, tanh=True)[0], before, n, True, activation)
 
 

@@ -1,4 +1,4 @@
-"""Device memory: CuPy's pool over a counted cudaMalloc, a limit per process, and the error of a failed allocation.
+"""Device memory: CuPy's pool over a counted cudaMalloc, a limit for this process, and the error of a failed allocation.
 
 CuPy's pool calls `Allocator._cuda_malloc` only when it needs a cudaMalloc. An array that fits into a free block of the
 pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is tracked, which
@@ -39,10 +39,11 @@ def human(nbytes: int) -> str:
 class DeviceCounts:
     """Calls and bytes of one device.
 
-    mallocs, frees: calls of cudaMalloc and cudaFree; for an allocator other than "pool", mallocs counts allocations
-    retries: repeated calls of cudaMalloc, after blocks were freed
-    ooms: OutOfMemoryErrors; reserved: bytes from cudaMalloc that were not freed; reserved_peak: the most so far
-    peak: the most bytes that arrays held; limit: the most that `reserved` may be, or None
+    mallocs, frees: calls of cudaMalloc and cudaFree; for an allocator other than "pool", mallocs also counts
+        allocations
+    retries: repeated calls of cudaMalloc, after blocks were freed; ooms: OutOfMemoryErrors
+    reserved: bytes from cudaMalloc that were not freed; limit: the most that `reserved` may be, or None
+    reserved_peak, peak: the most bytes that were reserved, and that arrays held, since the last `reset_peaks`
     sizes: bytes of each block from cudaMalloc, by address
     """
 
@@ -60,7 +61,10 @@ class DeviceCounts:
 
 
 class PrivatePool:
-    """The memory pool of a CUDA graph. No other code allocates from it. If it is dropped, its free blocks are freed."""
+    """The memory pool of a CUDA graph, or of several that share it. No other code allocates from it.
+
+    If it is dropped, its free blocks are freed.
+    """
 
     def __init__(self, pool: Any) -> None:
         self.malloc = pool.malloc
@@ -70,7 +74,7 @@ class Allocator:
     """The allocator of CuPy's arrays.
 
     name: "pool" (CuPy's pool over a counted cudaMalloc), "async" (cudaMallocAsync), "given" (a function of the user)
-    malloc: None for "pool"; pool: CuPy's pool behind `malloc`, if there is one: it reports allocated bytes
+    malloc: None for "pool"; pool: CuPy's pool behind `malloc`, which reports allocated bytes, or None
     """
 
     def __init__(self, cupy: Any, name: str = "pool", malloc: Malloc | None = None, pool: Any = None) -> None:
@@ -139,7 +143,10 @@ class Allocator:
             return allocated, reserved + self.of(device).reserved
 
     def release(self, stream: Any = None) -> None:
-        """Frees the free blocks of the current device. stream: only blocks of this stream"""
+        """Frees the free blocks of the current device, and those of dropped private pools on all devices.
+
+        stream: of the current device's blocks, frees only those of this stream
+        """
         self._free_dropped_pools()
         if self._pool is not None:
             self._pool.free_all_blocks(stream)
@@ -147,10 +154,10 @@ class Allocator:
         self.cupy.get_default_memory_pool().free_all_blocks(stream)
 
     def reset_peaks(self, device: int) -> None:
-        """Resets the peaks to what is allocated now.
+        """Resets the peaks to what is allocated at present.
 
-        From now on, each allocation from the counted pool updates the peak of allocated bytes. An allocation from the
-        private pool of a CUDA graph does so only if that pool grows.
+        After the first call, each allocation from the counted pool updates the peak of allocated bytes. An allocation
+        from the private pool of a CUDA graph does so only if that pool grows.
         """
         counts = self.of(device)
         counts.peak, counts.reserved_peak = self.allocated_and_reserved(device)
@@ -239,7 +246,7 @@ class Allocator:
 
         If the device is full or the limit is reached, frees cached blocks and tries again. If that fails, too, waits
         for the device, collects garbage, and does both once more. In a capture it tries only once.
-        Raises: OutOfMemoryError.
+        Raises: OutOfMemoryError if the last try fails.
         """
         counts = self.of(device)
         address = self._try_malloc(size, counts)
@@ -293,7 +300,7 @@ _lock = threading.Lock()
 def allocator(cupy: Any) -> Allocator:
     """The allocator of this process, installed at the first call.
 
-    It is "pool" by default, "given" if the user has called `cupy.cuda.set_allocator`, or the one that `use` chose.
+    It is "pool" by default, "given" if the user called `cupy.cuda.set_allocator` before, or the one that `use` chose.
     Inside of `cupy.cuda.using_allocator` none can be installed: then returns a new one, which CuPy does not use.
     """
     with _lock:
@@ -317,7 +324,8 @@ def private_pool(cupy: Any) -> PrivatePool:
 def use(cupy: Any, which: str | Malloc) -> None:
     """Installs "pool", "async" or a function as the allocator.
 
-    Raises: ArgumentError; DeviceError after the first allocation, or if the GPU has no cudaMallocAsync.
+    Raises: ArgumentError for anything else; DeviceError after the first allocation by another allocator, inside of
+    `cupy.cuda.using_allocator`, or if the GPU has no cudaMallocAsync.
     """
     if not callable(which) and which not in ("pool", "async"):
         raise ArgumentError(

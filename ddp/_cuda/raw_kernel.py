@@ -82,7 +82,7 @@ _TYPES = {
     "int64": "typedef unsigned long long T;\ntypedef unsigned long long A;\n",
 }
 
-# Every source by name. A test compiles all of them.
+# Every source that has a name, by name. A test compiles all of them.
 KERNEL_SOURCES: dict[str, KernelSource] = {}
 
 
@@ -135,7 +135,8 @@ def compile_kernel(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> 
     return kernel
 
 
-# Converters by type of a kernel's argument: numbers become eight bytes, None a null pointer. Arrays stay unchanged.
+# Converters by type of a kernel's argument: numbers become eight bytes, None a null pointer. Other values, such as
+# arrays, stay unchanged.
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda x: np.int64(0),
     **dict.fromkeys((int, bool, *(np.dtype(code).type for code in np.typecodes["AllInteger"] + "?")), np.int64),
@@ -196,7 +197,7 @@ def parameter_arguments(xp: Any, x: Array | None, dtype: Any, compute: Any) -> t
 def gradient_arguments(
     xp: Any, needed: bool, shape: tuple[int, ...], grad_dtype: Any, grad_out: Any, dtype: Any, compute: Any
 ) -> tuple[Array | None, tuple[Array | None, Array | None, bool]]:
-    """The array for a gradient in `grad_dtype`, and the three arguments of a C++ `GradOut`.
+    """The array for a gradient in `grad_dtype` (None unless needed), and the three arguments of a C++ `GradOut`.
 
     grad_out: memory for the gradient, as in `grad_outs` of ops. If it is None, or has another dtype or is not in C
         order, a new array is made

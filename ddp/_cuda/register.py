@@ -114,7 +114,8 @@ for op in (
 ):
     op.attach_device_form(*array_forms.keep_order(op.reference))
 
-# Ops that only move elements, attached as they are: their backward need not convert bfloat16 to float32.
+# Ops that only move, convert or mask elements, attached as they are: their backward need not convert bfloat16 to
+# float32.
 for op in (
     elementwise.cast,
     elementwise.clone,

@@ -2,8 +2,9 @@
 
 CuPy's memory pool has separate free blocks for each stream. A block that is freed is reused at once by later work of
 the stream on which it was allocated. That is safe as long as no other stream uses the block. Code that lets another
-stream use an array, or that copies from memory of the host, calls `keep_alive`. That function records an event after
-the work, and keeps the objects alive until the event has completed.
+stream use an array, or that copies from memory of the host, calls `keep_alive`, or calls `record`, by which
+`keep_alive` is called when the array is dropped. `keep_alive` records an event after the work, and keeps the objects
+alive until the event has completed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ _collecting = threading.Lock()
 def keep_alive(stream: DeviceStream, *objects: Any, event: Any = None) -> None:
     """Keeps the objects alive until all work that was launched on `stream` is done. Never waits.
 
-    While this thread captures a graph, the graph keeps the objects.
+    While this thread captures a graph, the graph keeps the objects. If other code captures `stream`, they are kept
+    until the next `collect` outside of a capture.
     event: an event that was recorded on `stream` after that work; None: records a new one
     """
     capture = _device.capturing.now
@@ -164,7 +166,7 @@ def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> D
     """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, which uses it next.
 
     If one of the two is captured, orders nothing and returns `last`: to wait for a stream outside of the capture would
-    break the capture, and captured work does not run now.
+    break the capture, and captured work does not run before the graph is launched.
     """
     if last is None or last == stream:
         return stream
