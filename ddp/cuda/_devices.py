@@ -1,7 +1,8 @@
 """The CUDA devices of this process, and this thread's random generators on them.
 
 Among others, `is_available`, `device_count`, `is_bf16_supported` and the functions that seed generators can be called
-without CuPy or a GPU. Functions that need a GPU raise DeviceError.
+without CuPy or a GPU. Functions that need a GPU raise DeviceError. Functions with a `device` argument raise what
+`set_device` raises for an invalid one.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def init() -> None:
 def _index(device: DeviceLike) -> int:
     """The number of a device. None, or a negative number: the current device.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; DtypeError for an
-    argument of another type.
+    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; ArgumentError for an
+    invalid name; DtypeError for an argument of another type.
     """
     xp = _cupy()
     if isinstance(device, bool) or not isinstance(device, int | str | _device.device | None):
@@ -77,7 +78,8 @@ def current_device() -> int:
 def set_device(device: DeviceLike) -> None:
     """Makes a device this thread's current one, which "cuda" names. A negative number changes nothing.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist; DtypeError for another argument.
+    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; ArgumentError for an
+    invalid name; DtypeError for an argument of another type.
     """
     if isinstance(device, int) and not isinstance(device, bool) and device < 0:
         return
@@ -87,7 +89,8 @@ def set_device(device: DeviceLike) -> None:
 class device:
     """A context in which the given device is the current one: a number, name or `ddp.device`; None changes nothing.
 
-    Not to be confused with `ddp.device`, the device of a tensor. Raises: DeviceError; DtypeError for another argument.
+    A negative number changes nothing, either. Not to be confused with `ddp.device`, the device of a tensor. Raises: as
+    `set_device`.
     """
 
     def __init__(self, device: DeviceLike) -> None:
@@ -124,9 +127,10 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def get_device_properties(device: DeviceLike = None) -> SimpleNamespace:
-    """The properties of a device: name, major, minor, total_memory (bytes), multi_processor_count and warp_size.
+    """The properties of a device: name, and its compute capability as major and minor.
 
-    If CuPy reports them, also shared_memory_per_block and L2_cache_size (bytes). Raises: DeviceError without a GPU.
+    If CuPy reports them, also total_memory, shared_memory_per_block and L2_cache_size (bytes), multi_processor_count
+    and warp_size. Raises: DeviceError without a GPU.
     """
     return _properties(_cupy(), _index(device))
 
@@ -163,13 +167,19 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds this thread's generator of the current device; does nothing without a GPU."""
+    """Seeds this thread's generator of the current device; does nothing without a GPU.
+
+    Raises: ArgumentError for a negative seed.
+    """
     if is_available():
         _device.thread_generator(_device.device("cuda")).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds this thread's generators of all devices; does nothing without a GPU."""
+    """Seeds this thread's generators of all devices; does nothing without a GPU.
+
+    Raises: ArgumentError for a negative seed.
+    """
     for generator in _generators():
         generator.manual_seed(seed)
 

@@ -63,21 +63,24 @@ def graphed_step(
     The result is called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory
     of the graph, and `fn` gets the copies, which are on the GPU. `fn` must not keep them. A tensor in pinned memory is
     copied without waiting: do not write to it before the copy is done. Other arguments are constants of a graph.
-    Tensors that `fn` returns are detached, and their memory is the graph's: the next call overwrites it, so `clone()`
-    what you keep. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
+    Tensors that `fn` returns are detached, and their memory is the graph's. The next call overwrites that memory, so
+    keep a `clone()`. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
 
     The step is captured again for arguments of other shapes, dtypes or constants, or with another requires_grad; if a
     module has another mode, memory or requires_grad; if a gradient exists before the call that did not exist before the
-    captured call, or the reverse; with another autocast mode, grad mode or TF32 setting; with other settings of
-    `ddp.backends.cudnn`, if the step uses cuDNN; and if an optimizer's settings have changed, unless the optimizer
-    keeps them in device memory.
+    captured call, or the reverse; with another autocast, grad, inference or anomaly mode, or another TF32 setting; with
+    other settings of `ddp.backends.cudnn`, if the step uses cuDNN; and if an optimizer's settings have changed, unless
+    the optimizer keeps them in device memory.
 
-    Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
+    Python code runs only in the first calls and when the step is captured: prints, counters and hooks do not run at a
+    replay.
 
-    Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError if the step cannot be captured, with the
-    op and the line. Ops that make the host wait (item, numpy, print, bool(), a boolean mask) cannot be captured, and
-    neither can ops on CPU tensors or copies of such tensors. A capture that fails changes no parameters, gradients or
-    generators, and the step can be called again.
+    Raises: ArgumentError if `fn` is not callable, or warmup or keep is below 1; DeviceError without a GPU. In a call:
+    ArgumentError for an argument that cannot be hashed; DeviceError for a tensor on another GPU than the one that was
+    current when the step was made; CaptureError if the step cannot be captured, with the op and the line. Ops that make
+    the host wait (item, numpy, print, bool(), reading x[mask]) cannot be captured, and neither can ops on CPU tensors
+    or copies of such tensors. A capture that fails changes no parameters, gradients or generators, and the step can be
+    called again.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -88,7 +91,7 @@ class GraphedStep:
     """The result of `graphed_step`, called like the step itself.
 
     captures: the number of captures; replays: the number of launches of a graph; eager: the number of calls without a
-    graph, which warm up
+    graph, to warm up
     """
 
     def __init__(self, fn: Callable[..., Any], warmup: int, keep: int, modules: Sequence[Any]) -> None:
@@ -109,9 +112,9 @@ class GraphedStep:
         self.reset()
 
     def reset(self) -> None:
-        """Drops all graphs. The next calls warm up again."""
+        """Drops all graphs. The next calls warm up again: once for each combination of arguments after a capture."""
         self._graphs: list[CapturedStep] = []  # the least recently used first
-        self._warmups: dict[Hashable, int] = {}  # by key of the arguments: eager calls that are left
+        self._warmups: dict[Hashable, int] = {}  # by key of the arguments and modes: eager calls that are left
         self._pool: Any = None
         self._state: StepState | None = None
 
@@ -253,8 +256,8 @@ class GradSnapshot:
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
-        # An empty buffer may have other memory, because a replay replaces that by the graph's. But a buffer that is
-        # bound to a bucket of a reducer must keep its memory.
+        # An empty buffer may have other memory, because a replay replaces it by the graph's memory. But a buffer that
+        # is bound to a bucket of a reducer must keep its memory.
         is_empty = self.state is EMPTY
         if buffer.full is is_empty:
             return False
@@ -334,7 +337,10 @@ def _on_gpu(x: Any) -> Any:
 
 @contextmanager
 def _refuse_cpu() -> Iterator[None]:
-    """A context in which ops on CPU tensors raise, because their values would be constants of the graph."""
+    """A context in which ops on CPU tensors raise, because their values would be constants of the graph.
+
+    Under autocast, only ops that are recorded for backward raise.
+    """
     state = modes.state
     autocast: Any = state.autocast
     observers = state.observers
@@ -355,7 +361,7 @@ class _RefuseCpu:
     caches = True
 
     def spares(self, op: Any, x: Any) -> bool:
-        """See `spares` in `ddp.amp.autocast_mode`."""
+        """Returns False. See `spares` in `ddp.amp.autocast_mode`."""
         return False
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:

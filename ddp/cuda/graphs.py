@@ -33,10 +33,10 @@ def graph_pool_handle() -> Any:
 class CUDAGraph:
     """Captured work of a GPU that `replay` launches again, on the same memory.
 
-    Memory that was allocated during the capture is in the graph's pool, from which no other code allocates. Graphs that
-    share a pool have to be replayed in the order of their captures, and not at the same time. Other memory (parameters,
-    gradients, optimizer state, inputs) must live as long as the graph. A replay does not run Python code: numbers that
-    the host computed during the capture are constants of the graph.
+    Memory that was allocated during the capture is in the graph's pool, from which only graphs that share the pool
+    allocate. Such graphs have to be replayed in the order of their captures, and not at the same time. Other memory
+    (parameters, gradients, optimizer state, inputs) must live as long as the graph. A replay does not run Python code:
+    numbers that the host computed during the capture are constants of the graph.
 
     captured: the callbacks and guarded values of the captured code; see `ddp._cuda.capture`
 
@@ -141,7 +141,7 @@ class CUDAGraph:
         self._reset()
 
     def pool(self) -> Any:
-        """The graph's memory pool, which other graphs can share. Raises: CaptureError before a capture."""
+        """The graph's memory pool, which other graphs can share. Raises: CaptureError before a capture has begun."""
         if self._pool is None:
             raise CaptureError("pool: nothing has been captured")
         return self._pool

@@ -45,7 +45,8 @@ def use(which: str | Callable[[int], Any]) -> None:
         shared with other processes;
         or a function from bytes to a `cupy.cuda.MemoryPointer`, such as RMM's
 
-    Raises: ArgumentError; DeviceError after the first tensor, without a GPU, or if the GPU has no cudaMallocAsync.
+    Raises: ArgumentError for anything else; DeviceError after the first tensor if another allocator is in use, without
+    a GPU, or if the GPU has no cudaMallocAsync.
     """
     cupy = _cupy()
     memory_pool.use(cupy, which)
@@ -96,9 +97,9 @@ def memory_reserved(device: DeviceLike = None) -> int:
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The peak of `memory_allocated` since `reset_peak_memory_stats`; 0 without a GPU.
 
-    Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows, and may be too
-    low: to count every array costs time. The same holds for allocations during a capture at any time. With another
-    allocator than "pool", arrays that were allocated and freed in between are not counted.
+    Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows or this function is
+    called, and may be too low: to count every array costs time. The same always holds for allocations during a capture.
+    With another allocator than "pool", the peak is the larger of the present value and the value at the reset.
     """
     target = _allocator(device)
     return 0 if target is None else target[0].peak(target[1])
@@ -116,7 +117,7 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Resets the peaks to the present values.
 
-    From now on the allocator "pool" counts every allocation outside of captures, which costs 0.2 us for each.
+    After the first call, the allocator "pool" counts every allocation outside of captures, which costs 0.2 us for each.
     """
     target = _allocator(device)
     if target is not None:
@@ -126,8 +127,8 @@ def reset_peak_memory_stats(device: DeviceLike = None) -> None:
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """Counts and bytes under PyTorch's names; 0 for a device that was never used, {} without a GPU.
 
-    num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree, which a training step makes only at the
-        beginning; missing with another allocator than "pool"
+    num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree, which training usually makes only in its first
+        steps; missing with another allocator than "pool"
     num_alloc_retries: calls of cudaMalloc that were repeated after cached memory was freed
     num_ooms: OutOfMemoryErrors
     allocated_bytes.all.*, reserved_bytes.all.*: see memory_allocated and memory_reserved, and their peaks

@@ -10,7 +10,7 @@ from ddp._device import found_cupy
 
 __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
-# The number of ranges that `range_push` has opened in this process.
+# The number of ranges in this process that `range_push` has begun and `range_pop` has not ended.
 _depth = [0]
 
 

@@ -80,12 +80,18 @@ class Stream:
         return _is_done("Stream.query", self._device_stream, "streamQuery", self._device_stream.cupy_stream.ptr)
 
     def synchronize(self) -> None:
-        """Waits until all work that was launched on this stream is done. Raises: CudaError."""
+        """Waits until all work that was launched on this stream is done.
+
+        Raises: CudaError; the error that a kernel has reported, such as RangeError for an index out of range.
+        """
         with self._device_stream.xp.cuda.Device(self._device_stream.device):
             _wait("Stream.synchronize", self._device_stream.cupy_stream.synchronize)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Records `event`, by default a new one, after the work that was launched on this stream. Returns the event."""
+        """Records `event`, by default a new one, after the work that was launched on this stream. Returns the event.
+
+        Raises: as `Event.record`.
+        """
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -97,7 +103,7 @@ class Stream:
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Makes later work on this stream wait for all work that was launched on `stream`."""
+        """Makes later work on this stream wait for all work that was launched on `stream`. Raises: DtypeError."""
         self._device_stream.wait_for(device_stream_of(stream, "wait_stream"))
 
     def __eq__(self, other: object) -> bool:
@@ -233,7 +239,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Records the event after the work that was launched on `stream`; None: on the current stream.
 
-        Raises: ArgumentError for a stream of another GPU than at the first record.
+        Raises: ArgumentError for a stream of another GPU than at the first record; DtypeError for another object.
         """
         target = current(_cupy()) if stream is None else device_stream_of(stream, "Event.record")
         if self._device_stream is not None and self._device_stream.device != target.device:
@@ -262,7 +268,7 @@ class Event:
         return _is_done("Event.query", self._device_stream, "eventQuery", self._event.ptr)
 
     def synchronize(self) -> None:
-        """Waits until the event has completed. Raises: CudaError."""
+        """Waits until the event has completed. Raises: as `Stream.synchronize`."""
         if self._event is not None:
             _wait("Event.synchronize", self._event.synchronize)
 
@@ -305,7 +311,10 @@ def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Waits for all work on all streams of the device. Raises: DeviceError without a GPU; CudaError."""
+    """Waits for all work on all streams of the device.
+
+    Raises: DeviceError without a GPU; what `Stream.synchronize` raises.
+    """
     cupy_device = _cupy().cuda.Device(_index(device))
     with cupy_device:
         _wait("synchronize", cupy_device.synchronize)
@@ -325,7 +334,7 @@ class Fetched:
         return self._event is None
 
     def tensor(self) -> Tensor:
-        """The tensor on the CPU. Waits for the copy, but not for later work. Raises: CudaError."""
+        """The tensor on the CPU. Waits for the copy, but not for later work. Raises: as `Stream.synchronize`."""
         if self._event is not None and not self.ready():
             self._event.synchronize()
             self._event = None
