@@ -39,8 +39,9 @@ class set_detect_anomaly(Assignment):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
     In this mode each recorded op stores the line of user code that ran it. If the backward of an op computes nan, an
-    error that names this line stops backward. check_nan: False: backward does not look for nan. The mode is slow: use
-    it for debugging.
+    error that names this line stops backward. The mode is slow: use it for debugging.
+
+    mode: turns it on or off; check_nan: False: backward does not look for nan
 
     Raises, in backward: AnomalyError if a gradient is nan.
     """

@@ -1,8 +1,8 @@
 """Reverse mode on a graph of nodes: count first, then run newest first, so that the last layers' gradients come first.
 
 A backward begins with a counting pass over what the roots can reach. A node runs when every gradient that it waits for
-has arrived, the newest of the ready ones first. A leaf is complete when its own count reaches zero, and its
-gradient-ready hook is called while older layers still compute: that is how communication overlaps with backward.
+has arrived, the newest of the ready ones first. A leaf is complete when its own count reaches zero. Its gradient-ready
+hook is called at once, while earlier layers still compute: so communication overlaps with backward.
 
 Nothing here recurses. Gradients are raw arrays, unless the caller passes `run_node`. The graph holds no reference
 cycles (tensor → node → older nodes → leaf → buffer), so reference counting frees memory as backward proceeds.
@@ -35,10 +35,10 @@ def backward(
 ) -> None:
     """Propagates `grads` from `roots` into the gradient buffers of all leaves that the roots depend on.
 
-    sinks: if given, the gradient of each of its keys becomes the key's value instead. No gradient buffer is written,
-    and no gradient-ready hook is called. Only the nodes on the way to a sink run, and only they are freed.
+    sinks: if given, the gradient of each of its keys becomes the key's value instead. No gradient buffer of a leaf is
+    written, and no gradient-ready hook is called. Only the nodes on the way to a sink run, and only they are freed.
     run_node: called in place of `Node.run`; requires `sinks`. Gradients are then of the type that it takes and returns,
-    such as tensors, and are added by +. If `roots` reach only sinks that are leaves, collectives that lead to no sink
+    such as tensors, and are added by +. If all sinks that `roots` reach are leaves, collectives that lead to no sink
     run, too, because other ranks wait for them.
     Arrays of `grads` are never written to.
 
@@ -120,6 +120,7 @@ def _count(roots: Sequence[Edge], reached: set[Edge] | None) -> dict[Edge, int]:
     """Counts the gradients that each edge waits for, including the one that a root gets from the caller.
 
     reached: only these edges count; None: all that `roots` reach
+    Raises: GraphFreedError without `reached`, if a node was freed.
     """
     pending: dict[Edge, int] = {}
     arrivals: list[Edge | None] = [*roots]

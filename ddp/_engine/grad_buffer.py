@@ -1,4 +1,4 @@
-"""The ends of the graph: a leaf, the buffer of its gradient, and the hook that backward calls when it is complete."""
+"""The ends of the graph: leaves, the buffers of their gradients, and the hooks that are called when these are complete."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape) to the gradient: copies `g` into an empty buffer, otherwise adds it in place."""
+        """Adds `g` (the leaf's shape) to the gradient: copies `g` into an empty buffer, otherwise adds it in place.
+
+        If a graph may have saved the gradient's array, `g` is added to a copy of this array.
+        """
         if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
@@ -118,7 +121,7 @@ class GradBuffer:
             self.memory = OWN
 
     def clear(self) -> None:
-        """Empties the buffer; its memory stays for the next first write, unless a caller or a graph may hold it."""
+        """Empties the buffer. LENT memory and that of a graph are dropped, other memory stays for the next gradient."""
         self.state = EMPTY
         if self.memory is LENT or self.memory is GRAPH:
             self.array = None
@@ -144,7 +147,7 @@ class GradBuffer:
 class GradReadyHook(Protocol):
     """Called with the leaves that a backward will reach, and when the gradient of each of them is complete.
 
-    order: hooks with lower numbers begin and end before others
+    order: hooks with lower numbers begin and end before those with higher ones
     """
 
     order: int
@@ -153,7 +156,7 @@ class GradReadyHook(Protocol):
         """Called before the first node runs, with all leaves with this hook that this backward will reach."""
 
     def ready(self, leaf: Leaf) -> None:
-        """Called when the leaf's gradient of this backward is in its buffer; if every use gave None, there is none."""
+        """Called when the leaf's gradient is complete and in its buffer, or when all uses of the leaf gave None."""
 
     def end(self) -> None:
         """Called after the last node, still inside backward."""
@@ -162,7 +165,10 @@ class GradReadyHook(Protocol):
         """Called if backward raises, after begin() was called and before end() has returned."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """Called under create_graph instead of the other methods. The leaves' gradients accumulate in this context."""
+        """Called under create_graph instead of the other methods.
+
+        Returns a context in which backward runs and adds the gradients to those of the leaves.
+        """
 
 
 @final
@@ -171,7 +177,7 @@ class Leaf:
 
     hooks: called with the sum of a backward's gradients before it is accumulated; each may return another gradient
     after: called after the gradient was accumulated
-    owner: a weak reference to the tensor. A backward under create_graph sets the tensor's `grad`
+    owner: a weak reference to the tensor, whose `grad` is set by a backward under create_graph
     """
 
     __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")

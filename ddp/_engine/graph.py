@@ -1,8 +1,7 @@
-"""What the graph is made of: one node for each recorded op, and the versions of the tensors that the node saved.
+"""The parts of the graph: one node for each recorded op, and the versions of the tensors that the node saved.
 
-An op with several results has a `MultiOutputNode`, which waits for the gradients of all of them. Each gradient comes
-from a `SelectOutput` node of one result, so that everything else (counts, hooks, sums over uses) sees one gradient per
-node.
+An op with several results has a `MultiOutputNode`, which waits for the gradients of all results. Each of these comes
+from a `SelectOutput` node of one result. So counts, hooks and sums over uses have one gradient per node.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ class Version:
     """Counts the in-place writes to the memory of a tensor. The tensor and its views share one object.
 
     count: the number of writes
-    epoch: increased by each write that autograd records, and when a tensor with views is made to require grad. An edge
-        that a tensor got in an earlier epoch is stale
+    epoch: increased by each write that autograd records, and when a tensor with views is first made to require grad.
+        The edge of a tensor from an earlier epoch is stale
     base: a weak reference to the first tensor of which a view was made; to a later one if the first is gone
     saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
@@ -82,7 +81,8 @@ class Node:
         self.xp = xp
         self.edges: tuple[Node | Leaf | None, ...] | None = edges  # one per input; None once freed
         self.needs = needs
-        self.saved = saved  # arrays and numbers, in the order of op.saves; None where no gradient reads the value
+        # Arrays and numbers, in the order of `op.saves` or `save_for_backward`. None where no gradient reads the value.
+        self.saved = saved
         self.versions = versions  # (version, its count when saved, position in `saved`) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
         # Set if the residual changes with the inputs, so that the forward can run again: the inputs as arrays and
@@ -108,7 +108,9 @@ class Node:
                 )
 
     def run(self, g: Any, needs: tuple[bool, ...], grad_outs: Sequence[Any] | None = None) -> Sequence[Any]:
-        """Computes the gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
+        """Computes the gradients of the inputs, None where `needs` is False.
+
+        Raises: VersionError; what the op raises, or the second run of a checkpointed region.
 
         needs: which inputs get a gradient: those of `self.needs`, or fewer
         grad_outs: for an op with `grad_out`: what `GradBuffer.grad_out` returned for each input that is a leaf, or None
@@ -127,7 +129,7 @@ class Node:
         return self.op.backward(self.xp, g, needs, saved, self.residual, grad_outs)
 
     def free(self) -> None:
-        """Drops the edges, saved values, residual and metadata, so that memory is freed while backward still runs."""
+        """Drops all that the node holds for its backward, so that memory is freed while backward still runs."""
         self.edges = None
         self.saved = ()
         self.versions = ()
@@ -145,7 +147,7 @@ class ReusableNode(Node):
 
 
 class CollectiveNode(Node):
-    """A node whose backward is a collective. It runs on every rank, on a gradient of None where none arrived."""
+    """A node whose backward is a collective, which runs on every rank. If no gradient arrives, it gets None."""
 
     __slots__ = ()
 
@@ -165,7 +167,7 @@ class OutputGradient(NamedTuple):
 
 
 class SelectOutput:
-    """The op of a node that hands the gradient of one result on to the `MultiOutputNode`."""
+    """The op of a node that passes the gradient of one result to the `MultiOutputNode`."""
 
     saves: tuple[str, ...] = ()
     grad_out = False

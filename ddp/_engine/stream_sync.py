@@ -2,11 +2,11 @@
 
 Before a stream reads a gradient that another stream computed, it waits for that stream. As in PyTorch, a node made
 while `ddp.cuda.stream(s)` was on runs its backward on `s`, and at the end the stream that `backward` was called on
-waits for all other streams. On this stream, gradients of leaves are added up. So code after `backward` needs no other
-synchronization than code after an op.
+waits for all other streams. On this stream, gradients of leaves are added up; those of leaves on another GPU, on the
+current stream of that GPU. So code after `backward` needs no other synchronization than code after an op.
 
-A backward uses a `StreamSync` only after a second stream or a second GPU was used, or with CUDA_LAUNCH_BLOCKING=1: see
-`enable` and `on_other_gpu`.
+A backward uses a `StreamSync` only after `ddp.cuda.stream` or `set_stream` chose a stream, after a second GPU was used,
+or with CUDA_LAUNCH_BLOCKING=1: see `enable` and `on_other_gpu`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StreamSync:
         xp = self._xp = _device.device("cuda").xp
         self._streams = _device.runtime().stream_order
         self._home: Any = self._streams.current(xp)
-        # The stream of nodes that remember none: they were made before a stream was chosen.
+        # The stream of nodes that have recorded none, because they were made before a stream was chosen.
         self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
         self._current = self._home
         self._source = self._home  # the stream that computed the gradients being delivered
@@ -142,7 +142,7 @@ class StreamSync:
 
     def _stream_of(self, edge: Edge, result: Any = None) -> Any:
         if isinstance(edge, Node):
-            if type(edge.op) is SelectOutput and edge.edges:  # it launches nothing of its own
+            if type(edge.op) is SelectOutput and edge.edges:  # it launches no work
                 return self._stream_of(edge.edges[0], result)  # type: ignore[arg-type]  # the MultiOutputNode
             if edge.metadata is not None and edge.metadata.stream is not None:
                 return edge.metadata.stream

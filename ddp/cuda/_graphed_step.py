@@ -72,7 +72,7 @@ def graphed_step(
     other settings of `ddp.backends.cudnn`, if the step uses cuDNN; and if an optimizer's settings have changed, unless
     the optimizer keeps them in device memory.
 
-    Python code runs only in the first calls and when the step is captured: prints, counters and hooks do not run at a
+    Python code runs only in warm-up calls and when the step is captured: prints, counters and hooks do not run at a
     replay.
 
     Raises: ArgumentError if `fn` is not callable, or warmup or keep is below 1; DeviceError without a GPU. In a call:

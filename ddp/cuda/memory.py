@@ -97,9 +97,9 @@ def memory_reserved(device: DeviceLike = None) -> int:
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The peak of `memory_allocated` since `reset_peak_memory_stats`; 0 without a GPU.
 
-    Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows or this function is
-    called, and may be too low: to count every array costs time. The same always holds for allocations during a capture.
-    With another allocator than "pool", the peak is the larger of the present value and the value at the reset.
+    Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows, and may be too
+    low: to count every array costs time. The same always holds for allocations during a capture. With another allocator
+    than "pool", arrays that were allocated and freed in between are not counted.
     """
     target = _allocator(device)
     return 0 if target is None else target[0].peak(target[1])
