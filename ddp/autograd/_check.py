@@ -34,7 +34,9 @@ def gradcheck(
     False, returns False instead of raising GradcheckError. nondet_tol, check_undefined_grad, check_grad_dtypes,
     fast_mode: accepted, and change nothing: one backward runs, and every element is checked.
 
-    Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
+    Raises: GradcheckError naming the input, the element and both values, or if no output requires grad; DtypeError for
+    an input that requires grad and is not float64; ArgumentError if none requires grad, or one is no leaf or repeats
+    elements in memory.
     """
     tensors = [x for x in as_list(inputs) if isinstance(x, Tensor)]
     try:
@@ -57,7 +59,8 @@ def gradgradcheck(
     inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; those that
     require grad are checked like inputs. None: random numbers, all of which are checked.
 
-    Raises: GradcheckError, in which grad_outputs are numbered after the inputs; DtypeError, ArgumentError, GraphError.
+    Raises: as `gradcheck`, whose errors number grad_outputs after the inputs; ArgumentError for another number of
+    grad_outputs, or of another shape; GraphError if backward cannot run with create_graph.
     """
     arguments = as_list(inputs)
     if grad_outputs is None:

@@ -1,4 +1,4 @@
-"""`Function`: ops that users write on tensors; they are recorded as nodes, as the built-in ops are."""
+"""`Function`: the base of ops that users write on tensors. They are recorded as nodes, as the built-in ops are."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class FunctionContext:
         self._restored: tuple[Any, ...] | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keeps tensors, inputs or outputs, for backward. Backward raises if one was changed in place in between.
+        """Keeps tensors, such as inputs and outputs, for backward, which raises if one was changed in place meanwhile.
 
-        Raises: DtypeError for values that are neither tensors nor None; keep them as attributes of `ctx`.
+        Raises: DtypeError for values that are neither tensors nor None. Keep those as attributes of `ctx`.
         """
         for x in tensors:
             if x is not None and not isinstance(x, TensorBase):
@@ -114,9 +114,9 @@ class _FunctionBackward:
 class Function:
     """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
 
-    forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args)
-    together with setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of
-    forward; under create_graph, what it computes from grads and saved tensors is recorded.
+    forward(ctx, *args, **kwargs) returns a tensor or a tuple. The ops in it are not recorded. With
+    setup_context(ctx, inputs, output), forward has no parameter ctx. backward(ctx, *grads) returns a gradient or None
+    for each positional argument of `apply`. Under create_graph, its ops on grads and saved tensors are recorded.
 
         class Exp(ddp.autograd.Function):
             @staticmethod
@@ -146,7 +146,7 @@ class Function:
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Called after a forward that takes no ctx, to fill it; see the class."""
+        """Called after a forward that takes no ctx, to set the attributes of ctx; see the class."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -157,8 +157,9 @@ class Function:
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Runs forward, and records a node if grad mode is on and a positional argument requires grad.
 
-        Raises: GraphError if an input was marked dirty, but not returned, or is a leaf that requires grad; InplaceError
-        if an argument is a stale view; DtypeError if a node is to be recorded and forward returned no tensor.
+        Raises: GraphError if an input was marked dirty, and was not returned or is a leaf that requires grad;
+        InplaceError if an argument is a stale view; DtypeError if a node is to be recorded and forward returned no
+        tensor.
         """
         tensors = [x for x in args if isinstance(x, TensorBase)]
         edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in args])
@@ -180,7 +181,7 @@ class Function:
             raise GraphError(f"{cls.__name__}: an input was marked dirty, but forward did not return it")
         if recorded:
             _record(cls, ctx, args, edges, outputs)
-        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the node has arrays: tensors would form cycles
+        ctx._to_save = ctx._not_differentiable = ctx._dirty = ()  # the node has the arrays: tensors would form cycles
         return outputs[0] if single else tuple(outputs)
 
 

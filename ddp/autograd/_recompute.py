@@ -17,7 +17,7 @@ from ddp.errors import ArgumentError, GraphError
 
 
 class _Region:
-    """One run of `function`: weak references to the nodes it made, and what it takes to make them again."""
+    """One run of `function`: weak references to the nodes it made, and the arguments and modes to make them again."""
 
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], keep_random: bool) -> None:
         self.function = function
@@ -44,7 +44,7 @@ class _Region:
         """Runs the function again, and gives each node its saved values back.
 
         Raises: GraphError if the function ran other ops, or an argument was changed in place; VersionError if another
-        saved value was.
+        saved value was changed in place.
         """
         recomputed: list[Node] = []
         self.recomputed = recomputed

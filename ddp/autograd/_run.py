@@ -36,7 +36,7 @@ def backward(
     """Adds the gradients of all `tensors` to the leaves they depend on, in one pass.
 
     grad_tensors: a gradient for each tensor, of its shape; None: 1, for tensors of one element. inputs: only these get
-    a gradient. create_graph: gradients have a graph, as in Tensor.backward.
+    a gradient. retain_graph, create_graph: as in Tensor.backward.
 
     Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
     its tensor; ArgumentError for another number of gradients, or for empty `inputs`.
@@ -56,7 +56,7 @@ def grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `outputs` with respect to `inputs`, one for each; no `grad` is touched.
+    """The gradients of `outputs` with respect to `inputs`, one for each. No `grad` of a leaf is changed.
 
     An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
     create_graph: gradients have a graph, so that they can be differentiated. retain_graph: None: as create_graph.
@@ -94,5 +94,8 @@ def grad(
 
 
 def Variable(data: Tensor, requires_grad: bool = False) -> Tensor:
-    """`data` outside the graph, sharing its memory: data.detach().requires_grad_(requires_grad)."""
+    """A tensor outside the graph that shares the memory of `data`: data.detach().requires_grad_(requires_grad).
+
+    Raises: DtypeError for requires_grad=True unless `data` is floating.
+    """
     return data.detach().requires_grad_(requires_grad)

@@ -1,10 +1,12 @@
 """Jacobians and Hessians of functions of tensors, and products with them.
 
 `func` takes the inputs, a tensor or a tuple of tensors, as its arguments, and returns a tensor or a tuple. Results for
-the inputs are a tuple if the inputs are one; so are results for the outputs. v: tensors of the shapes of the inputs
-(jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element. create_graph: results can be differentiated;
-None: only if they depend on an input or another tensor that requires grad. strict: if an output does not depend on an
-input, True raises GraphError, and False gives zeros.
+the inputs are a tuple if the inputs are one. Results for the outputs are a tuple if `func` returns one.
+
+    v: tensors of the shapes of the inputs (jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element
+    create_graph: results can be differentiated; None: only if they depend on an input or another tensor that requires
+        grad
+    strict: if an output does not depend on an input, True raises GraphError, and False gives zeros
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Graph = bool | None
 def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
     """Computes func(*inputs), and v^T @ J: the gradients of the inputs, if v are the gradients of the outputs.
 
-    Raises: ShapeError, DtypeError, ArgumentError; GraphError if strict.
+    Raises: ShapeError if a tensor of v has another shape, or if v is None in place of a tensor of several elements;
+    ArgumentError for another number of tensors in v; DtypeError for inputs that are no floating tensors, or for outputs
+    or v that are no tensors; GraphError if strict.
     """
     call = Call(func, inputs, create_graph)
     products = differentiate(call.outputs, call.inputs, v, call.create_graph, strict)
@@ -94,7 +98,7 @@ def hessian(
     """The second derivatives of func(*inputs), which has a single element: of shape (*input, *input).
 
     A tuple of inputs gives a tuple of tuples. vectorize, outer_jacobian_strategy: accepted, and change nothing.
-    Raises: as jacobian.
+    Raises: as vjp.
     """
 
     def gradients(*given: Tensor) -> Any:
@@ -122,7 +126,7 @@ class Call:
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
     def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
-        """Returns `tensors` as the caller gets them: a tuple if `like` is one, without a graph unless create_graph."""
+        """Returns a tuple of `tensors` if `like` is a tuple, otherwise the first one. Detaches them unless create_graph."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]
 
@@ -130,7 +134,10 @@ class Call:
 def differentiate(
     outputs: list[Tensor], inputs: list[Tensor], v: Any, create_graph: bool, strict: bool = False
 ) -> list[Tensor]:
-    """The gradients of the inputs, zeros for those that the outputs do not depend on. Raises: GraphError if strict."""
+    """The gradients of the inputs, zeros for those that the outputs do not depend on.
+
+    v: the gradients of the outputs. Raises: GraphError if strict, instead of giving zeros.
+    """
     seeds = seeds_of(outputs, v if v is None else _tensors(v))
     pairs = [(y, seed) for y, seed in zip(outputs, seeds, strict=True) if y.requires_grad]
     gradients: Sequence[Any] = [None] * len(inputs)
