@@ -1,4 +1,4 @@
-"""The ends of the graph: leaves, the buffers of their gradients, and the hooks that are called when these are complete."""
+"""The ends of the graph: leaves, the buffers of their gradients, and the hooks for gradients that are complete."""
 
 from __future__ import annotations
 

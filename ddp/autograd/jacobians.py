@@ -126,7 +126,7 @@ class Call:
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
     def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
-        """Returns a tuple of `tensors` if `like` is a tuple, otherwise the first one. Detaches them unless create_graph."""
+        """Returns `tensors` as a tuple if `like` is one, otherwise the first. Unless create_graph, they are detached."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]
 
