@@ -47,8 +47,8 @@ from ddp.ops.memory_formats import contiguous_format as contiguous_format
 from ddp.ops.memory_formats import memory_format as memory_format
 from ddp.ops.memory_formats import preserve_format as preserve_format
 
-# Scripts compare this with releases of PyTorch. So it is the release of PyTorch whose names `ddp` has, a +, and our own
-# version.
+# Scripts compare this with releases of PyTorch. So it begins with the release of PyTorch whose names `ddp` has. Our own
+# version comes after "+ddp.".
 __version__ = _TorchVersion(f"2.13.0+ddp.{_release}")
 
 _heap.keep_freed()
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from ddp.serialization import load as load
     from ddp.serialization import save as save
 
-# Modules, and names in them, that are imported on first use: `import ddp` stays fast.
+# Modules, and names in them, that are imported on first use, so that `import ddp` is fast.
 _LATER = {
     "DataParallel": "parallel",
     "autocast": "amp",

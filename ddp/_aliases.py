@@ -1,6 +1,6 @@
-"""Makes further paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
+"""Makes further module paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
 
-The paths are the keys of MODULES and NAMES. Nothing is imported before an import or an attribute asks for it.
+The paths are the keys of MODULES and NAMES. A module is imported when an import or an attribute first asks for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DISTRIBUTIONS = (
     "bernoulli beta categorical dirichlet gamma independent kl multivariate_normal normal transformed_distribution "
     "uniform"
 )
-# Path: (the module whose names it has, "" for none; names of the path that have another name in that module).
+# By path: (the module whose names it has, or "" for none; for names that differ, the module's name by the path's name).
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
     "ddp.autograd.functional": ("ddp.autograd.jacobians", {}),
@@ -34,7 +34,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # `ddp.optim` may not import it: it imports `ddp.nn`
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # not imported by `ddp.optim`, because it imports `ddp.nn`
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -42,7 +42,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "einops.layers.ddp": ("ddp._einops", {}),
     **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
 }
-# Single names of packages or paths, and the module that has each name.
+# By single name of a package or path: the module from which it comes.
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel": "ddp.nn"}
 
 
@@ -57,7 +57,7 @@ def defined_in(package: str, modules: str, cls: type | tuple[type, ...]) -> dict
 
 
 def attribute(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: resolves the names that the tables list for it."""
+    """Returns a `__getattr__` for a package, which imports the modules and names that the tables list for it."""
 
     def __getattr__(name: str) -> Any:
         path = f"{package}.{name}"
@@ -74,7 +74,7 @@ class _Finder:  # without the base class of importlib.abc, whose import takes lo
     """Finds the modules of the table. Python calls it if no other finder has a module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        # All are packages: other paths of the table may lie below them.
+        # Each of these modules is a package, because other paths of the table may lie below it.
         loader: Any = self
         return ModuleSpec(name, loader, origin="an alias", is_package=True) if name in MODULES else None
 
@@ -93,7 +93,7 @@ class _Finder:  # without the base class of importlib.abc, whose import takes lo
 
 
 class _Einops:
-    """Imports our backend for einops when einops is imported, because einops itself does not look for ours."""
+    """A finder that imports our backend for einops right after einops, because einops itself does not import it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -1,8 +1,8 @@
 """Memory that processes share. It has no name in the file system, so nothing is left behind if a process is killed.
 
 A block is a `memfd`. Other processes map it through a file descriptor that is passed to them. The block's token is sent
-along, so that they recognize a block that they have mapped already. A block takes no space in /dev/shm, and the kernel
-frees it when the last descriptor and the last mapping have gone, also those of a process that was killed.
+along, so that they recognize a block that they have mapped already. A block takes no space in /dev/shm. The kernel
+frees it when the last descriptor and the last mapping are closed, also if a process was killed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from ddp.errors import SharingError
 Array = np.ndarray[Any, Any]
 
 _NAME = "ddp-block-"
-# So that mmap keeps no duplicate of the descriptor. Before Python 3.13 it always does.
+# Prevents mmap from keeping a duplicate of the descriptor. Before Python 3.13 it always keeps one.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class Block:
     """Shared memory of `nbytes` bytes, mapped into this process; made by `create` and `adopt`.
 
-    Arrays over it keep it alive, with its mapping and descriptor. A forked child shares the memory.
+    Arrays over the block keep it alive, with its mapping and, until `close`, its descriptor. A forked child shares the
+    memory.
     """
 
     __slots__ = ("__weakref__", "_bytes", "_fd", "nbytes", "token")
@@ -79,7 +80,8 @@ class Block:
         """An array over the block's memory from byte `offset` on, C-contiguous; it keeps the block alive.
 
         keep: an object that lives as long as the array and all its views, so that a `weakref.finalize` on it is called
-        when the last one has gone. Raises: SharingError if the block is too small, or the offset not aligned.
+        when the last of these is dropped. Raises: SharingError if the array does not fit into the block, or the offset
+        is not aligned.
         """
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)

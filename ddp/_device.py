@@ -1,8 +1,8 @@
 """Devices, and the array module of each. A tensor picks its device once; ops get the device's module as `xp`.
 
-NumPy is the only array module that is imported at once; CuPy is imported when the `xp` of a CUDA device is first used.
-Random numbers are drawn by generators of the array modules, one per thread and device: so they are here, too. Copies,
-streams and errors of CUDA are in modules of `ddp._cuda`, which are loaded when a CUDA device is first used.
+NumPy is the only array module that is imported at once. CuPy is imported when the `xp` of a CUDA device is first used.
+Random generators are here, too, because they wrap those of the array modules. Each thread has one for each device.
+Copies, streams and errors of CUDA are in modules of `ddp._cuda`, which are loaded when a CUDA device is first used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class device:
     """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
 
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
-    computing on it does. As a context manager it is the device of this thread's new tensors, unless they name one.
+    computing on it does both. In a `with` block, it is the default device of this thread's new tensors.
 
-    Raises: ArgumentError for an unknown type or a malformed index; DtypeError if `type` is neither a str, an int nor a
-    device; DeviceError when `xp` is first used, if CuPy or the GPU is missing.
+    Raises: ArgumentError for an unknown type, or an index that is malformed or negative; DtypeError if `type` is not a
+    str, an int or a device; DeviceError when `xp` is first used, if CuPy or the GPU is missing, or in a fork of a
+    process that has used CUDA.
     """
 
     __slots__ = ("index", "type", "watched", "xp")
@@ -116,7 +117,7 @@ def _cupy(asked: device) -> Any:
     return cupy
 
 
-# Functions of modules that import this one. Each is called when the `xp` of a CUDA device is first used.
+# Functions of modules that import this one. All are called whenever the `xp` of another CUDA device is first used.
 on_first_use: list[Callable[[], None]] = []
 # Set by `ddp._cuda`: loads the GPU implementations of all ops, and returns that package.
 load_runtime: list[Callable[[], Any]] = []
@@ -137,7 +138,7 @@ def _forked() -> None:
         _lost.append(True)
         for known in _known.values():
             if known.type == "cuda":
-                with contextlib.suppress(AttributeError):  # its module was never used
+                with contextlib.suppress(AttributeError):  # its `xp` was never used
                     del known.xp
 
 
@@ -216,13 +217,13 @@ def raise_cuda_error(waited_for: device, error: BaseException, call: str) -> Non
 
 
 def raise_pending() -> None:
-    """Called after the host has waited for a GPU: raises the error that a kernel has reported meanwhile."""
+    """Called after the host has waited for a GPU: raises the error that a kernel has reported, if any."""
     if _cuda_processes:
         runtime().device_checks.raise_pending()
 
 
 def entropy() -> int:
-    """63 random bits from the operating system. Does not use `secrets`, which would import `hmac` and `random`."""
+    """63 random bits from the operating system. Does not use `secrets`, because that imports `hmac` and `random`."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
@@ -234,10 +235,10 @@ capturing = _Capturing()
 
 
 class BaseGenerator:
-    """One stream of random numbers on one device, which begins at a seed; `ddp.Generator` to the user.
+    """A generator of random numbers on one device, which begins at a seed. The base class of `ddp.Generator`.
 
-    Its state is a `numpy.random.Generator`, or CuPy's of the same interface. It belongs to this process, and is made on
-    first use. On a GPU it is in device memory: the CUDA stream that draws next waits for the one that drew last.
+    It wraps a `numpy.random.Generator`, or CuPy's of the same interface, which is made at the first use. On a GPU the
+    state is in device memory: the CUDA stream that draws next waits for the one that drew last.
     """
 
     __slots__ = ("_rng", "_seed", "_stream", "device")
@@ -276,11 +277,11 @@ class BaseGenerator:
         return self._seed
 
     def initial_seed(self) -> int:
-        """The seed that the stream began at."""
+        """The seed at which the generator began."""
         return self._seed
 
     def snapshot(self) -> Any:
-        """The position of the stream: bytes; on a GPU an array there, or None before the first draw."""
+        """The state: bytes; for a GPU an array on that GPU, or None before the first draw."""
         if self.device.type != "cpu":
             return None if self._rng is None else self.rng.bit_generator._state.copy()
         inner = self.rng.bit_generator.state
@@ -289,7 +290,7 @@ class BaseGenerator:
         return _PCG64.pack(words, inner["has_uint32"], inner["uinteger"], self._seed & _UINT64)
 
     def restore(self, state: Any) -> None:
-        """Goes back to a snapshot. Raises: ArgumentError for bytes of another length."""
+        """Sets the state to a snapshot. Raises: ArgumentError for bytes of another length."""
         if self.device.type != "cpu":
             if state is None:
                 self._rng = None
@@ -326,7 +327,7 @@ _random = _Random()
 
 
 def manual_seed(seed: int) -> BaseGenerator:
-    """Seeds the random numbers of this thread on every device. A thread that was never seeded draws its own entropy.
+    """Seeds the random numbers of this thread on every device. A thread that was never seeded has a random seed.
 
     seed: a non-negative integer. Returns this thread's generator of the CPU. Raises: ArgumentError if it is negative.
     """
@@ -338,7 +339,7 @@ def manual_seed(seed: int) -> BaseGenerator:
 
 
 def initial_seed() -> int:
-    """The seed of this thread's random numbers: the last `manual_seed`, or what the thread drew itself."""
+    """The seed of this thread's random numbers: that of the last `manual_seed`, or else a random one."""
     return _random.seed
 
 
@@ -358,9 +359,10 @@ def thread_generators() -> list[BaseGenerator]:
 
 
 def generator(target: device, given: BaseGenerator | None = None) -> Any:
-    """The generator to draw from on `target`: that of `given`, or this thread's if it is None.
+    """The generator to draw from on `target`: that of `given`, or this thread's if `given` is None.
 
-    It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
+    It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is on another
+    device.
     """
     if given is None:
         return thread_generator(target).rng

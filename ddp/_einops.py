@@ -1,6 +1,6 @@
 """Makes einops take our tensors: it looks for backends among the subclasses of its own `AbstractBackend`.
 
-Its layers can be imported from `einops.layers.ddp`, as PyTorch's can from `einops.layers.torch`.
+The layers `Rearrange` and `Reduce` can be imported from `einops.layers.ddp`, as PyTorch's from `einops.layers.torch`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Rearrange", "Reduce"]
 
 
 class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ignore]  # einops may be missing
-    # AbstractBackend is named because older versions of einops look at direct subclasses only.
+    # `AbstractBackend` is a direct base, because older versions of einops find only direct subclasses.
     """PyTorch's backend, with this library in the place of `torch`."""
 
     framework_name = "ddp"

@@ -26,10 +26,10 @@ _KINDS = {
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. Nothing else is opened: a pipe waits for a writer, and a device may never end.
+    """Opens a regular file, and returns the descriptor. To open a pipe could block, and a device may never end.
 
     flags: those of `os.open`; with O_NOFOLLOW, a symbolic link is refused as well
-    Raises: OSError, which has no number and no path if the path is not that of a regular file.
+    Raises: OSError; if the path is that of anything else, the error has neither an errno nor the path.
     """
     try:
         mode = os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW).st_mode
@@ -43,9 +43,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_stream(path: Path) -> int | None:
-    """A descriptor for writing to the device, pipe or terminal at `path`; None for a regular file, or if none is there.
+    """A descriptor for writing to the device, pipe or terminal at `path`; None for a regular file or a missing one.
 
-    Raises: OSError, naming `path`, for a folder, a pipe that no process reads, or what cannot be written to.
+    Raises: OSError, naming `path`, for a folder, a pipe that no process reads, or a path that cannot be written to.
     """
     try:
         mode = os.stat(path).st_mode
@@ -68,12 +68,13 @@ def open_stream(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a binary file whose content takes the place of the file at `path` when the block ends without an error.
+    """Opens a binary file that replaces the file at `path` when the `with` block ends without an error.
 
-    Behind a symbolic link, the file is replaced and the link stays; the file's permissions stay, too. A device, pipe or
-    terminal is written to directly.
+    Behind a symbolic link, the file is replaced and the link stays. The new file gets the permissions of the old one. A
+    device, pipe or terminal is written to directly.
 
-    Raises: OSError, naming `path`, as `open_stream` does, or if its folder takes no new file.
+    Raises: OSError, naming `path`, as `open_stream` does, or if no file can be made in its folder; OSError if writing
+    fails.
     """
     stream = open_stream(path)
     if stream is not None:

@@ -1,8 +1,9 @@
 """Keeps freed memory in the process, because the next training step allocates it again.
 
 By default glibc returns free memory at the end of its heap to the system, and maps and unmaps each large block. Every
-page that is allocated again costs a page fault. A network frees all of its activations at the end of backward, so each
-step would pay for them: a fourteenth of the time of `benchmarks/zoo.py`'s ResNet-18. Other allocators are not changed.
+page that is allocated again costs a page fault. A network frees all of its activations by the end of backward, so each
+step would have these page faults. They take a fourteenth of the time of `benchmarks/zoo.py`'s ResNet-18. Other
+allocators than glibc's are not changed.
 
 Source: mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
 """
@@ -17,7 +18,7 @@ LARGEST = 32 << 20  # bytes, the largest threshold that glibc accepts
 
 
 def keep_freed() -> None:
-    """Keeps up to 1 GiB free at the end of the heap, from which blocks of up to 32 MiB are allocated."""
+    """Makes glibc keep up to 1 GiB free at the end of its heap, and allocate blocks of less than 32 MiB there."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, LARGEST)

@@ -1,7 +1,7 @@
 """Describes where each gradient lies in the flat buckets of the reducer.
 
-A bucket is one array of one dtype. Each gradient starts on a cache line, so that neighbours never share one; the gaps
-stay zero and are summed along with the rest.
+A bucket is one array of one dtype. Each gradient starts at a multiple of 64 bytes, so that neighbours share no cache
+line if the bucket starts on one. The gaps stay zero, and are summed along with the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINE = 64  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of one gradient. bucket: index of its bucket; start, stop: its elements there; shape: its shape."""
+    """The place of one gradient: elements `start` to `stop` of the bucket with the index `bucket`. shape: its shape"""
 
     bucket: int
     start: int
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A layout. places: one per gradient, in the given order; buckets: (dtype, length in elements) of each bucket."""
+    """The places of all gradients, in their order, and the dtype and the length in elements of each bucket."""
 
     places: tuple[Place, ...]
     buckets: tuple[tuple[Any, int], ...]
@@ -55,8 +55,9 @@ def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dt
 
 
 class FlatBuckets:
-    """The memory of a layout. buffers: one (length,) array per bucket; views: each gradient's part, in its shape.
+    """The memory of a layout.
 
+    buffers: one (length,) array per bucket; views: each gradient's part, in its shape
     zeros: makes a buffer of a length and dtype, as `numpy.zeros` does
     """
 

@@ -1,4 +1,4 @@
-"""The precision of float32 products on a GPU: the user sets it, and every product reads it.
+"""The precision of float32 matrix products on a GPU, which the user sets and every product reads.
 
 It is separate from the CUDA code because it can be set before a GPU is used, or without one.
 """

@@ -1,4 +1,4 @@
-"""The accelerator that this process computes on, whatever its kind: a CUDA device, if CuPy finds one."""
+"""PyTorch's functions for an accelerator of any type. Here, this is a CUDA device, if CuPy finds one."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ else:
 
 
 def current_accelerator(check_available: bool = False) -> _device.device | None:
-    """Returns device("cuda") if there is a GPU, otherwise None."""
+    """Returns device("cuda") if there is a GPU, otherwise None. check_available: changes nothing"""
     return _device.device("cuda") if cuda.is_available() else None

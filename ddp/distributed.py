@@ -5,8 +5,10 @@ The ranks are those of `collectives.init()`. A group is a communicator, from `ne
 of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the root is
 rank 0 of the world. On a rank outside the group a collective warns and does nothing.
 
-An output must have the dtype, shape and device of what arrives in it, else the call raises ArgumentError. Calls with
-`async_op=True` return a `Work` at once. New code calls the communicator, see docs/collectives.md.
+An output must have the dtype, shape and device of the data that arrive in it, else the call raises ArgumentError (of
+`ddp.errors` or of `collectives`; both are ValueErrors). If the tensors of different ranks do not fit together, a
+collective raises `collectives.MismatchError`, as far as the ranks compare their calls (see `collectives.init`). Calls
+with `async_op=True` return a `Work` at once. New code should call the communicator: see docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ group = GroupMember  # PyTorch has group.WORLD, too
 
 
 class Work:
-    """A collective, send or receive under way, as `async_op=True`, `isend` and `irecv` return it.
+    """A collective, send or receive in progress, which `async_op=True`, `isend` and `irecv` return.
 
-    Until `wait` returns or `is_completed` is True, do not change its tensors, and do not read those that are outputs.
+    Until `wait` returns or `is_completed` returns True, its tensors must not be changed, and its outputs not be read.
     """
 
     def __init__(self, work: collectives.Work[Any], outputs: Sequence[Tensor] = ()) -> None:
@@ -71,9 +73,10 @@ class Work:
         self._outputs = outputs
 
     def wait(self, timeout: Timeout = None) -> bool:
-        """Returns True once the outputs can be used.
+        """Waits until the outputs can be used. Returns True.
 
-        Raises: CollectiveTimeout if they cannot be used after `timeout`; the error that ended the collective, if any.
+        timeout: of this wait alone; the time limit of the collective holds as well
+        Raises: CollectiveTimeout if the outputs cannot be used in time; the error that ended the collective, if any.
         """
         _copy_rows(self._work.wait(_seconds(timeout)), self._outputs)
         self._outputs = ()  # a second call copies nothing: the outputs may have changed
@@ -118,14 +121,17 @@ def init_process_group(
 ) -> None:
     """Joins the world, as `collectives.init()` does. Collective.
 
-    backend: "nccl" raises if a rank cannot use it; None, "gloo" and other names use what there is
-    timeout: the time limit of every collective, in seconds or as a timedelta; None: 600 s
-    world_size: only checked, if given here or as WORLD_SIZE in the environment: the launcher decides it
-    rank: only checked, if given here
+    backend: "nccl", or a name that contains it, raises if a rank cannot use NCCL; None, "gloo" and other names choose
+        the backend as "auto" of `collectives.init` does
+    timeout: the time limit of every collective, in seconds or as a timedelta; None: 600 s. Has no effect if this
+        process has joined the world before
+    world_size: is checked, if given here or as WORLD_SIZE in the environment, but not used: the launcher decides it
+    rank: is checked, if given here, but not used
 
     init_method and other arguments change nothing: the launcher decides how ranks meet.
 
-    Raises: ParallelError if the world has another size, or this process another rank; what `collectives.init` raises.
+    Raises: ParallelError if the world has another size, or this process another rank; ValueError if WORLD_SIZE is not
+    an integer; what `collectives.init` raises.
     """
     global _initialized
     name = "nccl" if "nccl" in (backend or "") else "auto"
@@ -147,7 +153,7 @@ def new_group(
     sort_ranks: bool = True,
     **also_ignored: Any,
 ) -> Communicator | int:
-    """Makes a group of some of the ranks. All its members must call this; other ranks may, as they do with PyTorch.
+    """Makes a group of some of the ranks. All its members must call this. Other ranks may call it, too, as in PyTorch.
 
     ranks: of the world, the same on every rank; None: all
     timeout: the time limit of every collective of the group, in seconds or as a timedelta; None: that of the world
@@ -155,8 +161,8 @@ def new_group(
     Other arguments change nothing: a group uses the backend of the world.
 
     Returns: the group on its members, GroupMember.NON_GROUP_MEMBER elsewhere
-    Raises: ArgumentError if `ranks` has a rank twice, or one that does not exist; CollectiveTimeout if not all members
-    call it with the same ranks.
+    Raises: ArgumentError if a rank does not exist, and on the members if `ranks` has a rank twice or timeout is not
+    above 0; CollectiveTimeout if not all members call it with the same ranks.
     """
     world = collectives.init()
     members = [get_global_rank(world, rank) for rank in (world.ranks if ranks is None else ranks)]
@@ -180,7 +186,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether `init_process_group` was called, and `destroy_process_group` was not called since."""
+    """Whether `init_process_group` was called, and `destroy_process_group()` without a group was not called since."""
     return _initialized
 
 
@@ -209,12 +215,18 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The backend: "mpi", "single" for one rank, "threads", or "nccl" if that was requested by name."""
+    """The backend: "mpi", "single" for one rank, "threads", or "nccl" if that was requested by name.
+
+    Raises: ArgumentError if this process is no member of the group.
+    """
     return _comm(group).backend
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
-    """The ranks of the world that the group has, in its order."""
+    """The ranks of the group as ranks of the world, in the group's order.
+
+    Raises: ArgumentError if this process is no member of the group.
+    """
     return list(_comm(group).ranks)
 
 
@@ -318,7 +330,7 @@ def _row(tensor: Tensor) -> Tensor:
 
 @_collective
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """Returns when all ranks of the group have called it. device_ids: changes nothing"""
+    """Waits until all ranks of the group have called it. device_ids: changes nothing"""
     return _comm(group).barrier(async_op=async_op)
 
 
@@ -334,7 +346,7 @@ def all_reduce(tensor: Tensor, op: str = ReduceOp.SUM, group: Group = None, asyn
 def broadcast(
     tensor: Tensor, src: Rank = None, group: Group = None, async_op: bool = False, group_src: Rank = None
 ) -> Any:
-    """Writes the tensor of rank `src` into those of the others."""
+    """Writes the tensor of rank `src` into the tensors of the other ranks."""
     comm, root = _comm_and_rank(group, src, group_src, 0)
     return comm.broadcast(_written(tensor), root, async_op=async_op)
 
@@ -348,7 +360,7 @@ def reduce(
     async_op: bool = False,
     group_dst: Rank = None,
 ) -> Any:
-    """Reduces the tensors of all ranks, and writes the result to that of rank `dst`."""
+    """Reduces the tensors of all ranks, and writes the result to the tensor of rank `dst`."""
     comm, root = _comm_and_rank(group, dst, group_dst, 0)
     x = _written(tensor) if comm.rank == root else tensor.detach()
     return comm.reduce(x, op, root, out=x, async_op=async_op)
@@ -356,7 +368,7 @@ def reduce(
 
 @_collective
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False) -> Any:
-    """Writes the tensors of all ranks into those of the list, in the order of ranks.
+    """Writes the tensors of all ranks into the tensors of the list, in the order of ranks.
 
     All tensors have the same dtype and shape.
     """
@@ -369,7 +381,7 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = Non
 def all_gather_into_tensor(
     output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Writes every rank's tensor into one, joined or stacked along its first dimension.
+    """Writes the tensors of all ranks into one tensor, joined along the first dimension or stacked.
 
     input_tensor: (d0, ...), of one dtype and shape on all n ranks; output_tensor: (n * d0, ...) or (n, d0, ...)
     """
@@ -387,7 +399,7 @@ def gather(
     async_op: bool = False,
     group_dst: Rank = None,
 ) -> Any:
-    """Writes the tensors of all ranks into those of `gather_list` on rank `dst`, in the order of ranks.
+    """Writes the tensors of all ranks into the tensors of `gather_list` on rank `dst`, in the order of ranks.
 
     gather_list: a tensor for each rank, read on rank `dst` only; all have one dtype and shape
     """
@@ -448,7 +460,7 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Any:
-    """Sends part r of the input to rank r, and joins in the output the parts that come from all ranks.
+    """Sends part r of the input to rank r, and joins the parts that come from all ranks in the output.
 
     input: (n, ...), output: (m, ...), of one dtype
     output_split_sizes, input_split_sizes: the rows from and to each rank; None: the same number for all
@@ -473,28 +485,32 @@ def all_to_all_single(
 
 @_collective
 def send(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> None:
-    """Sends a tensor to rank `dst`, which receives it with `recv` or `irecv`."""
+    """Sends a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: ArgumentError without a rank."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
     comm.send(tensor.detach(), peer, tag=tag)
 
 
 @_collective
 def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> Any:
-    """Starts to send a tensor to rank `dst`, which receives it with `recv` or `irecv`."""
+    """Starts to send a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: as `send`."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
     return comm.send(tensor.detach(), peer, tag=tag, async_op=True)
 
 
 @_collective
 def irecv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> Any:
-    """Starts to receive into `tensor` one of its dtype and shape from rank `src`; without `src`, from any rank."""
+    """Starts to receive a tensor from rank `src`, or without `src` from any rank.
+
+    tensor: is written, and has the dtype and shape of the tensor that is sent
+    """
     comm, peer = _comm_and_rank(group, src, group_src)
     return comm.recv(peer, tag=tag, out=_written(tensor), async_op=True)
 
 
 def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None) -> int:
-    """Receives into `tensor` one of its dtype and shape from rank `src`; without `src`, from any rank.
+    """Receives a tensor from rank `src`, or without `src` from any rank.
 
+    tensor: is written, and has the dtype and shape of the tensor that is sent
     Returns: the sender's rank in the world; -1 on a rank outside the group
     """
     if group == GroupMember.NON_GROUP_MEMBER:
@@ -509,14 +525,17 @@ def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, gr
 
 
 def _fill(name: str, object_list: Any, received: list[Any]) -> None:
-    """Writes the received objects into the list. Raises: ArgumentError for another number of them."""
+    """Writes the received objects into the list. Raises: ArgumentError if the list has another length."""
     _check_length(name, object_list, len(received))
     object_list[:] = received
 
 
 @_collective
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """Writes the objects of all ranks into the list, in the order of ranks. Objects travel pickled."""
+    """Writes the objects of all ranks into the list, in the order of ranks. Objects travel pickled.
+
+    Raises: ArgumentError unless the list has as many items as the group has ranks.
+    """
     _fill("all_gather_object: object_list", object_list, _comm(group).all_gather_object(obj))
 
 
@@ -524,7 +543,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
 def broadcast_object_list(
     object_list: list[Any], src: Rank = None, group: Group = None, device: Any = None, group_src: Rank = None
 ) -> None:
-    """Writes the objects of rank `src` into the lists of the others, of the same length. Objects travel pickled.
+    """Writes the objects of rank `src` into the lists of the other ranks, which have the same length.
+
+    Objects travel pickled. Raises: ArgumentError on a rank whose list has another length.
 
     device: changes nothing
     """

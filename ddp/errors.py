@@ -5,7 +5,7 @@
     │   └── ShapeError                  shapes that do not fit each other, or the call
     ├── DtypeError (TypeError)          a dtype, or a type, that the call cannot take
     ├── RangeError (IndexError)         an index, a dimension or a class target out of range
-    ├── DeviceError                     a device that is not there, or tensors on different devices
+    ├── DeviceError                     a device that is missing or cannot do this, or tensors on different devices
     ├── OutOfMemoryError (MemoryError)  a GPU's memory is full
     ├── CudaError                       an error that CUDA reports for work on a GPU
     ├── CaptureError                    an operation that cannot be part of a CUDA graph
@@ -18,10 +18,10 @@
     │   ├── EarlyStop                   a rank ran out of data inside join(throw_on_early_termination=True)
     │   └── PeerError                   another rank failed at what this one waits for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
-    ├── CheckpointError                 a checkpoint that could not be written, or is not what was written
+    ├── CheckpointError                 a checkpoint that cannot be written or read, or is not what was written
     ├── SerializationError (ValueError) a file that is not what load can read
     ├── DataFileError (ValueError)      a file of samples that is not what its reader expects
-    ├── SharingError                    shared memory that cannot be made, or is not there any more
+    ├── SharingError                    shared memory that cannot be made, sent or opened
     ├── WorkerError                     a worker process of a DataLoader raised, died or took too long
     └── StateDictError (ValueError)     a state dict that does not fit the module or optimizer
 
@@ -56,7 +56,7 @@ class RangeError(DdpError, IndexError):
 
 
 class DeviceError(DdpError):
-    """A device that is not there, or tensors on different devices."""
+    """A device that is missing or cannot do what the call asks, or tensors on different devices."""
 
 
 class CaptureError(DdpError):
@@ -131,7 +131,7 @@ class SerializationError(DdpError, ValueError):
 
 
 class SharingError(DdpError):
-    """Shared memory that the system refuses, or that its owner freed before another process opened it."""
+    """Shared memory that cannot be made, sent or opened, for example because its owner has freed it."""
 
 
 class WorkerError(DdpError):
@@ -147,7 +147,10 @@ class DataFileError(DdpError, ValueError):
 
 
 class CheckpointError(DdpError):
-    """A checkpoint that could not be written, on all ranks, or one on disk that is not what was written."""
+    """A checkpoint that cannot be written or read, or is not what was written, or a Checkpointer that was closed.
+
+    If one rank cannot write its part, all ranks raise this error.
+    """
 
 
 class StateDictError(DdpError, ValueError):

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of float32 and float64, with gradients, under PyTorch's names.
+"""Discrete Fourier transforms in float32 and float64, with gradients, under PyTorch's names. Integers are converted.
 
 Complex results are a `ComplexTensor`. norm: "backward" or None: inverse transforms are divided by the number of
 elements; "forward": the other transforms are; "ortho": both are divided by the square root of this number.

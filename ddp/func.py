@@ -24,9 +24,10 @@ def _of_argument(func: Callable[..., Any], i: int, args: tuple[Any, ...], named:
 def grad(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     """Makes a function that takes the arguments of `func` and returns the gradient of its result, a single element.
 
-    argnums: the number of the argument to differentiate by
+    argnums: the number of the argument to differentiate by, from 0
 
-    The function raises DtypeError if that argument is no tensor, and ShapeError if the result has several elements.
+    The function raises DtypeError if that argument is no floating tensor, and ShapeError if the result is a tensor of
+    several elements.
     """
     return lambda *args, **named: jacobians.vjp(*_of_argument(func, argnums, args, named), create_graph=None)[1]
 
@@ -34,7 +35,7 @@ def grad(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
     """Returns func(*primals), and a function that takes gradients of the outputs and returns those of the primals.
 
-    Raises: DtypeError for primals or results that are no tensors.
+    Raises: DtypeError for primals that are no floating tensors, or results that are no tensors.
     """
     call = jacobians.Call(func, primals, None)
 
@@ -48,7 +49,8 @@ def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., 
 def jvp(func: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """Returns func(*primals) and its derivative in the direction of the tangents, computed by two backwards.
 
-    Raises: DtypeError for arguments or results that are no tensors; ShapeError for tangents of other shapes.
+    Raises: DtypeError for primals that are no floating tensors, or tangents or results that are no tensors; ShapeError
+    for tangents of other shapes; ArgumentError for another number of them.
     """
     return jacobians.jvp(func, primals, tangents, create_graph=None)
 

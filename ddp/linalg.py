@@ -16,7 +16,8 @@ __all__ = ["matmul", "matrix_norm", "norm", "vector_norm"]
 def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """(sum |x|^ord)^(1/ord) over `dim`; None: over all. ord: any number, also inf and -inf; 0: number of non-zeros.
 
-    Raises: DtypeError unless floating; ArgumentError if ord is inf or negative and there are no elements.
+    Raises: DtypeError unless floating; ArgumentError if ord is inf or negative and there are no elements; RangeError
+    for a dimension that does not exist.
     """
     return x.norm(ord, dim, keepdim, dtype)
 
@@ -27,8 +28,9 @@ def matrix_norm(
     """A norm of matrices. ord: "fro": the root of the sum of squares; 1 and -1: the largest and the smallest sum of a
     column's absolute values; inf and -inf: the largest and the smallest sum of a row's absolute values.
 
-    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), or unless `dim` names two dimensions;
-    DtypeError unless floating.
+    Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), unless `dim` names two dimensions, or
+    if the largest or smallest of no sums is asked for; RangeError for a dimension that does not exist; DtypeError
+    unless floating.
     """
     if len(dim) != 2:
         raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")
@@ -53,7 +55,8 @@ def norm(
 
     Without `ord`, the result is the root of the sum of all squares, over any number of dimensions.
 
-    Raises: ArgumentError for an `ord` that is not one of these norms; DtypeError unless floating.
+    Raises: ArgumentError for an `ord` that is not one of these norms, or over another number of dimensions; else as
+    `vector_norm` and `matrix_norm`.
     """
     dims = [dim] if isinstance(dim, int) else dim
     if ord is None:

@@ -27,7 +27,7 @@ def assert_close(
     check_dtype: bool = True,
     msg: str | Callable[[str], str] | None = None,
 ) -> None:
-    """Raises AssertionError unless shapes are equal and |actual - expected| <= atol + rtol * |expected| everywhere.
+    """Asserts that shapes and dtypes are equal, and |actual - expected| <= atol + rtol * |expected| everywhere.
 
     actual, expected: tensors on any devices, NumPy arrays or numbers
     rtol, atol: give both or none. None: (1e-3, 1e-5) for float16, (1.6e-2, 1e-5) for bfloat16, (1.3e-6, 1e-5) for
@@ -35,8 +35,10 @@ def assert_close(
     equal_nan: whether nan equals nan. check_dtype: whether dtypes have to be the same
     msg: the error's text, or a function of the text that it would have
 
-    Raises: AssertionError, which says how many differ, the greatest difference and where. Differences are taken in
-    float64. ArgumentError if only one of rtol and atol is given; DtypeError for values of other types.
+    Differences are taken in float64.
+
+    Raises: AssertionError, which says how many elements differ, the greatest difference and where, or how shapes or
+    dtypes differ; ArgumentError if only one of rtol and atol is given; DtypeError for values of other types.
     """
     if (rtol is None) != (atol is None):
         raise ArgumentError(f"assert_close: expected both rtol and atol or none, got {rtol=}, {atol=}")

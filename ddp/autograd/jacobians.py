@@ -126,7 +126,7 @@ class Call:
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
     def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
-        """Returns `tensors` as a tuple if `like` is one, otherwise the first. Unless create_graph, they are detached."""
+        """Returns `tensors` as a tuple if `like` is one, otherwise the first. Detaches them unless create_graph."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]
 
