@@ -3,10 +3,9 @@
 `func` takes the inputs, a tensor or a tuple of tensors, as its arguments, and returns a tensor or a tuple. Results for
 the inputs are a tuple if the inputs are one. Results for the outputs are a tuple if `func` returns one.
 
-    v: tensors of the shapes of the inputs (jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element
-    create_graph: results can be differentiated; None: only if they depend on an input or another tensor that requires
-        grad
-    strict: if an output does not depend on an input, True raises GraphError, and False gives zeros
+v: tensors of the shapes of the inputs (jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element
+create_graph: results can be differentiated; None: only if they depend on an input or another tensor that requires grad
+strict: if an output does not depend on an input, True raises GraphError, and False gives zeros
 """
 
 from __future__ import annotations
