@@ -261,7 +261,7 @@ def _comm_and_rank(group: Group, rank: Rank, group_rank: Rank, default: Rank = N
 
 
 def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
-    """Makes a function a collective as PyTorch has it: it returns a Work or None, and warns on ranks outside the group.
+    """Wraps a function so that it returns a Work or None, as PyTorch's collectives do, and warns outside the group.
 
     function: returns the result or the `collectives.Work` of the communicator, or a Work of this module
     """

@@ -79,7 +79,9 @@ class CudaError(DdpError):
 
 
 class OutOfMemoryError(DdpError, MemoryError):
-    """A GPU's memory is full, even after the pool gave back its free blocks; the message says what holds the memory.
+    """A GPU's memory is full, or the limit of this process is reached. The message says what holds the memory.
+
+    The pool has given back its free blocks before, unless a CUDA graph is being captured.
 
     device: for example "cuda:0". In bytes: requested; allocated: held by arrays; reserved: held by the pool, for arrays
     and for later use; free, total: of the device; limit: of this process, or None

@@ -41,7 +41,7 @@ class DeviceCounts:
 
     mallocs, frees: calls of cudaMalloc and cudaFree; for an allocator other than "pool", mallocs also counts
         allocations
-    retries: repeated calls of cudaMalloc, after blocks were freed; ooms: OutOfMemoryErrors
+    retries: how often an allocation was tried again after blocks were freed; ooms: OutOfMemoryErrors
     reserved: bytes from cudaMalloc that were not freed; limit: the most that `reserved` may be, or None
     reserved_peak, peak: the most bytes that were reserved, and that arrays held, since the last `reset_peaks`
     sizes: bytes of each block from cudaMalloc, by address

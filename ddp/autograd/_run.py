@@ -58,8 +58,9 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `outputs` with respect to `inputs`, one for each. No `grad` of a leaf is changed.
 
-    An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
-    create_graph: gradients have a graph, so that they can be differentiated. retain_graph: None: as create_graph.
+    The gradient of an input that no output depends on is zeros with `materialize_grads`, and None with `allow_unused`.
+    Without both, this is an error. create_graph: gradients have a graph, so that they can be differentiated.
+    retain_graph: keeps the graph for another backward; None: as create_graph.
 
     Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
     its output; ArgumentError for another number of gradients, for only_inputs=False, for materialize_grads=True with

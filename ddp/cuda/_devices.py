@@ -31,7 +31,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """The same as `is_available`: CUDA is initialized at the first use, so there is no state to report."""
+    """The same as `is_available`, which initializes CUDA if there is a GPU."""
     return is_available()
 
 

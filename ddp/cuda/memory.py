@@ -129,7 +129,7 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
 
     num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree, which training usually makes only in its first
         steps; missing with another allocator than "pool"
-    num_alloc_retries: calls of cudaMalloc that were repeated after cached memory was freed
+    num_alloc_retries: how often an allocation was tried again after cached memory was freed
     num_ooms: OutOfMemoryErrors
     allocated_bytes.all.*, reserved_bytes.all.*: see memory_allocated and memory_reserved, and their peaks
     """
