@@ -29,8 +29,8 @@ def matrix_norm(
     column's absolute values; inf and -inf: the largest and the smallest sum of a row's absolute values.
 
     Raises: ArgumentError for other norms (2, -2 and "nuc" need singular values), unless `dim` names two dimensions, or
-    if the largest or smallest of no sums is asked for; RangeError for a dimension that does not exist; DtypeError
-    unless floating.
+    for matrices without columns (1 and -1) or without rows (inf and -inf); RangeError for a dimension that does not
+    exist; DtypeError unless floating.
     """
     if len(dim) != 2:
         raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")

@@ -35,7 +35,8 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 
 def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
-    # x[mask] = number: by copyto. In CuPy's assignment the host waits for the number of elements that a mask selects.
+    # Computes x[mask] = number by copyto. In CuPy's assignment, the host waits for the number of elements that the mask
+    # selects.
     mask = step[0] if isinstance(step, tuple) and step else step
     if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
         x[step] = v
@@ -52,8 +53,8 @@ def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
 
 
 def accumulate(xp: Any, name: str, x: Array) -> Array:
-    # In CuPy only `add` and `multiply` have `accumulate`. So combine each element with the one 1, 2, 4, ... places
-    # before it.
+    # In CuPy only `add` and `multiply` have `accumulate`. So each element is combined with the one that is 1, then 2,
+    # 4, ... places before it.
     out = x.copy()
     step = 1
     while step < len(x):
@@ -63,7 +64,7 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
-    # Not by CuPy's clip, whose result for bfloat16 is float32.
+    # CuPy's clip is not used, because its result for bfloat16 is float32.
     for g in gradients:
         xp.minimum(g, bound, out=g)
         xp.maximum(g, -bound, out=g)

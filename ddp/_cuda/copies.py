@@ -104,7 +104,8 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                # Made contiguous first: in `get`, CuPy might leave another stream current. See `StreamGuard`.
+                # The array is made contiguous first: in `get`, CuPy might leave another stream current while it does so
+                # (see `StreamGuard`).
                 out = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 device_checks.raise_pending()
                 return out

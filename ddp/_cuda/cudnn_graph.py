@@ -121,7 +121,7 @@ class ExecutionPlan:
     def run(self, xp: Any, handle: Any, arrays: Mapping[int, Array]) -> None:
         """Runs the plan on the handle's stream. arrays: by uid, arrays or addresses"""
         addresses = {uid: x if type(x) is int else x.data.ptr for uid, x in arrays.items()}
-        # May be dropped before the work is done: the pool reuses memory in the order of this stream.
+        # The workspace may be dropped before the work is done: the pool reuses memory in the order of this stream.
         workspace = xp.empty(self.workspace, "uint8") if self.workspace else None
         address = 0 if workspace is None else workspace.data.ptr
         if self.index is None:
