@@ -55,8 +55,8 @@ def norm(
 
     Without `ord`, the result is the root of the sum of all squares, over any number of dimensions.
 
-    Raises: ArgumentError for an `ord` that is not one of these norms, or over another number of dimensions; else as
-    `vector_norm` and `matrix_norm`.
+    Raises: ArgumentError for an `ord` that is not one of these norms, or over another number of dimensions; what
+    `vector_norm` and `matrix_norm` raise.
     """
     dims = [dim] if isinstance(dim, int) else dim
     if ord is None:

@@ -59,7 +59,7 @@ def grad(
     """The gradients of `outputs` with respect to `inputs`, one for each. No `grad` of a leaf is changed.
 
     The gradient of an input that no output depends on is zeros with `materialize_grads`, and None with `allow_unused`.
-    Without both, this is an error. create_graph: gradients have a graph, so that they can be differentiated.
+    With neither, `grad` raises GraphError. create_graph: gradients have a graph, so that they can be differentiated.
     retain_graph: keeps the graph for another backward; None: as create_graph.
 
     Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
