@@ -29,10 +29,12 @@ def gradcheck(
 ) -> bool:
     """Whether the gradients of `func(*inputs)` agree with central differences, for every differentiable output.
 
-    inputs: those that require grad must be float64 leaves; their elements are moved by `eps` and put back. Outputs are
-    weighted by fixed random numbers and summed, so that one backward checks all of them. raise_exception: if
-    False, returns False instead of raising GradcheckError. nondet_tol, check_undefined_grad, check_grad_dtypes,
-    fast_mode: accepted, and change nothing: one backward runs, and every element is checked.
+    Outputs are weighted by fixed random numbers and summed, so that one backward checks all of them.
+
+    inputs: those that require grad must be float64 leaves; their elements are moved by `eps` and put back
+    raise_exception: if False, returns False instead of raising GradcheckError
+    nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode: accepted, and change nothing: one backward runs, and
+    every element is checked
 
     Raises: GradcheckError naming the input, the element and both values, or if no output requires grad; DtypeError for
     an input that requires grad and is not float64; ArgumentError if none requires grad, or one is no leaf or repeats
