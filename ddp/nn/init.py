@@ -23,7 +23,7 @@ __all__ += ["zeros_"]
 
 @no_grad()
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws uniformly from [a, b). Rounding to the tensor's dtype may give b.
+    """Draws uniformly from [a, b).
 
     Raises: ArgumentError if a > b; DtypeError unless floating.
     """
