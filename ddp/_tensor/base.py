@@ -55,7 +55,7 @@ class TensorBase:
     edge: Node | Leaf | None  # where this tensor's gradient goes in backward; None if it gets none
     accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
     _epoch: int  # the epoch of `version` in which `edge` is valid; -1 for a detached tensor
-    grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
+    grad_view: Tensor | None  # the tensor over the gradient buffer that `grad` returns; None until there is one
     version: Version
 
     @property
@@ -75,7 +75,8 @@ class TensorBase:
     def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
         """Turns the gradient of a leaf on or off, and returns the tensor.
 
-        Raises: DtypeError unless floating; GraphError if it is turned off on the result of an op.
+        Raises: DtypeError if it is turned on and the tensor is not floating; GraphError if it is turned off on the
+        result of an op.
         """
         if isinstance(self.edge, Node):
             if not requires_grad:
@@ -94,7 +95,7 @@ class TensorBase:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no recorded op made this tensor."""
+        """Whether no recorded op computed this tensor."""
         return not isinstance(self.edge, Node)
 
     @property
@@ -108,9 +109,10 @@ class TensorBase:
     def grad(self) -> Tensor | None:
         """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
-        Assigning a tensor copies it into the buffer; assigning None and `del` empty the buffer. Raises: ShapeError,
-        DtypeError if the assigned tensor has another shape, dtype or device than this one; ParallelError on reading if
-        each rank has only a part of the gradient (ZeroOptimizer).
+        Assigning a tensor copies it into the buffer; assigning None and `del` empty the buffer.
+
+        Raises: ShapeError if a tensor of another shape is assigned; DtypeError for a tensor of another dtype or device,
+        and for anything else; ParallelError on reading if each rank has only a part of the gradient (ZeroOptimizer).
         """
         if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
@@ -227,12 +229,13 @@ _silent.run(np.seterr, all="ignore")
 
 
 def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
-    """Runs `op` on tensors, or on Python numbers in their place, and records a node if an input requires grad.
+    """Runs `op` on tensors and Python numbers. In grad mode, records a node if an input requires grad.
 
     Returns a tensor, or a tuple of tensors if the op has several results.
 
-    Raises: DeviceError if the tensors are on different devices; InplaceError if one is stale (see `stale_view`);
-    DtypeError if no input is a tensor, or one is a NumPy array; and what the op raises.
+    Raises: DeviceError if the tensors are on different devices (see `to_common_device`); InplaceError if grad mode is
+    on and one is stale (see `stale_view`); DtypeError if no input is a tensor, or one is a NumPy array; and what the op
+    raises.
     """
     state = modes.state
     if state.autocast is not None:
@@ -441,7 +444,11 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The gradient with which a backward of `x` starts, as an array. Raises: ShapeError, DtypeError, DeviceError."""
+    """The gradient with which a backward of `x` starts, as an array.
+
+    Raises: ShapeError if `gradient` has another shape than `x`, or is None and `x` does not have exactly one element;
+    DtypeError if it is neither a tensor nor None; DeviceError if it is on another device than `x`.
+    """
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")

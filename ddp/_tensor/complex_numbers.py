@@ -1,4 +1,4 @@
-"""Complex numbers as two tensors, since no dtype of tensors is complex: what Fourier transforms and rotations need."""
+"""Complex numbers as pairs of tensors, since no dtype is complex. Fourier transforms and rotations use them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Tensor(
         return Size(self.array.shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one dimension. Raises: RangeError."""
+        """The shape, or the size of dimension `dim`. Raises: RangeError if there is no such dimension."""
         if dim is None:
             return Size(self.array.shape)
         try:

@@ -206,7 +206,7 @@ def _seed(x: TensorBase, gradient: Any) -> Tensor:
 def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Sequence[Any]:
     """Computes the gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
 
-    for_others: gets the results of collectives that are not wanted here
+    for_others: this list gets the results of collectives that only the other ranks need
     """
     if isinstance(node.op, SelectOutput):
         return node.op.backward(None, g, needs, (), node.residual)

@@ -1,7 +1,7 @@
 """Creates tensors from constants, ranges, numbers, lists and arrays, and by PyTorch's older tensor types.
 
-Python floats become the default dtype, integers int64, and arrays keep their dtype, as in PyTorch. Read-only arrays are
-shared, too: reading them is safe, and writing in place raises.
+Python floats become the default dtype, integers int64, and arrays keep their dtype, as in PyTorch. `as_tensor` and
+`from_numpy` share the memory of read-only arrays, too: reading the tensor is safe, and writing to it in place raises.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def from_array(array: Any, device: _device.device, requires_grad: bool = False) 
 def resolve_device(device: Where) -> _device.device:
     """The device that was asked for; if none was, this thread's default device.
 
-    Raises: DeviceError for a GPU that does not exist.
+    Raises: DeviceError for "cuda:INDEX" if there is no such GPU; ArgumentError, DtypeError for a malformed device.
     """
     if device is None:
         return _device.default.device
@@ -80,7 +80,10 @@ def as_number(value: Any, name: str) -> Any:
 
 
 def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
-    """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
+    """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`.
+
+    Raises: ShapeError for a negative size; DtypeError for sizes that are no integers; ArgumentError for two shapes.
+    """
     shape = parse_sizes(given, size)
     if shape and min(shape) < 0:
         raise ShapeError(f"{name}: {shape} has a negative size")
@@ -154,7 +157,8 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
     """A tensor filled with `fill_value`; without a dtype, it is bool, int64 or the default dtype, as the value is.
 
-    Raises: ArgumentError if the value is no number, or an integer dtype cannot hold it; ShapeError for a negative size.
+    Raises: ArgumentError if the value is no number, or finite and out of the range of an integer dtype; ShapeError for
+    a negative size; DtypeError for sizes that are no integers, or an unknown dtype.
     """
     value = as_number(fill_value, "full")
     shape = parse_shape((size,), None, "full")
@@ -175,8 +179,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 
     With dtype=int64, floats are truncated first.
 
-    Raises: ArgumentError if step is 0, also after truncation for an integer dtype, if it leads away from end, or if a
-    number is not finite.
+    Raises: ArgumentError if step is 0, also after truncation for a dtype that is not floating, if it leads away from
+    end, or if start, end or step is not a finite number; DtypeError for an unknown dtype.
     """
     if end is None:
         start, end = 0, start
@@ -204,7 +208,7 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,). One step: start alone.
 
-    Raises: ArgumentError for negative steps.
+    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for an unknown dtype.
     """
     points = _points(start, end, steps, "linspace")
     return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
@@ -213,7 +217,7 @@ def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Te
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Unpack[Options]) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,).
 
-    One step: base ** start alone. Raises: ArgumentError for negative steps.
+    One step: base ** start alone. Raises: as linspace.
     """
     points = _points(start, end, steps, "logspace")
     return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
@@ -222,7 +226,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
     """Returns a function of array module and dtype that computes the points in float64.
 
-    Raises: ArgumentError for negative steps.
+    Raises: ArgumentError for negative steps, or if start or end is no number.
     """
     first, last = as_number(start, name), as_number(end, name)
     if steps < 0:
@@ -296,7 +300,8 @@ class Creation(TensorBase):
 def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
     """Makes an uninitialized tensor of given sizes, or a copy of given data; shares the memory of a given tensor.
 
-    Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
+    Raises: DtypeError for a tensor of another dtype, or for data that are no numbers; ArgumentError for several
+    arguments that are no sizes; ShapeError for a negative size.
     """
     if all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given):
         return empty([operator.index(n) for n in given] or (0,), dtype=dtype, device=device)
@@ -320,8 +325,8 @@ class TypedTensor(type):
     instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes
     these types, too.
 
-    Raises: DtypeError for a tensor of another dtype; DeviceError for another kind of device; ArgumentError for several
-    arguments that are no sizes.
+    A call raises DtypeError for a tensor of another dtype, or for data that are no numbers; DeviceError for another
+    kind of device; ArgumentError for several arguments that are no sizes; ShapeError for a negative size.
     """
 
     dtype: Dtype  # NumPy reads this attribute, so that the type can be given as a dtype
@@ -363,7 +368,11 @@ def cast(array: Any, dtype: Dtype) -> Any:
 
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
-    """Converts `data` to an array of a supported dtype. Also returns whether the array is a copy for certain."""
+    """Converts `data` to an array of a supported dtype. Also returns whether the array is certainly a copy.
+
+    Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, or an unknown dtype;
+    ArgumentError for a number that does not fit the dtype.
+    """
     if isinstance(data, Number) and not isinstance(data, np.generic):
         dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
         if dtype in dtypes.INTEGERS and math.isfinite(data):
@@ -435,8 +444,9 @@ def tensor(
     """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
 
     pin_memory: in page-locked memory, if there is a GPU to copy to.
-    Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, and for integers with
-    requires_grad; ArgumentError for a number that does not fit the dtype.
+    Raises: ShapeError for ragged sequences; DtypeError for an unknown dtype, for elements that are no numbers, for
+    integers beyond int64 in a sequence, and if requires_grad is set and the dtype is not floating; ArgumentError for
+    any other number that does not fit the dtype, or a malformed device; DeviceError for a GPU that does not exist.
     """
     array, new = array_of(data, dtype, "tensor")
     target = _target_device(data, array, device)
@@ -469,7 +479,7 @@ def asarray(
 ) -> Tensor:
     """Converts `obj` to a tensor, which shares its memory if possible (copy=None), never (True), or always (False).
 
-    Raises: ArgumentError if copy=False and the memory cannot be shared.
+    Raises: ArgumentError if copy=False and the memory cannot be shared; and what `tensor` and `from_dlpack` raise.
     """
     if isinstance(obj, TensorBase) or not hasattr(obj, "__dlpack__") or hasattr(obj, "__array__"):
         array, new = array_of(obj, dtype, "asarray")
@@ -505,7 +515,8 @@ def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
 def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False) -> Tensor:
     """A 1-d tensor that shares the memory of an object with the buffer protocol, from byte `offset` on.
 
-    Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`.
+    Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`, or if `offset` is outside
+    of the buffer; DtypeError for an unknown dtype; TypeError if `buffer` does not support the protocol.
     """
     try:
         array = np.frombuffer(buffer, dtypes.parse(dtype), count, offset)
@@ -519,8 +530,9 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
 
     On a GPU the current stream waits for the other library's work so far; the host does not wait.
     copy: True: makes a copy; False: shares the memory, or raises. Raises: DtypeError for a dtype that tensors do not
-    have, or if ext_tensor does not support DLPack; DeviceError for memory that is neither the CPU's nor CUDA's;
-    ArgumentError if copy=False and `device` is another one.
+    have, or if ext_tensor does not support DLPack; DeviceError for memory that is neither the CPU's nor CUDA's, or if
+    `device` is a GPU that does not exist; ArgumentError if copy=False and `device` is another one than that of
+    ext_tensor, or for a malformed device.
     """
     source = dlpack_device(ext_tensor)
     target = source if device is None else resolve_device(device)
@@ -533,7 +545,8 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
 def from_foreign(value: Any) -> Any:
     """Converts an array, or another library's tensor, to a tensor over the same memory; returns anything else as it is.
 
-    Raises: DtypeError, DeviceError, and what the other library raises for a tensor that it cannot share.
+    Raises: DtypeError for a dtype that tensors do not have; DeviceError for memory that is neither the CPU's nor
+    CUDA's; and what the other library raises for a tensor that it cannot share.
     """
     if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
         return value

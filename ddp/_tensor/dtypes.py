@@ -121,15 +121,15 @@ def can_cast(from_: Any, to: Any) -> bool:
 
 
 def get_default_dtype() -> Dtype:
-    """The dtype of Python floats, and of new tensors for which none is given: float32 unless it was set."""
+    """The dtype of tensors made of Python floats, or by functions such as zeros and rand, unless one is given.
+
+    float32 unless `set_default_dtype` was called.
+    """
     return _default
 
 
 def set_default_dtype(d: Any) -> None:
-    """Sets the dtype of Python floats, and of new tensors for which none is given, in this process.
-
-    Raises: DtypeError unless it is floating.
-    """
+    """Sets the default dtype of this process: see `get_default_dtype`. Raises: DtypeError unless it is floating."""
     global _default
     dtype = parse(d)
     if dtype not in FLOATS:

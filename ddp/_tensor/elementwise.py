@@ -100,7 +100,7 @@ def _reverse(ufunc: str) -> Binary:
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
     """Computes op(x, y), a division, or op(y, x) with `swap`. Returns NotImplemented if `y` is no operand.
 
-    Raises: ArgumentError if integers are divided by 0. Tensors on a GPU are not checked for zeros: the host would have
+    Raises: ArgumentError if integers are divided by 0. A divisor on a GPU is not checked for zeros: the host would have
     to wait.
     """
     name = "div" if op is ops.div_rounded else op.name
@@ -135,11 +135,14 @@ class Elementwise(TensorBase):
     __mod__, __rmod__ = _operators(division, ops.remainder)
 
     def add(self, other: Other, *, alpha: float = 1) -> Tensor:
-        """self + alpha*other. Raises: DtypeError for integers with a float `alpha` other than 1."""
+        """self + alpha*other. Raises: DtypeError for integers or bool with a float `alpha` other than 1."""
         return add_scaled(ops.add, self, other, alpha)
 
     def sub(self, other: Other, *, alpha: float = 1) -> Tensor:
-        """self - alpha*other. Raises: DtypeError for bool, or for integers with a float `alpha` other than 1."""
+        """self - alpha*other.
+
+        Raises: DtypeError for bool with an `alpha` of 1, or for integers and bool with another `alpha` that is a float.
+        """
         return add_scaled(ops.sub, self, other, alpha)
 
     subtract = sub
@@ -154,7 +157,8 @@ class Elementwise(TensorBase):
     def div(self, other: Other, *, rounding_mode: str | None = None) -> Tensor:
         """self / other; integers give the default dtype. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
-        Raises: ArgumentError for another mode, or if a mode is given and integers on the CPU are divided by 0.
+        Raises: ArgumentError for another mode, or if a mode is given and integers are divided by 0, except by a tensor
+        on a GPU.
         """
         if rounding_mode is None:
             return check_operand(binary(ops.div, self, other, floating=True), "div", other)
@@ -167,7 +171,7 @@ class Elementwise(TensorBase):
     def floor_divide(self, other: Other) -> Tensor:
         """floor(self / other); integers stay integers.
 
-        Raises: ArgumentError if integers on the CPU are divided by 0.
+        Raises: ArgumentError if integers are divided by 0, except by a tensor on a GPU.
         """
         return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
@@ -292,7 +296,8 @@ class Elementwise(TensorBase):
     def clamp(self, min: Other = None, max: Other = None) -> Tensor:
         """Limits self to [min, max], numbers or tensors; where min > max, the result is max. Either may be left out.
 
-        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast.
+        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast; DtypeError if one is a
+        tensor and the other is no operand.
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
@@ -322,7 +327,7 @@ class Elementwise(TensorBase):
         return select_where(condition, self, other)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-        """Replaces nan and infinities by numbers: by default 0, and the largest and smallest of the dtype."""
+        """Replaces nan and infinities by numbers: by default 0, and the largest and the lowest number of the dtype."""
         if not is_float(self.array.dtype):
             return self.clone()  # type: ignore[attr-defined]  # every tensor has the mixins
         bounds = finfo(self.array.dtype)
@@ -383,7 +388,8 @@ class Elementwise(TensorBase):
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
         """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; equal_nan: nan equals nan.
 
-        Raises: ShapeError if they do not broadcast; DtypeError if `other` is no operand; DeviceError.
+        Raises: ShapeError if they do not broadcast; DtypeError if `other` is no operand; DeviceError if it is on
+        another device, unless one of the two is a 0-d tensor on the CPU.
         """
         pair = promote_all("isclose", self, operand_as_tensor(other, self, "isclose"))
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
@@ -439,7 +445,7 @@ class Elementwise(TensorBase):
 def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
     """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x.
 
-    Raises: DtypeError for integers with a float `alpha` other than 1.
+    Raises: DtypeError for integers or bool with a float `alpha` other than 1, or if `y` is no operand.
     """
     if alpha == 1:
         return check_operand(binary(op, x, y, swap), op.name, y)
@@ -450,7 +456,11 @@ def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False
 
 
 def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
-    """`input` where `condition`, else `other`: tensors or numbers. Raises: DtypeError, ShapeError."""
+    """`input` where `condition`, else `other`: tensors or numbers.
+
+    Raises: DtypeError if the condition is not bool, or a value is neither a tensor, an array nor a number; ShapeError
+    if the three do not broadcast.
+    """
     if condition.array.dtype.kind != "b":
         raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")
     like = next((x for x in (input, other) if isinstance(x, TensorBase)), condition)

@@ -119,7 +119,8 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
 
     With `condition` alone: the indices where it is not zero, as a tuple of int64 vectors, one for each dimension.
 
-    Raises: DtypeError, ShapeError.
+    Raises: DtypeError if there are values and the condition is not bool, or if a value is neither a tensor, an array
+    nor a number; ShapeError if the three do not broadcast.
     """
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
@@ -187,7 +188,8 @@ def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Joins tensors along `dim`; all other sizes must be equal. A tensor of shape (0,) may stand beside any shape.
 
-    Raises: ShapeError, RangeError; ArgumentError for no tensor; DtypeError for elements that are no tensors.
+    Raises: ShapeError if other sizes differ, or for 0-d tensors; RangeError if there is no dimension `dim`;
+    ArgumentError for no tensor; DtypeError for elements that are no tensors.
     """
     xs = _promote(tensors, "cat")
     some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
@@ -210,7 +212,10 @@ concat = concatenate = cat
 @with_out
 @numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins tensors of one shape along a new dimension `dim`. Raises: as cat."""
+    """Joins tensors of one shape along a new dimension `dim`.
+
+    Raises: ShapeError if the shapes differ; and as cat, but 0-d tensors are allowed.
+    """
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")

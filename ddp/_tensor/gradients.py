@@ -76,8 +76,10 @@ class Gradients(TensorBase):
         inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
-        Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if `gradient` does not
-        fit; ArgumentError if `inputs` is empty.
+        Raises: GraphError if this tensor or one of `inputs` does not require grad, or if one of `inputs` is a parameter
+        under DataParallel; GraphFreedError for a graph that an earlier backward has freed; VersionError, InplaceError
+        if a value that backward reads, or the base of this view, was changed in place; ShapeError, DtypeError,
+        DeviceError if `gradient` does not fit; ArgumentError if `inputs` is empty.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 
@@ -183,7 +185,7 @@ def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool =
 def gradient_array(name: str, g: Any, like: Like) -> Any:
     """The array of a gradient that the user's code returned, cast to the dtype of `like`; None if `g` is None.
 
-    Raises: DtypeError if it is no tensor; ShapeError.
+    Raises: DtypeError if `g` is neither a tensor nor None; ShapeError if its shape is not that of `like`.
     """
     if g is None:
         return None
@@ -202,9 +204,9 @@ def sink_gradients(
     create_graph: bool,
     wanted: Sequence[TensorBase],
 ) -> list[Any]:
-    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched.
+    """The gradient of all `tensors` with respect to each of `wanted`; None where none arrived. Changes no `grad`.
 
-    The gradients are arrays; under create_graph, tensors. retain_graph: None: as create_graph
+    The gradients are arrays; under create_graph, tensors. retain_graph: None stands for the value of create_graph
     """
     keep = create_graph if retain_graph is None else bool(retain_graph)
     if create_graph:

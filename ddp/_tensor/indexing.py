@@ -197,7 +197,8 @@ def index_along(x: TensorBase, dim: int, index: Any) -> Step:
 def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
     """The array of `index`, if it holds integers from `low` to n - 1.
 
-    Raises: DtypeError; RangeError naming the first that is out of range.
+    Raises: DtypeError if `index` is no tensor of integers; RangeError naming an index that is out of range, on a GPU at
+    the next call that waits for it.
     """
     if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: the index is an int64 tensor, not {_dtype_or_class(index)}")
@@ -213,7 +214,8 @@ def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, i
     """Checks `index`, which names places of `x` along `dim`. Returns its array and the non-negative dim.
 
     A 0-d tensor counts as a vector of one element, and the other way round. Raises: ShapeError unless index has as many
-    dimensions as `x`, and none except `dim` is larger; DtypeError, RangeError.
+    dimensions as `x`, and none except `dim` is larger; DtypeError if index is no tensor of integers; RangeError for a
+    dimension or an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     shape = x.array.shape
@@ -293,7 +295,7 @@ def _dtype_or_class(x: Any) -> str:
 
 
 def _check_source(x: TensorBase, name: str, source: Any) -> Any:
-    """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
+    """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError if it is not."""
     if not isinstance(source, TensorBase) or source.array.dtype != x.array.dtype:
         got = _dtype_or_class(source)
         raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, as this one is, got {got}")
@@ -301,7 +303,10 @@ def _check_source(x: TensorBase, name: str, source: Any) -> Any:
 
 
 def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
-    """Converts `value`, a number or a 0-d tensor, for a write into `x`. Raises: ShapeError, DtypeError."""
+    """Converts `value`, a number or a 0-d tensor, for a write into `x`.
+
+    Raises: ShapeError for a tensor with dimensions; DtypeError for anything else.
+    """
     if isinstance(value, TensorBase):
         if value.array.ndim:
             raise ShapeError(f"{name}: the value is a number or a 0-d tensor, not of shape {value.array.shape}")
@@ -357,7 +362,8 @@ def _check_vector(
 ) -> tuple[Any, Step, int]:
     """Checks `index`, a vector along `dim`. Returns its array, `index_along` of it, and the non-negative dim.
 
-    Raises: RangeError, DtypeError; ShapeError if it is no vector.
+    Raises: ShapeError if it is no vector, or `x` is 0-d; DtypeError if it is no tensor of integers; RangeError for a
+    dimension or an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     n = x.array.shape[axis] if x.array.ndim else 1
@@ -369,7 +375,7 @@ def _check_vector(
 
 
 def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
-    """`source`, if its shape and dtype fit a vector of places along `axis` of `x`. Raises: ShapeError, DtypeError."""
+    """Returns `source`. Raises: ShapeError, DtypeError unless it fits a vector of places along `axis` of `x`."""
     source = _check_source(x, name, source)
     shape = x.array.shape
     n = positions.size
@@ -419,7 +425,7 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
 def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
     """Expands `x` to the shape that `x` and the mask broadcast to. Returns the expanded tensor and the mask's array.
 
-    Raises: DtypeError, ShapeError.
+    Raises: DtypeError if the mask is no tensor of bool; ShapeError if the two do not broadcast.
     """
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         raise DtypeError(f"{name}: the mask is a bool tensor, not {_dtype_or_class(mask)}")
@@ -505,7 +511,9 @@ class Indexing(TensorBase):
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, not larger than self except along `dim`.
 
-        sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
+        sparse_grad: accepted, and changes nothing. Raises: ShapeError for an index of another number of dimensions, or
+        one that is larger; DtypeError if it is no tensor of integers; RangeError for a dimension or an index that is
+        out of range.
         """
         x = at_least_1d(self)
         positions, axis = check_gather(x, dim, index, "gather")
@@ -531,20 +539,27 @@ class Indexing(TensorBase):
     def take(self: Any, index: TensorBase) -> Tensor:
         """The elements at places `index` of the flattened tensor, in the shape of `index`.
 
-        Raises: RangeError, DtypeError.
+        Raises: RangeError for an index out of range; DtypeError if `index` is no tensor of integers.
         """
         flat = self.reshape(-1)
         array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
         return read_index(flat, (array,)) if array.ndim else flat[int(array)]
 
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
-        """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
+        """The slices at `index`, a vector, along `dim`.
+
+        Raises: ShapeError if `index` is no vector; DtypeError if it is no tensor of integers; RangeError for a
+        dimension or an index that is out of range.
+        """
         x = at_least_1d(self)
         result = read_index(x, _check_vector(x, "index_select", dim, index)[1])
         return result if self.array.ndim else result.reshape(())
 
     def masked_select(self, mask: TensorBase) -> Tensor:
-        """A vector of the elements where `mask` (bool) holds; the two broadcast. Raises: DtypeError, ShapeError."""
+        """A vector of the elements where `mask` (bool) holds; self and mask broadcast.
+
+        Raises: DtypeError if the mask is no tensor of bool; ShapeError if the two do not broadcast.
+        """
         x, selected = _masked(self, "masked_select", mask)
         return x.reshape(-1)[self._device.xp.broadcast_to(selected, x.array.shape).reshape(-1)]
 

@@ -119,9 +119,9 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
-    """Converts `y` for a write into `x`: to a number, or to an array on the device of `x` that fits its shape.
+    """Converts `y` for a write into `x`: to a number, or to an array on the device of `x` that broadcasts to its shape.
 
-    Raises: ShapeError, DtypeError.
+    Raises: ShapeError if it does not broadcast; DtypeError if it is neither a tensor, an array nor a number.
     """
     if isinstance(y, np.generic):
         y = y.item()
@@ -192,7 +192,7 @@ def become_view(x: Self, name: str, view: TensorBase) -> Self:
     """Gives `x` the shape of its view `view`.
 
     Raises: InplaceError if `x` requires grad and either is a leaf or no graph is recorded: its gradient would have the
-    old shape.
+    old shape. GraphError if `x` is a parameter of a wrapped model.
     """
     if x.edge is not None and (x.is_leaf or not modes.state.enabled):
         raise InplaceError(
@@ -234,8 +234,9 @@ def with_out(function: F) -> F:
 
     For several results, `out` is a sequence of tensors. An `out` without elements gets the shape of the result.
 
-    Raises: DtypeError if the result does not fit; ShapeError; DeviceError; ArgumentError for a wrong number of tensors;
-    InplaceError if grad mode is on, and the result or `out` requires grad: no gradient passes through `out`.
+    Raises: DtypeError if `out` is no tensor, or its dtype cannot hold the result; ShapeError if it has another shape
+    than the result; DeviceError if it is on another device; ArgumentError for a wrong number of tensors; InplaceError
+    if grad mode is on, and the result or `out` requires grad: no gradient passes through `out`.
     """
 
     @functools.wraps(function)

@@ -87,7 +87,7 @@ def dlpack_device(exporter: Any) -> device:
 def take_dlpack(exporter: Any, source: device) -> Any:
     """Makes an array over another library's memory. On a GPU, the current stream waits for that library's work.
 
-    Raises: DtypeError for a dtype that tensors do not have.
+    Raises: DtypeError for a dtype that tensors do not have, or if NumPy or CuPy does not take the array.
     """
     try:
         with on(source):
@@ -137,7 +137,10 @@ class Interop(TensorBase):
     __slots__ = ()
 
     def item(self) -> Any:
-        """The one element as a Python number. Raises: ShapeError if there are more, or none; CudaError."""
+        """The one element as a Python number.
+
+        Raises: ShapeError if there are more elements, or none; CudaError if work on the GPU has failed.
+        """
         if self.array.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.array.shape} has {self.array.size} elements, not one")
         return self.array.item() if self._device is CPU else self._read("item", self.array.item)
@@ -152,7 +155,7 @@ class Interop(TensorBase):
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).reshape(shape).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
-        """The result of `read()`, which may wait for a GPU. Raises: CudaError."""
+        """The result of `read()`, which may wait for a GPU. Raises: CudaError if work on the GPU has failed."""
         try:
             value = read()
         except Exception as error:
@@ -210,8 +213,8 @@ class Interop(TensorBase):
         CUDA's null stream; 2: the per-thread default stream; -1: no stream waits. On the CPU only None is valid.
         dl_device: (1, 0) copies from a GPU to the CPU, and waits. copy: True: makes a copy; False: shares the memory,
         or raises.
-        Raises: GraphError if the tensor requires grad; BufferError for any other dl_device than its own and (1, 0);
-        ArgumentError for an invalid stream.
+        Raises: GraphError if the tensor requires grad; BufferError for a dl_device other than its own and (1, 0), or if
+        copy=False and the dl_device is not its own; ArgumentError for an invalid stream.
         """
         if self.edge is not None:
             raise GraphError("__dlpack__: this tensor requires grad; use detach()")

@@ -63,7 +63,8 @@ def _add_scaled(name: str, base: Any, product: Any, beta: float, alpha: float) -
 class LinearAlgebra(TensorBase):
     """Products of matrices and vectors.
 
-    Raises: ShapeError naming the dimensions that differ; DtypeError if factors differ in dtype (except in `outer`).
+    Raises: ShapeError for shapes that do not fit; DtypeError if factors differ in dtype and autocast is off. Products
+    without a sum promote factors instead: `outer`, `addr`, and `inner` with a 0-d factor.
     """
 
     __slots__ = ()
@@ -153,7 +154,10 @@ DOTS = -1  # stands for "..." until the operands' numbers of dimensions are know
 
 
 def parse_equation(equation: Any, operands: Sequence[Any]) -> Terms:
-    """The operands, the labels of each, and those of the result. Raises: ArgumentError."""
+    """The operands, the labels of each, and those of the result.
+
+    Raises: ArgumentError if the equation is no string, or does not fit the operands.
+    """
     if not isinstance(equation, str):
         raise ArgumentError(f"einsum: the equation is a string, not {type(equation).__name__}")
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -177,7 +181,7 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> T
 
     out: the labels of the result; None: the dimensions of "...", then the labels that occur once, in order
 
-    Raises: ArgumentError.
+    Raises: ArgumentError if the labels do not fit the operands, or `out` has a label twice or one of no operand.
     """
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
@@ -205,9 +209,11 @@ def _expand_dots(labels: Labels, spare: int) -> Labels:
 
 
 def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
-    """Multiplies operands, and sums over the labels that `out` lacks. Raises: ShapeError, DtypeError.
+    """Multiplies operands, and sums over the labels that `out` lacks.
 
     terms: the labels of each operand
+
+    Raises: ShapeError if sizes of one label differ, except from 1; DtypeError if dtypes differ in a sum of products.
     """
     sizes: dict[int, int] = {}
     for x, labels in zip(operands, terms, strict=True):
@@ -263,7 +269,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
     """The p-norm of every difference of rows: (..., n, d), (..., m, d) to (..., n, m); leading dimensions broadcast.
 
     compute_mode: accepted, and changes nothing: matrix products, which are less exact, are never used.
-    All differences are in memory at once. Raises: ShapeError, DtypeError.
+    All differences are in memory at once. Raises: ShapeError for shapes that do not fit; DtypeError unless floating;
+    and as `Tensor.norm`.
     """
     a, b = x1.shape, x2.shape
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-1]:
@@ -275,13 +282,14 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
 def einsum(equation: Any, *operands: Any) -> Tensor:
     """The sum of products that `equation` describes: "bij,bjk->bik", with "..." for broadcast dimensions.
 
-    A label that occurs twice in one operand takes its diagonal; without "->" the result has the labels that occur once,
-    in alphabetical order. Also einsum(x, [0, 1], y, [1, 2], [0, 2]), with numbers for labels, and
-    einsum(equation, [x, y]). Several operands are multiplied from left to right. Factors of different dtypes are
-    promoted if nothing is summed over both, as in "i,j->ij".
+    A label that occurs twice in one operand takes its diagonal; without "->" the result has the dimensions of "...",
+    then the labels that occur once: upper case first, in alphabetical order. Also
+    einsum(x, [0, 1], y, [1, 2], [0, 2]), with numbers for labels, and einsum(equation, [x, y]). Several operands are
+    multiplied from left to right. Factors of different dtypes are promoted if nothing is summed over both, as in
+    "i,j->ij".
 
-    Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ; DtypeError
-    for dtypes that differ in a sum of products.
+    Raises: ArgumentError for an equation that does not fit the operands; ShapeError if sizes of one label differ,
+    except from 1, which is broadcast; DtypeError for dtypes that differ in a sum of products.
     """
     if isinstance(equation, TensorBase):
         parts = [equation, *operands]
@@ -294,7 +302,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
 
 def _letters(labels: Sequence[Any]) -> str:
-    """`_letters([0, ..., 26]) == "A...a"`. Raises: ArgumentError."""
+    """`_letters([0, ..., 26]) == "A...a"`. Raises: ArgumentError for anything but 0 to 51 and Ellipsis."""
     if not all(label is ... or label in range(52) for label in labels):
         raise ArgumentError(f"einsum: labels {list(labels)}: expected numbers from 0 to 51, or ...")
     return "".join("..." if label is ... else ascii_letters.swapcase()[label] for label in labels)
@@ -306,7 +314,8 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     dims: a number n: the last n dimensions of `a` with the first n of `b`; or a list for `a` and a list for `b`
 
-    Raises: ShapeError, ArgumentError, RangeError, DtypeError.
+    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions; RangeError if a list has
+    a dimension that does not exist; ShapeError if sizes of a pair differ; DtypeError if the dtypes differ.
     """
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):
         raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")

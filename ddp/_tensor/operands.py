@@ -1,4 +1,4 @@
-"""Operands of ops: promotion happens here, so that ops see one dtype; and NumPy's names of arguments."""
+"""Converts the operands of an op to one dtype and to tensors. Also lets functions take NumPy's names of arguments."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
 
 
 def check_operand(result: Any, name: str, y: Other) -> Tensor:
-    """Returns `result`, or raises if it is NotImplemented: a named function has no reflected form."""
+    """Returns `result`. Raises: DtypeError if it is NotImplemented or None: a named function has no reflected form."""
     if result is NotImplemented or result is None:
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
     return result
@@ -147,7 +147,10 @@ def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
 
 
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
-    """Converts tensors to the dtype of their common result. Raises: ShapeError if they do not broadcast; DtypeError."""
+    """Converts tensors to the dtype of their common result.
+
+    Raises: ShapeError if they do not broadcast; DtypeError if one after the first is no tensor.
+    """
     first = tensors[0]
     dtype = first.array.dtype
     dims = first.array.ndim

@@ -129,7 +129,8 @@ def _format_integers(array: Any) -> tuple[Callable[[Any], str], int]:
 def _format_floats(array: Any) -> tuple[Callable[[float], str], int]:
     """Returns a function that formats a float, and the width of its results.
 
-    All values have the same form: `2.` if all are integral, otherwise decimals, or an exponent.
+    All values have the same form: with an exponent if `sci_mode` or the range of the values asks for it, otherwise as
+    `2.` if all are integral, otherwise with decimals.
     """
     values = array[np.isfinite(array) & (array != 0)].astype(np.float64)
     sizes = np.abs(values)

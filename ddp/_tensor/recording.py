@@ -43,7 +43,7 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Returns the array of a recording array, which it marks as compared; returns anything else as it is.
+    """Returns the array of a recording array, which this marks as compared. Returns anything else as it is.
 
     No gradient passes through the result.
     """
@@ -59,7 +59,7 @@ def as_array(x: Any) -> Any:
 class RecordingArray:
     """A tensor with the methods of an array. A view reads its base anew after the base was written to.
 
-    compared: whether a mask, a sign or another step function was computed from it
+    compared: whether `as_array` has read it, for example to compute a mask or a sign
     """
 
     __slots__ = ("_base", "_read", "_replace", "_seen", "_tensor", "compared")

@@ -25,7 +25,7 @@ Dims = int | Sequence[int] | None
 
 
 def resolve_axis(x: TensorBase, dim: int, name: str) -> int:
-    """`dim` as a non-negative axis; a 0-d tensor counts as having one. Raises: RangeError."""
+    """`dim` as a non-negative axis; a 0-d tensor counts as having one. Raises: RangeError if `x` has no such axis."""
     ndim = max(x.array.ndim, 1)
     if not -ndim <= dim < ndim:
         raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim} to {ndim - 1}")
@@ -49,7 +49,7 @@ def at_least_1d(x: Any) -> Any:
 
 
 def check_not_empty(x: TensorBase, dims: Ints, name: str) -> TensorBase:
-    """`x`, if every reduction over `dims` sees an element. Raises: ArgumentError."""
+    """Returns `x`. Raises: ArgumentError if one of `dims` has size 0, so that nothing can be reduced."""
     if any(x.array.shape[d] == 0 for d in dims):
         raise ArgumentError(f"{name}: shape {x.array.shape} has no element along dimensions {dims}")
     return x
@@ -61,7 +61,7 @@ def to_dtype(x: TensorBase, dtype: Any) -> TensorBase:
 
 
 def required_float(x: Self, name: str) -> Self:
-    """`x`, if it is floating. Raises: DtypeError."""
+    """Returns `x`. Raises: DtypeError unless it is floating."""
     if not is_float(x.array.dtype):
         raise DtypeError(f"{name}: expected a floating tensor, got {x.array.dtype}; convert it with float()")
     return x
@@ -304,14 +304,20 @@ class Reductions(TensorBase):
         return self.sort(0).values
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
-        """(values, indices) of the k largest, or smallest, along `dim`. Raises: RangeError if there are fewer."""
+        """(values, indices) of the k largest, or smallest, along `dim`.
+
+        Raises: RangeError if there are fewer, for a negative k, or for a dimension that does not exist.
+        """
         xp, x, axis = _along(self, dim, "topk")
         if not 0 <= k <= x.shape[axis]:
             raise RangeError(f"topk: k={k} of dimension {axis} of shape {self.array.shape}")
         return results.topk(*_gather(self, reduction.extremes(xp, x, k, axis, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
-        """(values, indices) of the k-th smallest along `dim`, k >= 1. Raises: RangeError if there are fewer."""
+        """(values, indices) of the k-th smallest along `dim`, k >= 1.
+
+        Raises: RangeError if there are fewer, for a smaller k, or for a dimension that does not exist.
+        """
         xp, x, axis = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[axis]:
             raise RangeError(f"kthvalue: k={k} of dimension {axis} of shape {self.array.shape}")
@@ -340,7 +346,8 @@ class Reductions(TensorBase):
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
         """Counts each integer from 0 on in this vector, int64; with weights, sums the weights of each integer.
 
-        The result has max(minlength, largest element + 1) elements. Raises: DtypeError, ShapeError, RangeError.
+        The result has max(minlength, largest element + 1) elements. Raises: DtypeError for anything but a vector of
+        integers; RangeError for a negative element or minlength; ShapeError for weights of another shape.
         """
         x = self.array
         xp = self._device.xp
@@ -360,7 +367,7 @@ class Reductions(TensorBase):
         """Counts the elements in each of `bins` equal parts of [min, max]; min == max: of the range of all elements.
 
         The counts have this tensor's dtype. Elements outside, and nan, are not counted. Raises: DtypeError unless
-        floating; ArgumentError.
+        floating; ArgumentError for fewer than one bin, if max < min, or for a range that is infinite or nan.
         """
         array = self.array.reshape(-1)
         xp = self._device.xp
@@ -421,7 +428,8 @@ def searchsorted(
     instead of before them; sorter: the indices that sort the sequence, if it is not sorted. Result: int64, or int32
     with out_int32, of the input's shape.
 
-    Raises: ShapeError, ArgumentError.
+    Raises: ShapeError if leading dimensions of the sequence and the input differ, or for a sorter of another shape;
+    ArgumentError for another side, or side="left" with right.
     """
     device = sorted_sequence._device
     xp = device.xp

@@ -51,7 +51,10 @@ class Generator(BaseGenerator):
         return wrap(array, CPU)
 
     def set_state(self, new_state: TensorBase) -> None:
-        """Sets the state to what `get_state` returned. Raises: ArgumentError for anything else."""
+        """Sets the state to what `get_state` returned.
+
+        Raises: ArgumentError for a tensor of another dtype, number of dimensions or length.
+        """
         array = new_state.array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
@@ -75,7 +78,10 @@ def get_rng_state() -> Tensor:
 
 
 def set_rng_state(new_state: TensorBase) -> None:
-    """Sets the state of this thread's generator of the CPU to what `get_rng_state` returned. Raises: ArgumentError."""
+    """Sets the state of this thread's generator of the CPU to what `get_rng_state` returned.
+
+    Raises: ArgumentError for a tensor of another dtype, number of dimensions or length.
+    """
     own: Any = thread_generator(CPU)
     own.set_state(new_state)
 
@@ -152,7 +158,7 @@ rand_like, randn_like = like_form(rand), like_form(randn)
 
 
 def _check_limits(name: str, low: int, high: int, dtype: Dtype) -> None:
-    """Checks that `dtype` can hold the integers in [low, high). Raises: ArgumentError."""
+    """Checks that the integers in [low, high) are in the range of `dtype`. Raises: ArgumentError if they are not."""
     if dtype == dtypes.bool_:
         least, most = 0, 1
     else:
@@ -167,8 +173,8 @@ def randint(
 ) -> Tensor:
     """Random integers in [low, high): randint(high, size) or randint(low, high, size).
 
-    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, for one that the dtype does not hold,
-    or for other arguments.
+    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, for one beyond that of the dtype, or
+    for other arguments; DtypeError for a size that is no integer, or an unknown dtype.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -195,7 +201,8 @@ def randint(
 def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     """0 to n - 1 in random order, int64 unless `dtype` says otherwise.
 
-    Raises: ArgumentError for a negative n, or for numbers that the dtype does not hold.
+    Raises: ArgumentError for a negative n, or for numbers that the dtype does not represent; DtypeError for an unknown
+    dtype.
     """
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
@@ -224,7 +231,8 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     """Normally distributed random numbers of shape `size`, or of the shape of mean and std if they are tensors.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
-    deviation, or if both are numbers and there is no size; ShapeError if they do not broadcast; DeviceError.
+    deviation, or if both are numbers and there is no size; ShapeError if they do not broadcast; DtypeError for tensors
+    of integers; DeviceError for tensors on different devices, or a generator on another device.
     """
     tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in tensors}) > 1:
@@ -246,7 +254,8 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
     """Draws 1 with the probability in `input` (floating) for each element, or with `p`; otherwise 0. Outside the graph.
 
-    Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
+    Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`; DeviceError for a
+    generator on another device.
     """
     x = input.array
     xp = input._device.xp
@@ -273,9 +282,11 @@ def multinomial(
 ) -> Tensor:
     """`num_samples` categories drawn by the weights of `input`: (C,) or (N, C) to (num_samples,) or (N, num_samples).
 
-    int64. Weights are non-negative and need not sum to 1. Raises: ShapeError for other dimensions; DtypeError unless
-    floating; ArgumentError for weights that are negative, not finite or all 0, for num_samples < 1, or if fewer weights
-    are positive than are drawn without replacement.
+    int64. Weights are non-negative and need not sum to 1.
+
+    Raises: ShapeError for other dimensions, or C = 0; DtypeError unless floating; ArgumentError for weights that are
+    negative, not finite or all 0, for num_samples < 1, or if fewer weights are positive than are drawn without
+    replacement.
     """
     x = input.array
     xp = input._device.xp
@@ -338,7 +349,8 @@ class Sampling(TensorBase):
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
-        Raises: ArgumentError for a probability outside [0, 1]; ShapeError for one that does not broadcast.
+        Raises: ArgumentError for a probability outside [0, 1]; ShapeError for one that does not broadcast; InplaceError
+        if autograd must record the write and cannot.
         """
         chance = operand_array(self, _probability(p, "bernoulli_"), "bernoulli_")
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
@@ -346,7 +358,8 @@ class Sampling(TensorBase):
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Fills the tensor with random numbers, uniform in [low, high).
 
-        Raises: ArgumentError if low > high; DtypeError unless floating.
+        Raises: ArgumentError if low > high; DtypeError unless floating; InplaceError if autograd must record the write
+        and cannot.
         """
         if low > high:
             raise ArgumentError(f"uniform_: low {low} is above high {high}")
@@ -362,7 +375,8 @@ class Sampling(TensorBase):
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Fills the tensor with normally distributed random numbers.
 
-        Raises: ArgumentError if std < 0; DtypeError unless floating.
+        Raises: ArgumentError if std < 0; DtypeError unless floating; InplaceError if autograd must record the write and
+        cannot.
         """
         if std < 0:
             raise ArgumentError(f"normal_: std is at least 0, not {std}")
@@ -372,7 +386,8 @@ class Sampling(TensorBase):
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Fills the tensor with exponentially distributed random numbers of rate `lambd`.
 
-        Raises: ArgumentError unless lambd is positive; DtypeError unless floating.
+        Raises: ArgumentError unless lambd is positive; DtypeError unless floating; InplaceError if autograd must record
+        the write and cannot.
         """
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
@@ -386,7 +401,8 @@ class Sampling(TensorBase):
         """Fills the tensor with random integers in [low, high), or in [0, low) if only low is given.
 
         Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
-        Raises: ArgumentError for an empty range, or for one that the dtype does not hold.
+        Raises: ArgumentError for an empty range, or for one beyond that of the dtype; InplaceError if autograd must
+        record the write and cannot.
         """
         dtype = self.array.dtype
         if high is None:
@@ -400,6 +416,7 @@ class Sampling(TensorBase):
         return _overwrite(self, "random_", generator, lambda rng, shape: rng.integers(*bounds, shape, dtype="int64"))
 
 
-# Upper bounds (exclusive) of `random_` without arguments. A floating dtype represents every integer below.
+# Upper bounds (exclusive) of `random_` without arguments, and of `randperm`. A floating dtype represents every integer
+# below.
 _COUNTS = {"bool": 2, "bfloat16": 2**8 + 1, "float16": 2**11 + 1, "float32": 2**24 + 1, "float64": 2**53 + 1}
 _COUNTS["int64"] = 2**63 - 1

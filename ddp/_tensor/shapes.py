@@ -40,7 +40,7 @@ def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
 
 
 def resolve_new_axis(x: TensorBase, dim: int, name: str) -> int:
-    """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
+    """`dim` as the non-negative place of a new dimension. Raises: RangeError if there is no such place."""
     ndim: int = x.array.ndim
     if not -ndim - 1 <= dim <= ndim:
         raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim - 1} to {ndim}")
@@ -59,7 +59,10 @@ class Shapes(TensorBase):
     __slots__ = ()
 
     def reshape(self, *sizes: Dims, shape: Sequence[int] | None = None) -> Tensor:
-        """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
+        """The same elements in another shape; one size may be -1.
+
+        Raises: ShapeError if the elements do not fit; DtypeError for sizes that are no integers.
+        """
         return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
 
     def reshape_as(self, other: TensorBase) -> Tensor:
@@ -71,7 +74,8 @@ class Shapes(TensorBase):
 
         A dtype of another size changes the last dimension. No gradient passes through a view of another dtype.
 
-        Raises: ShapeError if the memory does not allow the shape, or the dtype, as a view.
+        Raises: ShapeError if the elements do not fit, or if the memory does not allow the shape, or the dtype, as a
+        view; DtypeError for sizes that are no integers, or a dtype that tensors do not have.
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
@@ -135,7 +139,11 @@ class Shapes(TensorBase):
         return self.transpose(axis0, axis1)
 
     def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """The dimensions in another order. Raises: ArgumentError unless each is named once; RangeError."""
+        """The dimensions in another order.
+
+        Raises: ArgumentError unless each is named once; RangeError if one does not exist; DtypeError for dimensions
+        that are no integers.
+        """
         wanted = parse_sizes(order, dims)
         places = tuple([resolve_axis(self, d, "permute") for d in wanted])
         if sorted(places) != list(range(self.array.ndim)):
@@ -143,7 +151,11 @@ class Shapes(TensorBase):
         return _permuted(self, places)
 
     def movedim(self, source: Dims, destination: Dims) -> Tensor:
-        """Moves dimensions to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
+        """Moves dimensions to other places; the rest keep their order.
+
+        Raises: RangeError if one does not exist; ArgumentError if one is named twice, or the numbers of sources and
+        destinations differ.
+        """
         pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
         taken, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
         if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
@@ -173,7 +185,7 @@ class Shapes(TensorBase):
     def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
         """Repeats dimensions of size 1, and new leading ones, to these sizes without copying; -1 keeps a size.
 
-        Raises: ShapeError for any other change of size.
+        Raises: ShapeError for any other change of size; DtypeError for sizes that are no integers.
         """
         old = self.array.shape
         wanted = parse_sizes(sizes, size)
@@ -343,7 +355,8 @@ class Shapes(TensorBase):
     def repeat(self: Any, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
         """Repeats the tensor along each dimension; more numbers than dimensions add leading dimensions.
 
-        Raises: ShapeError for fewer numbers than dimensions, or for a negative number.
+        Raises: ShapeError for fewer numbers than dimensions, or for a negative number; DtypeError for numbers that are
+        no integers.
         """
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
@@ -355,7 +368,10 @@ class Shapes(TensorBase):
         return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
-        """Like repeat, but fewer numbers than dimensions apply to the last dimensions. Raises: ShapeError."""
+        """Like repeat, but fewer numbers than dimensions apply to the last dimensions.
+
+        Raises: ShapeError for a negative number; DtypeError for numbers that are no integers.
+        """
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
@@ -364,7 +380,10 @@ class Shapes(TensorBase):
 
         repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result; if it is
         given, the host does not wait for `repeats` on a GPU.
-        Raises: ShapeError, ArgumentError, DtypeError; for a wrong output_size on a GPU, at the next call that waits.
+
+        Raises: ShapeError for repeats of another shape; DtypeError for repeats that are no integers; RangeError if
+        there is no dimension `dim`; ArgumentError for a negative number or a wrong output_size. If `repeats` is a
+        tensor and this tensor is on a GPU, the ArgumentError is raised by the next call that waits for the GPU.
         """
         x: Any = self
         if dim is None or not self.array.ndim:
@@ -404,7 +423,11 @@ class Shapes(TensorBase):
     swapdims_ = transpose_
 
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
-        """Reverses the order along `dims`. Raises: RangeError; ArgumentError if a dimension is named twice."""
+        """Reverses the order along `dims`.
+
+        Raises: RangeError if a dimension does not exist; ArgumentError if one is named twice; DtypeError for dimensions
+        that are no integers.
+        """
         wanted = parse_sizes(order, dims)
         return apply(shape.flip, (self,), dims=resolve_axes(self, wanted, "flip") if wanted else ())
 
@@ -419,7 +442,8 @@ class Shapes(TensorBase):
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         """Rotates by k * 90 degrees, from the first of two dimensions towards the second.
 
-        Raises: ArgumentError unless `dims` names two different dimensions; RangeError.
+        Raises: ArgumentError unless `dims` names two different dimensions; RangeError if one does not exist; DtypeError
+        if they are no integers.
         """
         named = parse_sizes((dims,))
         if len(named) != 2:
@@ -454,20 +478,30 @@ class Shapes(TensorBase):
     tril_, triu_ = in_place(tril), in_place(triu)
 
     def fill_diagonal_(self: Self, fill_value: float) -> Self:
-        """The diagonal of a matrix becomes `fill_value`. Raises: ShapeError for other dimensions."""
+        """The diagonal of a matrix becomes `fill_value`.
+
+        Raises: ShapeError for other numbers of dimensions; DtypeError if the value is neither a number nor a tensor;
+        InplaceError if autograd must record the write and cannot.
+        """
         if self.array.ndim != 2:
             raise ShapeError(f"fill_diagonal_: expected a matrix, got shape {self.array.shape}")
         diagonal = wrap(self._device.xp.eye(*self.array.shape, dtype=bool), self._device)
         return cast(Any, self).masked_fill_(diagonal, fill_value)
 
     def diag(self, diagonal: int = 0) -> Tensor:
-        """A matrix with this vector on a diagonal; for a matrix, a copy of its diagonal. Raises: ShapeError."""
+        """A matrix with this vector on a diagonal; for a matrix, a copy of its diagonal.
+
+        Raises: ShapeError for other numbers of dimensions.
+        """
         if self.array.ndim not in (1, 2):
             raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
         return self.diag_embed(diagonal) if self.array.ndim == 1 else self.diagonal(diagonal).clone()
 
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-        """Puts the last dimension on the diagonal of two new ones; zero elsewhere. Raises: ShapeError, RangeError."""
+        """Puts the last dimension on the diagonal of two new ones; zero elsewhere.
+
+        Raises: ShapeError if dim1 and dim2 are one dimension; RangeError if the result has no such dimension.
+        """
         x = at_least_1d(self)
         a, b = resolve_new_axis(x, dim1, "diag_embed"), resolve_new_axis(x, dim2, "diag_embed")
         if a == b:

@@ -52,7 +52,7 @@ class Storage(TensorBase):
 
         Raises: GraphError for such a change of a parameter of a wrapped model; ShapeError for such a change of the
         result of an op, or if the leaf has a gradient of another shape; DtypeError if something other than a tensor is
-        assigned, or if this tensor requires grad and integers are assigned.
+        assigned, or if this tensor requires grad and a tensor that is not floating is assigned.
         """
         return wrap(self.array, self._device)
 
@@ -89,7 +89,9 @@ class Storage(TensorBase):
 
         non_blocking: between a GPU and pinned memory of the same shape and dtype, the host does not wait; see `to`.
 
-        Raises: ShapeError if `source` does not broadcast to this shape; DtypeError if it is no operand; InplaceError.
+        Raises: ShapeError if `source` does not broadcast to this shape; DtypeError if it is neither a tensor, an array
+        nor a number; ArgumentError for a number that the dtype cannot hold; InplaceError if autograd must record the
+        write and cannot.
         """
         recorded = must_record(self, "copy_", source)
         away = isinstance(source, TensorBase) and source._device is not self._device
@@ -102,7 +104,11 @@ class Storage(TensorBase):
         return _write(self, "copy_", source, operand_array(self, source, "copy_"), recorded)
 
     def fill_(self: T, value: Any) -> T:
-        """Sets every element to `value`, a number or a tensor of one element. Raises: ShapeError for anything else."""
+        """Sets every element to `value`, a number or a tensor of one element.
+
+        Raises: ShapeError for several elements; ArgumentError, DtypeError for a value that the dtype cannot hold;
+        InplaceError if autograd must record the write and cannot.
+        """
         if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
         number = value.array.item() if isinstance(value, TensorBase) else value
@@ -285,7 +291,10 @@ def _as(dtype: Any) -> Callable[[Any], Tensor]:
 
 
 def conversion_target(target: tuple[Any, ...], dtype: Any, device: Any) -> tuple[Any, Any]:
-    """Reads the arguments of `to`: the dtype and the device to convert to; None: unchanged. Raises: DtypeError."""
+    """Reads the arguments of `to`: the dtype and the device to convert to; None: unchanged.
+
+    Raises: DtypeError for anything that is no device, dtype, tensor, bool or None.
+    """
     for value in target:
         if isinstance(value, TensorBase):
             dtype = value.array.dtype
@@ -319,7 +328,9 @@ class Conversion(TensorBase):
         copy: a copy even if nothing changes. non_blocking: a copy from pinned memory to a GPU, or from a GPU into
         pinned memory that is made for it, does not wait; a copy from a GPU is complete when the current stream has done
         it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in this order.
-        Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
+        Raises: DtypeError for an argument that is neither dtype, device nor tensor; ArgumentError for a malformed
+        device; DeviceError for a GPU that does not exist; CudaError if a copy, or earlier work on the GPU, fails;
+        ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
         flags = [value for value in target if isinstance(value, bool)]
         dtype, device = conversion_target(target, dtype, device)
@@ -348,7 +359,10 @@ class Conversion(TensorBase):
         return self.to(device=CPU)
 
     def cuda(self, device: Any = None, non_blocking: Flag = False) -> Tensor:
-        """This tensor on a CUDA device, by number or name; None: the current one. Raises: DeviceError without a GPU."""
+        """This tensor on a CUDA device, given by number or name; None: the current one.
+
+        Raises: DeviceError if there is no such GPU, or for "cpu"; ArgumentError, DtypeError for a malformed device.
+        """
         target = _Device("cuda") if device is None else _Device(device)
         if target.type != "cuda":
             raise DeviceError(f"cuda: expected a CUDA device, got {target}")
@@ -357,7 +371,7 @@ class Conversion(TensorBase):
         return self.to(device=target, non_blocking=non_blocking)
 
     def pin_memory(self, device: Any = None) -> Tensor:
-        """A copy in page-locked memory, from which a non_blocking copy to a GPU does not wait.
+        """A copy in page-locked memory, outside the graph. A non_blocking copy from there to a GPU does not wait.
 
         Returns the tensor itself if it is pinned already or has no elements, or if there is no GPU.
         Raises: DeviceError for a tensor on a GPU.
