@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function, by array module: an item for NumPy; for others the recording or the device form."""
+    """The forms of one function by array module: NumPy's is an item, recording modules get `recording`, CuPy `device`."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
@@ -116,7 +116,7 @@ def as_rows(x: Array, axes: int) -> Array:
 
 
 def total(x: Array, axis: Any = None, keepdims: bool = False, *, keep_float32: bool = False) -> Array:
-    """The sum of `x` over `axis`. Adds up float16 in float32, integers in int64.
+    """The sum of `x` over `axis`. Adds up float16 in float32, integers and bool in int64.
 
     keep_float32: returns the sum of float16 in float32.
 

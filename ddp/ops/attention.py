@@ -22,7 +22,10 @@ Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice 
 
 @array_function
 def score_bytes(xp: Any) -> int:
-    """Bytes of scores that exist at a time. On the CPU they stay in cache; a GPU gets more, for few launches."""
+    """Bytes of scores to compute at a time, unless one head has more. On the CPU they fit in cache.
+
+    A GPU gets more of them, so that there are few launches.
+    """
     return 512 << 10
 
 
@@ -34,7 +37,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 @array_function
 def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
-    """Returns a function shape -> bool array, which draws which of the next probabilities are kept.
+    """Returns a function shape -> bool array. Each call draws which of the next probabilities are kept.
 
     With the same seed, backward draws the same masks as forward, because both take the heads in the same order.
     """
@@ -69,7 +72,10 @@ class _Attention:
         return self.xp.empty_like(like, self.dtype, shape=(*like.shape[:-1], last))
 
     def heads(self) -> Iterator[Heads]:
-        """Yields indices of groups of heads. A group has as many heads as `score_bytes` has room for, at least one."""
+        """Yields indices of groups of heads: all heads, if `score_bytes` has room for them.
+
+        Otherwise, a group has heads along the last leading axis only: as many as there is room for, at least one.
+        """
         room = score_bytes(self.xp)
         if math.prod(self.lead) * self.bytes_of_head <= room:
             yield (slice(None),) * len(self.lead)

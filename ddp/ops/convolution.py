@@ -51,9 +51,10 @@ class Window:
         self.is_identity = whole and kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
-        """Yields per kernel element along `axis`: the positions where it is inside the image, and what it sees there.
+        """Yields two slices per kernel element along `axis`: positions of the window, and the pixels it sees there.
 
-        positions: only these positions, counted from the first of them; None: all.
+        The positions are those at which the element is inside the image.
+        positions: only these positions, and the first slice counts from the first of them; None: all.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
         step = self.stride[axis]
@@ -137,7 +138,8 @@ col2im = Op("col2im", _col2im, _col2im_backward, inputs=("x",))
 # than reading them from memory.
 
 
-MIN_POSITIONS = 512  # the fewest positions of a tile: with fewer, reading the filters takes most of the time
+# A tile is sized for at least this many positions. With fewer, reading the filters would take most of the time.
+MIN_POSITIONS = 512
 
 
 @array_function
@@ -176,7 +178,10 @@ class Shape(NamedTuple):
 
 
 def _positions(x: Array, groups: int, lines: slice) -> Array:
-    """Reshapes `lines` of x (N, groups * channels, OH, OW) to (groups, channels, N * lines * OW): a view if N is 1."""
+    """Reshapes `lines` of x (N, groups * channels, OH, OW) to (groups, channels, N * lines * OW).
+
+    The result is a view if N is 1, unless x has 16-bit floats, which become float32.
+    """
     (x,) = as_float32(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
     return x.transpose(1, 2, 0, 3, 4).reshape(groups, x.shape[2], -1)
 

@@ -19,6 +19,7 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     """Moves all paths by one step. Returns log P of each position after the step, (N, S), and shares, (3, N, S).
 
+    P is that of the moves alone: the caller multiplies it by the probability of the label of the step.
     shares: which part of P the paths have that came from the same position, from 1 and from 2 positions before
     before: (N, S + 2), log P of each position before the step; skip: 0 where a path may skip a position, else -inf
     """

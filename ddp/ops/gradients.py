@@ -64,7 +64,7 @@ def update_scale(
 
     Multiplies `scale` by `backoff` if one of `found_inf` is not 0, and by `growth` after `interval` good steps, unless
     the product is not finite.
-    scale: one float32; good: one int32, the number of good steps since the last change
+    scale: one float32; good: one int32, the number of good steps since the scale last grew or a step was not good
     """
     overflowed = bool(found_inf.any())
     found_inf[...] = 0

@@ -350,12 +350,12 @@ masked_fill = Op(
 )
 
 
-# Checks of all elements of an array. On the CPU they raise at once, for a GPU at the next call that waits for it.
+# Checks of all elements of an array. On the CPU they raise at once; on a GPU, the next call that waits for it raises.
 
 
 @array_function
 def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> None:
-    """Raises `error` if any of `fine` (bool) is not set; for a device, at the next call that waits for it."""
+    """Raises `error` if any of `fine` (bool) is False; on a GPU, at the next call that waits for it."""
     if not fine.all():
         raise error(message)
 
@@ -364,8 +364,10 @@ def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> Non
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
     """Checks that all of `index` (integers) are from `low` to high - 1, and returns it. high: the number of elements.
 
-    On a device it returns a new int64 array, with negative indices counted from the end, and an index out of range
-    raises at the next call that waits. message: a format with {value}, {limit} and {last}. Raises: `error`.
+    On a GPU it returns a new int64 array, in which negative indices are replaced by those counted from the start. There
+    the error is raised by the next call that waits for the GPU. message: a format with {value}, {limit} and {last}.
+
+    Raises: `error` for an index out of range.
     """
     if (wrong := first_outside(index, low, high)) is not None:
         raise error(message.format(value=wrong, limit=high, last=high - 1))
@@ -389,8 +391,10 @@ def check_targets(
     """Checks that `target` (int64) has class numbers from 0 to classes - 1, or `ignored`.
 
     Returns: the targets, and a mask (bool) of those that are not ignored. On the CPU the mask is None if none is
-    ignored. On a device the ignored targets are replaced by 0, and there is always a mask.
-    message: a format with {value}, {limit}, {last}. Raises: `error`; for a device, at the next call that waits for it.
+    ignored. On a GPU the ignored targets are replaced by 0, and there is always a mask.
+    message: a format with {value}, {limit}, {last}.
+
+    Raises: `error` for any other target; on a GPU, at the next call that waits for it.
     """
     # Read as unsigned, a negative number is huge: one pass finds targets that are negative or too large.
     if not target.size or (target.view("uint64").max() < classes and not 0 <= ignored < classes):

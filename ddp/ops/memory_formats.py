@@ -1,7 +1,8 @@
 """Memory formats: the order of an image's elements in memory, which may differ from the order of its axes.
 
 Channels last puts the channels of a pixel side by side: the shape is (N, C, H, W), the order in memory N, H, W, C. GPUs
-convolve images in this order faster. Keeping it costs nothing: results take the order of the arrays they come from.
+convolve images in this order faster. On a GPU, the results of convolutions, pooling, normalization and activations have
+the order of their input, so that the next layer need not convert them.
 """
 
 from __future__ import annotations

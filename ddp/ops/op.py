@@ -48,7 +48,8 @@ class Op:
         adds the gradient to its array, and returns the array.
     supports_bfloat16: the forward takes bfloat16. An op without it computes in float32, and rounds (`Upcast`).
     backward_supports_bfloat16: the backward takes bfloat16, too.
-    reference: the op with its array formulas; the op itself, unless `ddp._native.register` attached a native form.
+    reference: the op with its array formulas, whose backward takes recording arrays. It is the op itself, unless
+        `ddp._native.register` attached a native form. A device form without `reference_residual` is its own reference.
     device_form: the op for CuPy arrays; the reference, unless `ddp._cuda.register` attached another form.
     """
 

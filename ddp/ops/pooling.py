@@ -12,8 +12,8 @@ from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
 
-# Pooling does not copy windows. Maxima are updated in one pass for each kernel element, sums in one pass for each row
-# and each column of the kernel.
+# Pooling does not copy windows. Maxima are updated in one pass for each kernel element. Sums take one pass for each row
+# and each column of the kernel, or one for each position, whichever are fewer.
 
 
 def _places(xp: Any, window: Window) -> Array:

@@ -1,9 +1,10 @@
 """Recurrent layers: one op computes one direction of one layer over a whole sequence.
 
-One product before the loop projects the inputs of all time steps, and one product after it computes the gradient of a
-weight. Only what depends on the previous step is in the loop. Arrays named `hs` and `cs` hold the states in the order
-in which they are computed, the initial state first. Arrays that belong to the input are in the order of time; a
-reversed layer reads them through a reversed view.
+In forward, one product before the loop over the time steps projects the inputs of all steps. In backward, one product
+after the loop computes the gradient of each weight. Only what depends on the previous step is in the loop.
+
+Arrays named `hs` and `cs` hold the states in the order in which they are computed, the initial state first. Arrays that
+belong to the input are in the order of time; a reversed layer reads them through a reversed view.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ vector_norm = Op("vector_norm", _vector_norm, _vector_norm_backward, inputs=("x"
 
 
 def _sum_dtype(x: Array) -> Any:
-    """The dtype to add up and multiply in: int64 for integers, float32 for float16."""
+    """The dtype to add up and multiply in: int64 for integers and bool, float32 for 16-bit floats, else that of x."""
     if x.dtype.kind in "bui":
         return "int64"
     return compute_dtype(x)

@@ -19,8 +19,8 @@ from ddp.ops.arrays import Array, ForwardResult, array_function, shape_of, unbro
 from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
-# The error functions, which NumPy lacks. Where there are no native kernels, the standard library computes erf and erfc,
-# element by element, and erfinv is found by Newton's method. On a GPU they are CUDA's.
+# The error functions, which NumPy lacks. On the CPU, native kernels compute erf and erfc; without these kernels, the
+# standard library does, element by element. Newton's method finds erfinv. On a GPU all three are CUDA's.
 
 
 def _by_element(function: Callable[[float], float], x: Array) -> Array:
