@@ -61,9 +61,9 @@ from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
 
-# Ops whose recorded backward rounds differently from their ordinary one, which uses kernels, or sums in another order.
-# The ordinary one runs, too, and its numbers are used, so that first gradients have the same bits with and without a
-# graph.
+# Ops whose ordinary backward uses kernels, or sums in another order than the recorded backward, so that the two round
+# differently. The ordinary backward runs, too, and its numbers are used: first gradients have the same bits with and
+# without a graph.
 ROUNDED_APART = {
     "batch_norm",
     "channel_affine",
@@ -151,7 +151,7 @@ convolution.adjoint.attach_recording_form(_adjoint)
 attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
 attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
 reduction.moments.attach_recording_form(_moments)
-# Without the reference's correction for float64 statistics: those of a recording array have the array's dtype.
+# Leaves out the reference's correction for float64 statistics: here statistics have the dtype of the recording array.
 reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
 # Called only by a forward that runs again to compute residuals: nothing reads its result.
 normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)

@@ -181,7 +181,10 @@ class Elementwise(TensorBase):
     fmod, fmod_ = both_forms(_binary(ops.fmod, "self - other*trunc(self/other), as in C. Raises: as div.", division))
 
     def pow(self, exponent: Other) -> Tensor:
-        """self ** exponent. Raises: ArgumentError for negative exponents of integers."""
+        """self ** exponent.
+
+        Raises: ArgumentError for negative exponents of integers on the CPU. On a GPU the power is rounded towards 0.
+        """
         return check_operand(binary(ops.pow, self, exponent), "pow", exponent)
 
     def neg(self) -> Tensor:

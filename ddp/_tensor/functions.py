@@ -109,7 +109,7 @@ kthvalue, sort, topk, unique, unique_consecutive = _others("kthvalue sort topk u
 
 @with_out
 def pow(input: Any, exponent: Any) -> Tensor:
-    """input ** exponent; one of them may be a number. Raises: ArgumentError for negative exponents of integers."""
+    """input ** exponent; one of them may be a number. Raises: as `Tensor.pow`."""
     return input.pow(exponent) if isinstance(input, Tensor) else input**exponent
 
 

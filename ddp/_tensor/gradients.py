@@ -40,7 +40,10 @@ class GradFn:
 
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
-        """For each input, (the GradFn that its gradient goes to, 0), with None if it gets none; () once freed."""
+        """For each input, (the GradFn that its gradient goes to, 0), with None if it gets none.
+
+        () for a leaf, and after the graph was freed.
+        """
         if isinstance(self._edge, Leaf) or self._edge.edges is None:
             return ()
         return tuple((None if edge is None else GradFn(edge), 0) for edge in self._edge.edges)

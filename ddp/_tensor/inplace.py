@@ -41,7 +41,8 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    Called before each write, recorded or not. If an op saved its result in this memory, a copy replaces the saved one.
+    The methods of tensors call this before each write, recorded or not. If an op saved its result in this memory, a
+    copy replaces the saved one.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)

@@ -139,7 +139,8 @@ class Interop(TensorBase):
     def item(self) -> Any:
         """The one element as a Python number.
 
-        Raises: ShapeError if there are more elements, or none; CudaError if work on the GPU has failed.
+        Raises: ShapeError if there are more elements, or none; on a GPU also the error of earlier work that has failed,
+        such as a CudaError or a RangeError.
         """
         if self.array.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.array.shape} has {self.array.size} elements, not one")
@@ -155,7 +156,7 @@ class Interop(TensorBase):
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).reshape(shape).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
-        """The result of `read()`, which may wait for a GPU. Raises: CudaError if work on the GPU has failed."""
+        """The result of `read()`, which may wait for a GPU. Raises: the error of work there that has failed."""
         try:
             value = read()
         except Exception as error:

@@ -192,7 +192,11 @@ def _truth(name: str, doc: str) -> Any:
 
 
 class Reductions(TensorBase):
-    """Reductions. dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1."""
+    """Reductions. dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1.
+
+    Raises: RangeError for a dimension that does not exist; ArgumentError if one is named twice; DtypeError for an
+    unknown `dtype`.
+    """
 
     __slots__ = ()
 

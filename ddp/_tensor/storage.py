@@ -87,7 +87,8 @@ class Storage(TensorBase):
     def copy_(self: T, source: Other, non_blocking: bool = False) -> T:
         """Writes the elements of `source`, broadcast and cast to this dtype, into this tensor.
 
-        non_blocking: between a GPU and pinned memory of the same shape and dtype, the host does not wait; see `to`.
+        non_blocking: between a GPU and pinned memory, the host does not wait if both tensors are contiguous and of one
+        shape and dtype; see `to`.
 
         Raises: ShapeError if `source` does not broadcast to this shape; DtypeError if it is neither a tensor, an array
         nor a number; ArgumentError for a number that the dtype cannot hold; InplaceError if autograd must record the

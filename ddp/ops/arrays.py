@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function by array module: NumPy's is an item, recording modules get `recording`, CuPy `device`."""
+    """The forms of one function: an item for NumPy, `recording` for recording modules, `device` for CuPy."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
