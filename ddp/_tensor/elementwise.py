@@ -1,6 +1,7 @@
 """Elementwise methods: arithmetic, exponentials, trigonometry, rounding, choices, comparisons, logic and bits.
 
-Most are made from an op and a docstring. If PyTorch also has the in-place form, both are made at once.
+Most are made from an op and a docstring. In-place forms are made from the methods, except that `add_`, `sub_`, `mul_`,
+`div_` and `pow_` call `update`, which needs no intermediate result.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Elementwise(TensorBase):
     def pow(self, exponent: Other) -> Tensor:
         """self ** exponent.
 
-        Raises: ArgumentError for negative exponents of integers on the CPU. On a GPU the power is rounded towards 0.
+        Raises: ArgumentError for negative exponents of integers on the CPU. On a GPU such powers are 0, 1 or -1.
         """
         return check_operand(binary(ops.pow, self, exponent), "pow", exponent)
 

@@ -466,7 +466,10 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
 
 
 class Indexing(TensorBase):
-    """Reading and writing by index. Integers and slices give views, arrays and masks copies."""
+    """Reading and writing by index. Integers and slices give views, arrays and masks copies.
+
+    For index arrays on a GPU, the next call that waits for the GPU raises the RangeError of an index out of range.
+    """
 
     __slots__ = ()
 

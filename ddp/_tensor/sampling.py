@@ -130,7 +130,10 @@ def _sampled(
     device: Where = None,
     **options: Any,
 ) -> Tensor:
-    """Makes a tensor of what `sample(rng, dtype)` draws from the device's generator. usual: see `creation.new`."""
+    """Makes a tensor of what `sample(rng, dtype)` draws from `generator`, or from this thread's for the device.
+
+    usual: see `creation.new`
+    """
     target = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # numbers too large for the dtype become infinite
@@ -230,9 +233,11 @@ Self = TypeVar("Self", bound="Sampling")
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Normally distributed random numbers of shape `size`, or of the shape of mean and std if they are tensors.
 
-    Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
-    deviation, or if both are numbers and there is no size; ShapeError if they do not broadcast; DtypeError for tensors
-    of integers; DeviceError for tensors on different devices, or a generator on another device.
+    Tensors of means and deviations broadcast; the result is outside the graph.
+
+    Raises: ArgumentError for a negative deviation (for a tensor on a GPU at the next call that waits for it), or if
+    both are numbers and there is no size; ShapeError if they do not broadcast; DtypeError for tensors of integers;
+    DeviceError for tensors on different devices, or a generator on another device.
     """
     tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in tensors}) > 1:
@@ -254,8 +259,8 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
     """Draws 1 with the probability in `input` (floating) for each element, or with `p`; otherwise 0. Outside the graph.
 
-    Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`; DeviceError for a
-    generator on another device.
+    Raises: ArgumentError for probabilities outside [0, 1], for a tensor on a GPU at the next call that waits for it;
+    DtypeError for integers without `p`; DeviceError for a generator on another device.
     """
     x = input.array
     xp = input._device.xp
@@ -349,8 +354,8 @@ class Sampling(TensorBase):
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
-        Raises: ArgumentError for a probability outside [0, 1]; ShapeError for one that does not broadcast; InplaceError
-        if autograd must record the write and cannot.
+        Raises: ArgumentError for a probability outside [0, 1], for a tensor on a GPU at the next call that waits for
+        it; ShapeError for one that does not broadcast; InplaceError if autograd must record the write and cannot.
         """
         chance = operand_array(self, _probability(p, "bernoulli_"), "bernoulli_")
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
