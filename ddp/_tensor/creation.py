@@ -325,8 +325,8 @@ class TypedTensor(type):
     instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes
     these types, too.
 
-    A call raises DtypeError for a tensor of another dtype, or for data that are no numbers; DeviceError for another
-    kind of device; ArgumentError for several arguments that are no sizes; ShapeError for a negative size.
+    Raises: when called, DtypeError for a tensor of another dtype, or for data that are no numbers; DeviceError for
+    another kind of device; ArgumentError for several arguments that are no sizes; ShapeError for a negative size.
     """
 
     dtype: Dtype  # NumPy reads this attribute, so that the type can be given as a dtype

@@ -214,7 +214,7 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Joins tensors of one shape along a new dimension `dim`.
 
-    Raises: ShapeError if the shapes differ; and as cat, but 0-d tensors are allowed.
+    Raises: ShapeError if the shapes differ; RangeError, ArgumentError, DtypeError as cat.
     """
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:

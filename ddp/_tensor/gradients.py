@@ -80,9 +80,9 @@ class Gradients(TensorBase):
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
         Raises: GraphError if this tensor or one of `inputs` does not require grad, or if one of `inputs` is a parameter
-        under DataParallel; GraphFreedError for a graph that an earlier backward has freed; VersionError, InplaceError
-        if a value that backward reads, or the base of this view, was changed in place; ShapeError, DtypeError,
-        DeviceError if `gradient` does not fit; ArgumentError if `inputs` is empty.
+        under DataParallel; GraphFreedError for a graph that an earlier backward has freed; VersionError if a value that
+        backward reads was changed in place; InplaceError if this tensor is a view whose base was changed in place;
+        ShapeError, DtypeError, DeviceError if `gradient` does not fit; ArgumentError if `inputs` is empty.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 

@@ -43,7 +43,7 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Returns the array of a recording array, which this marks as compared. Returns anything else as it is.
+    """Marks a recording array as compared, and returns its array. Returns anything else as it is.
 
     No gradient passes through the result.
     """

@@ -432,8 +432,8 @@ def searchsorted(
     instead of before them; sorter: the indices that sort the sequence, if it is not sorted. Result: int64, or int32
     with out_int32, of the input's shape.
 
-    Raises: ShapeError if leading dimensions of the sequence and the input differ, or for a sorter of another shape;
-    ArgumentError for another side, or side="left" with right.
+    Raises: ShapeError if a sequence with leading dimensions and the input differ in one of them, or for a sorter of
+    another shape than the sequence; ArgumentError for another side, or side="left" with right.
     """
     device = sorted_sequence._device
     xp = device.xp
