@@ -1,4 +1,4 @@
-"""What a tensor is apart from its mathematics: an array, the device it is on, its place in the graph, its gradient.
+"""The state of a tensor: its array, its device, its place in the graph, its gradient.
 
 `apply` runs every op on tensors: it unwraps their arrays, runs the forward, and records a node where needed.
 """

@@ -177,7 +177,7 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> Tensor:
     """start, start + step, ... before end: shape (ceil((end - start) / step),); int64 unless a number is a float.
 
-    With dtype=int64, floats are truncated first.
+    With dtype=int64, floats are truncated first. Rounding may give a last number that is not before end.
 
     Raises: ArgumentError if step is 0, also after truncation for a dtype that is not floating, if it leads away from
     end, or if start, end or step is not a finite number; DtypeError for an unknown dtype.

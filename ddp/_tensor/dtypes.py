@@ -116,7 +116,10 @@ def promote_types(type1: Any, type2: Any) -> Dtype:
 
 
 def can_cast(from_: Any, to: Any) -> bool:
-    """Whether one dtype may be written into another: bool into all, integers into all but bool, floats into floats."""
+    """Whether PyTorch's rules let an in-place op write a result of dtype `from_` into a tensor of dtype `to`.
+
+    They allow bool into all dtypes, integers into all but bool, and floats into floats.
+    """
     return CATEGORY[parse(from_)] <= CATEGORY[parse(to)]
 
 

@@ -1,4 +1,4 @@
-"""The functions of `ddp`: those that are also methods of `Tensor`, and those of several tensors.
+"""Functions of `ddp`: those that are also methods of `Tensor`, those of several tensors, and a few others.
 
 Some hide Python's built-in functions, which this module can therefore not use: abs, all, any, complex, max, min, pow,
 round, sum.

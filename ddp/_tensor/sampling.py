@@ -176,8 +176,10 @@ def randint(
 ) -> Tensor:
     """Random integers in [low, high): randint(high, size) or randint(low, high, size).
 
-    int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, for one beyond that of the dtype, or
-    for other arguments; DtypeError for a size that is no integer, or an unknown dtype.
+    int64 unless `dtype` says otherwise; rounding to a floating dtype may give `high`.
+
+    Raises: ArgumentError for an empty range, for one beyond that of the dtype, or for other arguments; DtypeError for a
+    size that is no integer, or an unknown dtype.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -221,7 +223,10 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
 
 
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
-    """Random integers in [low, high), or [0, low) without `high`, in the shape, dtype and device of `input`."""
+    """Random integers in [low, high), or [0, low) without `high`, in the shape, dtype and device of `input`.
+
+    Raises: as randint.
+    """
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, input.array.shape, **options_like(input, options))
 
@@ -405,6 +410,7 @@ class Sampling(TensorBase):
     ) -> Self:
         """Fills the tensor with random integers in [low, high), or in [0, low) if only low is given.
 
+        Rounding to a floating dtype may give the upper bound.
         Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
         Raises: ArgumentError for an empty range, or for one beyond that of the dtype; InplaceError if autograd must
         record the write and cannot.

@@ -1,4 +1,4 @@
-"""Forward and backward of every op, on arrays only. A file has a family of ops, with the formula above each pair."""
+"""Forward and backward of tensors' ops, on arrays. A file has a family of ops, with the formula above each pair."""
 
 from ddp.ops import activation as activation
 from ddp.ops import attention as attention

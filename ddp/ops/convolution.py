@@ -51,9 +51,8 @@ class Window:
         self.is_identity = whole and kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
-        """Yields two slices per kernel element along `axis`: positions of the window, and the pixels it sees there.
+        """Yields two slices per kernel element along `axis`: positions where it is inside the image, and its pixels.
 
-        The positions are those at which the element is inside the image.
         positions: only these positions, and the first slice counts from the first of them; None: all.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)

@@ -362,12 +362,12 @@ def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> Non
 
 @array_function
 def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
-    """Checks that all of `index` (integers) are from `low` to high - 1, and returns it. high: the number of elements.
+    """Checks that all of `index` (integers) are from `low` to high - 1, and returns it.
 
-    On a GPU it returns a new int64 array, in which negative indices are replaced by those counted from the start. There
-    the error is raised by the next call that waits for the GPU. message: a format with {value}, {limit} and {last}.
+    On a GPU it returns a new int64 array, in which `high` is added to negative indices.
+    message: a format with {value}, {limit} (high) and {last} (high - 1).
 
-    Raises: `error` for an index out of range.
+    Raises: `error` for an index out of range; on a GPU, at the next call that waits for it.
     """
     if (wrong := first_outside(index, low, high)) is not None:
         raise error(message.format(value=wrong, limit=high, last=high - 1))
