@@ -1,4 +1,4 @@
-"""Indexing: splits an index as in PyTorch into a basic one, which gives a view, and arrays that name places in it."""
+"""Indexing: splits an index into a basic one, which gives a view, and index arrays of that view, as in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `print` shows: four decimals in aligned columns, only the corners of large tensors, and attributes.
+"""The text of a tensor: four decimals in aligned columns, only the corners if it is large, and attributes.
 
 The text is PyTorch's, with `ddp.` for `torch.`.
 """

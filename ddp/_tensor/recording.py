@@ -1,4 +1,4 @@
-"""Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
+"""Recording arrays, with which the formulas of `ddp.ops` compute under create_graph.
 
 A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
 CuPy for it. A formula that gets these two runs as on arrays, but each of its steps is an op on tensors, so that its

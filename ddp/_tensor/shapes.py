@@ -66,7 +66,7 @@ class Shapes(TensorBase):
         return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
 
     def reshape_as(self, other: TensorBase) -> Tensor:
-        """The same elements in the shape of `other`. Raises: ShapeError."""
+        """The same elements in the shape of `other`. Raises: ShapeError if the elements do not fit."""
         return self.reshape(other.array.shape)
 
     def view(self, *shape: Any, size: Sequence[int] | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class Shapes(TensorBase):
             raise ShapeError(f"view({kind}) of shape {self.array.shape} of {self.array.dtype}: {error}") from error
 
     def view_as(self, other: TensorBase) -> Tensor:
-        """As view, in the shape of `other`. Raises: ShapeError."""
+        """As view, in the shape of `other`. Raises: ShapeError as view."""
         return self.view(other.array.shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -196,11 +196,11 @@ class Shapes(TensorBase):
         return apply(shape.expand, (self,), shape=new)
 
     def expand_as(self, other: TensorBase) -> Tensor:
-        """As expand, to the shape of `other`. Raises: ShapeError."""
+        """As expand, to the shape of `other`. Raises: ShapeError as expand."""
         return self.expand(other.array.shape)
 
     def broadcast_to(self, size: Sequence[int]) -> Tensor:
-        """As expand, to `size`. Raises: ShapeError."""
+        """As expand, to `size`. Raises: as expand."""
         return self.expand(size)
 
     def squeeze(self, dim: Dims | None = None) -> Tensor:

@@ -347,7 +347,10 @@ class Conversion(TensorBase):
         return apply(elementwise.clone, (x,)) if x is self and (copy or flags[1:] == [True]) else x
 
     def _formatted(self, wanted: memory_format) -> Any:
-        """This tensor if it lies in that format, else a copy that does. Raises: ShapeError."""
+        """This tensor if it has that memory format, else a copy that has it.
+
+        Raises: ShapeError for ddp.channels_last of anything but (N, C, H, W).
+        """
         array = self.array
         if wanted is not channels_last:
             return self if array.flags.c_contiguous else apply(elementwise.clone, (self,))

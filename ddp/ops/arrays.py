@@ -1,4 +1,4 @@
-"""What formulas use in addition to the array module: functions with one form per array module; dtypes, sums, shapes."""
+"""Functions that formulas use beside the array module: those with one form per module; dtypes, sums and shapes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
 
 
 class _Attention:
-    """What forward and backward share: the broadcast inputs, the groups of heads, and the scores."""
+    """Shared by forward and backward: the broadcast inputs, the groups of heads, and the scores."""
 
     def __init__(self, xp: Any, inputs: Saved, scale: float, causal: bool) -> None:
         q, k, v, mask = inputs
@@ -114,11 +114,11 @@ def _attention(
     for heads in work.heads():
         scores = work.scores(heads)
         top = scores.max(-1, keepdims=True)
-        xp.copyto(top, 0, where=top == -xp.inf)  # for a query that sees no key
+        xp.copyto(top, 0, where=top == -xp.inf)  # for a query that attends to no key
         scores -= top
         xp.exp(scores, out=scores)
         added = scores.sum(-1, keepdims=True)
-        added += added == 0  # for a query that sees no key, the result is 0/1
+        added += added == 0  # for a query that attends to no key, the result is 0/1
         sums[heads] = (xp.log(added) + top)[..., 0]
         if keep is not None:
             scores *= keep(scores.shape)

@@ -28,7 +28,7 @@ class Window:
     """A window of `kernel` that slides over an image; pairs are (along H, along W).
 
     out: the number of positions; None: as many as fit. elements: the number of elements of the kernel. is_identity:
-    position i sees element i of the image and no other, and there are as many positions as elements.
+    position i reads element i of the image and no other, and there are as many positions as elements.
     """
 
     def __init__(
@@ -46,13 +46,14 @@ class Window:
         (dh, dw) = dilation
         self.out = out or (output_size(h, kh, sh, ph, dh), output_size(w, kw, sw, pw, dw))
         self.elements = kh * kw
-        # The image of a transposed convolution may be larger than the part of it that the positions see.
+        # The image of a transposed convolution may be larger than the part of it that the positions read.
         whole = tuple(self.out) == tuple(image)
         self.is_identity = whole and kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
-        """Yields two slices per kernel element along `axis`: positions where it is inside the image, and its pixels.
+        """Yields two slices per kernel element along `axis`: one of the positions, one of the image.
 
+        They hold the positions at which the element is inside the image, and the pixels that it reads there.
         positions: only these positions, and the first slice counts from the first of them; None: all.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
@@ -65,18 +66,21 @@ class Window:
             yield slice(start - first, stop - first), slice(seen, seen + (stop - start) * step, step)
 
     def shifts(self, lines: slice | None = None) -> Iterator[tuple[Index, Index]]:
-        """Yields two indices per kernel element: positions in (..., lines, OW), and what they see in (..., H, W)."""
+        """Yields two indices per kernel element: positions in (..., lines, OW), and their pixels in (..., H, W)."""
         for (p, rows), (q, columns) in itertools.product(self.along(0, lines), self.along(1)):
             yield (..., p, q), (..., rows, columns)
 
 
-# im2col copies what each position of the window sees to a column. col2im adds columns up to an image. Each of the two
-# is the gradient of the other.
+# im2col copies the pixels that each position of the window reads to a column. col2im adds columns up to an image. Each
+# of the two is the gradient of the other.
 
 
 @array_function
 def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
-    """What each kernel element sees of x (N, C, H, W) at `lines` of the positions: (C, KH * KW, N, lines, OW)."""
+    """Copies what each kernel element reads of x (N, C, H, W) at `lines` of the positions.
+
+    Returns (C, KH * KW, N, lines, OW), with zeros for elements in the padding.
+    """
     columns = xp.zeros((x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]), x.dtype)
     for element, (position, seen) in enumerate(window.shifts(lines)):
         columns[:, element][position] = x[seen].swapaxes(0, 1)
@@ -92,7 +96,7 @@ def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array
 
 @array_function
 def patches(xp: Any, x: Array, window: Window) -> Array:
-    """What each position of the window sees of x (N, C, H, W): (N, C * KH * KW, OH * OW)."""
+    """Copies what each position of the window reads of x (N, C, H, W). Returns (N, C * KH * KW, OH * OW)."""
     columns = im2col_lines(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
     return columns.reshape(len(x), x.shape[1] * window.elements, window.out[0] * window.out[1])
 

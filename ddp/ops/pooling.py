@@ -25,7 +25,7 @@ def _places(xp: Any, window: Window) -> Array:
 def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
     """The maximum of x under each position, and its index in H * W (int32): the first of equal ones, the last of nans.
 
-    A position that sees nothing of x gets the lowest number and the index -1.
+    A position that reads no element of x gets the lowest number and the index -1.
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
@@ -132,7 +132,7 @@ def _few(window: Window) -> bool:
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
-    """Yields two indices per position: of the position, and of the image that it sees. For windows without dilation."""
+    """Yields two indices per position: its own, and that of the pixels in its window. For windows without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
         for position, n, k, s, pad in zip(
