@@ -1,4 +1,4 @@
-"""Tensors: each file has one family of methods, and the functions beside them; `core` puts the methods together."""
+"""Tensors. Most files have one family of methods and the functions of its topic; `core` puts the methods together."""
 
 from ddp._tensor.core import Tensor
 

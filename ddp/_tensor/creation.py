@@ -371,7 +371,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """Converts `data` to an array of a supported dtype. Also returns whether the array is certainly a copy.
 
     Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, or an unknown dtype;
-    ArgumentError for a number that does not fit the dtype.
+    ArgumentError for a number, alone or in a sequence, that an integer dtype cannot hold.
     """
     if isinstance(data, Number) and not isinstance(data, np.generic):
         dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
@@ -446,7 +446,8 @@ def tensor(
     pin_memory: in page-locked memory, if there is a GPU to copy to.
     Raises: ShapeError for ragged sequences; DtypeError for an unknown dtype, for elements that are no numbers, for
     integers beyond int64 in a sequence, and if requires_grad is set and the dtype is not floating; ArgumentError for
-    any other number that does not fit the dtype, or a malformed device; DeviceError for a GPU that does not exist.
+    any other number, alone or in a sequence, that an integer dtype cannot hold (numbers of an array wrap around), or a
+    malformed device; DeviceError for a GPU that does not exist.
     """
     array, new = array_of(data, dtype, "tensor")
     target = _target_device(data, array, device)

@@ -222,13 +222,19 @@ class Elementwise(TensorBase):
         return apply(ops.addcmul, promote_all("addcmul", self, tensor1, tensor2), value=value)
 
     def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
-        """self + value*tensor1/tensor2; all broadcast. Raises: DtypeError for integers."""
+        """self + value*tensor1/tensor2; all broadcast.
+
+        Raises: DtypeError for integers, or if an operand is no tensor; ShapeError if they do not broadcast.
+        """
         xs = promote_all("addcdiv", self, tensor1, tensor2)
         required_float(xs[0], "addcdiv")
         return apply(ops.addcdiv, xs, value=value)
 
     def lerp(self, end: TensorBase, weight: Other) -> Tensor:
-        """self + weight*(end - self); weight: a number or a tensor. Raises: DtypeError for integers."""
+        """self + weight*(end - self); weight: a number or a tensor.
+
+        Raises: DtypeError for integers, or if `end` is no tensor; ShapeError if tensors do not broadcast.
+        """
         weights = (weight,) if isinstance(weight, TensorBase) else ()
         xs: Sequence[Any] = promote_all("lerp", self, end, *weights)
         required_float(xs[0], "lerp")

@@ -324,7 +324,10 @@ tril_indices, triu_indices = _triangle("tril", "below"), _triangle("triu", "abov
 
 
 def broadcast_tensors(*tensors: Any) -> Tensors:
-    """Expands the tensors to the shape that they broadcast to, without copying. Raises: ShapeError."""
+    """Expands the tensors to the shape that they broadcast to, without copying.
+
+    Raises: ShapeError if they do not broadcast.
+    """
     xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
     # No view if the shape is the same: a view of a leaf belongs to a graph, which the first backward frees.
@@ -332,7 +335,7 @@ def broadcast_tensors(*tensors: Any) -> Tensors:
 
 
 def broadcast_shapes(*shapes: Any) -> Ints:
-    """The shape that these shapes (tuples or numbers) broadcast to. Raises: ShapeError."""
+    """The shape that these shapes (tuples or numbers) broadcast to. Raises: ShapeError if they do not broadcast."""
     return broadcast_shape("broadcast_shapes", *[(n,) if isinstance(n, int) else tuple(n) for n in shapes])
 
 

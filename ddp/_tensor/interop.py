@@ -112,7 +112,7 @@ def _take_bfloat16(exporter: Any, source: device) -> Any:
     options = {} if source is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
     try:
         capsule = exporter.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:  # an older library, which knows no versions
+    except TypeError:  # an older library, which does not take max_version
         capsule = exporter.__dlpack__(**options)
     data_type = _data_type(capsule)
     if (data_type.code, data_type.bits, data_type.lanes) != (_BFLOAT, 16, 1):
@@ -122,7 +122,7 @@ def _take_bfloat16(exporter: Any, source: device) -> Any:
 
 
 def is_bfloat16(exporter: Any) -> bool:
-    """Whether an array of any library says that it is of bfloat16."""
+    """Whether the dtype of another library's array is bfloat16, by its name."""
     return str(getattr(exporter, "dtype", "")).endswith("bfloat16")
 
 
@@ -150,8 +150,8 @@ class Interop(TensorBase):
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
         if self._device is CPU:
             return self.array.tolist()
-        # Contiguous, because of CuPy's current stream: see `ddp._cuda.stream_order.StreamGuard`. Reshaped, because
-        # ascontiguousarray gives a 0-d array one axis.
+        # Made contiguous first: otherwise CuPy's tolist might leave another stream current, as described in
+        # `ddp._cuda.stream_order.StreamGuard`. Reshaped, because ascontiguousarray gives a 0-d array one axis.
         shape = self.array.shape
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).reshape(shape).tolist())
 
