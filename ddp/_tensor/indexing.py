@@ -468,7 +468,8 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
 class Indexing(TensorBase):
     """Reading and writing by index. Integers and slices give views, arrays and masks copies.
 
-    For index arrays on a GPU, the next call that waits for the GPU raises the RangeError of an index out of range.
+    If a tensor on a GPU is indexed by an array, the RangeError for an index out of range is raised by the next call
+    that waits for the GPU.
     """
 
     __slots__ = ()

@@ -54,6 +54,8 @@ class Shapes(TensorBase):
     """The methods of a tensor that change its shape, or take parts of it.
 
     Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy.
+
+    Raises: RangeError for a dimension that the tensor does not have.
     """
 
     __slots__ = ()

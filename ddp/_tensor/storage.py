@@ -202,7 +202,10 @@ _class_hooks: list[Callable[[type], Any]] = []
 
 
 def for_each_class(hook: Callable[[type], Any]) -> None:
-    """Calls `hook` with each class of tensors, now and when one is defined: pickling needs each class registered."""
+    """Calls `hook` with each existing class of tensors, and later with each new one when it is defined.
+
+    Pickling for other processes needs each class registered.
+    """
     classes: list[type] = [Storage]
     for cls in classes:
         classes += cls.__subclasses__()
