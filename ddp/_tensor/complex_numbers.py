@@ -16,7 +16,7 @@ _OF_BOTH = (
 
 
 class ComplexTensor:
-    """real + i*imag: what `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return.
+    """real + i*imag. Transforms of `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return it.
 
     real, imag: tensors of one shape and dtype, through which gradients flow. Complex tensors can be added to,
     multiplied with and divided by others, tensors and numbers; they have `abs`, `angle`, `conj`, indices, and the shape

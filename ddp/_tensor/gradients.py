@@ -79,10 +79,11 @@ class Gradients(TensorBase):
         inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
         differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
-        Raises: GraphError if this tensor or one of `inputs` does not require grad, or if one of `inputs` is a parameter
-        under DataParallel; GraphFreedError for a graph that an earlier backward has freed; VersionError if a value that
-        backward reads was changed in place; InplaceError if this tensor is a view whose base was changed in place;
-        ShapeError, DtypeError, DeviceError if `gradient` does not fit; ArgumentError if `inputs` is empty.
+        Raises: GraphError if this tensor or one of `inputs` does not require grad, if one of `inputs` is a parameter
+        under DataParallel, or under create_graph for an op without a second derivative; GraphFreedError for a graph
+        that an earlier backward has freed; VersionError if a value that backward reads was changed in place;
+        InplaceError if this tensor is a view whose base was changed in place; ShapeError, DtypeError, DeviceError if
+        `gradient` does not fit; ArgumentError if `inputs` is empty.
         """
         run_backward([self], [gradient], retain_graph, create_graph, inputs)
 

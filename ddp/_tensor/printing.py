@@ -45,9 +45,10 @@ def set_printoptions(
 ) -> None:
     """Sets how tensors print, in the whole process.
 
-    Options that are not passed stay as they are, except `sci_mode`: None chooses by the numbers.
+    Options that are not passed stay as they are, or become those of `profile`. The exception is `sci_mode`: None
+    chooses by the numbers.
     precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
-    linewidth: characters; profile: "default", "short" or "full"; the other options then change it.
+    linewidth: characters; profile: "default", "short" or "full".
     Raises: ArgumentError for another profile.
     """
     global _options
