@@ -224,7 +224,7 @@ class Reductions(TensorBase):
     var = _spread("var", "The sum of squared distances from the mean, over n - correction")
     std = _spread("std", "The square root of var()")
 
-    def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    def prod(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; int64 for integers and bool. The gradient is correct even if there are zeros."""
         x = to_dtype(self, dtype)
         return apply(reduction.prod, (x,), dims=resolve_axes(x, dim, "prod"), keepdim=keepdim)

@@ -140,19 +140,21 @@ def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
     dtype = saved[0].dtype
     (dims, keepdim) = residual
     x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
-    # `dims` is one axis, or all axes: there are no other cases.
-    others = _others(xp, x, dims[0]) if len(dims) == 1 else _others(xp, x.reshape(-1), 0).reshape(x.shape)
+    order = [*dims, *(d for d in range(x.ndim) if d not in dims)]
+    reduced_first = x.transpose(order)
+    factors = math.prod(reduced_first.shape[: len(dims)])
+    rows = reduced_first.reshape(factors, math.prod(reduced_first.shape[len(dims) :]))
+    others = _others(xp, rows).reshape(reduced_first.shape).transpose([order.index(d) for d in range(x.ndim)])
     return ((others * g).astype(dtype, copy=False),)
 
 
-def _others(xp: Any, x: Array, dim: int) -> Array:
-    """The product of all other elements along `dim`: of those before it, times those after it."""
-    x = x.swapaxes(0, dim)
+def _others(xp: Any, x: Array) -> Array:
+    """The product of all other elements of the same column: of those before an element, times those after it."""
     before, after = xp.ones_like(x), xp.ones_like(x)
     before[1:] = xp.cumprod(x[:-1], axis=0)
     after[:-1] = xp.cumprod(x[:0:-1], axis=0)[::-1]
     before *= after
-    return before.swapaxes(0, dim)
+    return before
 
 
 prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))

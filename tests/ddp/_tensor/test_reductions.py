@@ -199,6 +199,13 @@ def test_var_takes_its_arguments_every_way(name: str) -> None:
         agree(ours(x, *args, **options), theirs(y, *args, **options), 1e-5)
 
 
+@pytest.mark.parametrize("dims", [(0, 1), (2, 0), (1, 2, 0)])
+def test_a_product_over_several_dimensions(dims: tuple[int, ...]) -> None:
+    x = ddp.linspace(-1, 1, 11, dtype=ddp.float64)[:8].reshape(2, 2, 2).requires_grad_()  # one of them is 0
+    assert ddp.autograd.gradcheck(lambda x: x.prod(dims), (x,))
+    assert_allclose(x.prod(dims, keepdim=True).detach().numpy(), x.detach().numpy().prod(dims, keepdims=True))
+
+
 def test_of_nothing() -> None:
     empty, theirs = ddp.zeros(0, 3), torch.zeros(0, 3)
     for name in ("sum", "mean", "prod", "norm", "any", "all", "nansum", "count_nonzero"):
