@@ -75,9 +75,10 @@ class Segment:
         return TOKEN_PAGE + start
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Makes the kernel allocate these bytes of `memory` now. Raises: OSError if there is not enough memory.
+        """Makes the kernel allocate these bytes of `memory` now.
 
         Without this call, pages are allocated at their first write, and SIGBUS kills the process if no memory is left.
+        Raises: OSError if there is not enough memory, or the kernel gives no estimate of it.
         """
         free = available_memory()
         if nbytes > free:  # Checked here, because a kernel without free memory may kill processes.
@@ -92,9 +93,14 @@ class Segment:
 
 
 def available_memory() -> int:
-    """Bytes that are available without swapping, as the kernel estimates it (proc(5), MemAvailable)."""
-    text = Path("/proc/meminfo").read_text()
-    return int(text.partition("MemAvailable:")[2].split()[0]) << 10
+    """Bytes that are available without swapping, as the kernel estimates it (proc(5), MemAvailable).
+
+    Raises: OSError if the kernel gives no estimate.
+    """
+    _, name, rest = Path("/proc/meminfo").read_text().partition("MemAvailable:")
+    if not name:
+        raise OSError("/proc/meminfo should have a line MemAvailable, and has none")
+    return int(rest.split()[0]) << 10
 
 
 def create(nbytes: int) -> Segment:

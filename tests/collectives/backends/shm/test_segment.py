@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import logging
 import os
 import platform
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -244,6 +246,12 @@ def short_machine(monkeypatch: pytest.MonkeyPatch) -> str:
     return "4194304 bytes are asked for, and 1048576 are free"
 
 
+def silent_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
+    texts = itertools.chain(["MemAvailable: 1024 kB\n"] * 2, itertools.repeat("MemTotal: 1024 kB\n"))
+    monkeypatch.setattr(segment, "Path", lambda _: SimpleNamespace(read_text=lambda: next(texts)))
+    return "/proc/meminfo should have a line MemAvailable"
+
+
 def short_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
     def refuse(fd: int, start: int, nbytes: int) -> None:
         if nbytes > 1 << 20:
@@ -253,7 +261,7 @@ def short_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
     return "no space left"
 
 
-@pytest.mark.parametrize("refuse", [short_machine, short_kernel])
+@pytest.mark.parametrize("refuse", [short_machine, silent_kernel, short_kernel])
 def test_an_array_for_which_there_is_no_memory_is_refused_when_it_is_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuse: Callable[[pytest.MonkeyPatch], str]
 ) -> None:
