@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
-# Point-to-point calls, whose numbers are not among those of the communicator's collectives.
-_PAIRS = ("send", "recv")
+# Calls outside of the order of collectives: their numbers are counted apart, for each name.
+_UNORDERED = ("send", "recv", "create_group")
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 
 
@@ -105,9 +105,9 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
         if current.state not in ("queued", "started") or not in_progress:
             return current, 0
         current = in_progress.pop()
-        for call in reversed(in_progress if current.name not in _PAIRS else []):
+        for call in reversed(in_progress if current.name not in _UNORDERED else []):
             before_current = (current.communicator, current.number - 1)
-            if call.name not in _PAIRS and (call.communicator, call.number) == before_current:
+            if call.name not in _UNORDERED and (call.communicator, call.number) == before_current:
                 current = call
         return current, sum(call.state == "queued" for call in self.calls)
 

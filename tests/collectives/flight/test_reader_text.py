@@ -52,6 +52,14 @@ STOOD = "its Python stood at data.py:31 in load"
             record(call(0, "started", name="recv"), call(1, "started")),
             f"{ALL_REDUCE}, under way for 40.0 s",
         ),
+        (  # The numbers of groups are counted apart, too.
+            record(call(0, "started", name="create_group"), call(1, "started")),
+            f"{ALL_REDUCE}, under way for 40.0 s",
+        ),
+        (
+            record(call(0, "started"), call(1, "started", name="create_group", more="ranks 0, 2", dtype="", shape="")),
+            "last call create_group #417 (train.py:88) ranks 0, 2, under way for 40.0 s",
+        ),
         (
             record(position=HERE._replace(within=("/usr/lib/python3/threading.py", 327, "wait"))),
             f"no call yet; {STOOD}, within threading.py:327 in wait (0.4 s before)",
