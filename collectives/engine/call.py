@@ -321,6 +321,8 @@ class CollectiveOp(Generic[T]):
     def outcome(self) -> T:
         """The result of a finished call. Raises: the call's error."""
         if self.error is not None:
+            assert self.queue is not None
+            self.queue.notify()
             raise copy_error(self.error)
         return self.result  # type: ignore[return-value]  # A finished call without an error has a result.
 

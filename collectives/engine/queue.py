@@ -79,9 +79,10 @@ class CallQueue:
         self._closing = False
         self._released = False
         # The error of the first call that failed before its end, or of `abort`; in a forked child, that this process is
-        # no rank. All later calls raise it, after calling `_notify`.
+        # no rank. All later calls raise it.
         self._error: BaseException | None = None
-        self._notify: Callable[[], None] = lambda: None
+        # From `abort`. Called whenever the program gets the error of a call, just before it is raised.
+        self.notify: Callable[[], None] = lambda: None
         self._aborted = False
         on_one_node = transport.shares_memory and transport.local_size == transport.size
         # Whether all ranks are on this node and share memory, and the node has fewer than two cores for each rank. Then
@@ -122,7 +123,7 @@ class CallQueue:
             call.abandon(WorldError(f"{call} {parent}"))
         self._reset()
         if self._transport.name != "single":  # With other ranks the child must not act as the parent.
-            self._notify = lambda: None
+            self.notify = lambda: None
             self._error = no_calls
             # All resources of this queue are the parent's.
             self._closed = True
@@ -145,6 +146,7 @@ class CallQueue:
             self._break(call, error)
             raise
         if call.error is not None:
+            self.notify()
             raise copy_error(call.error)
         return call.result  # type: ignore[return-value]  # A finished call without an error has a result.
 
@@ -272,7 +274,7 @@ class CallQueue:
 
     def _refuse(self, call: CollectiveOp[Any]) -> None:
         if self._error is not None:
-            self._notify()
+            self.notify()
             raise copy_error(self._error)
         raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
@@ -442,7 +444,6 @@ class CallQueue:
         for call in (*first, *tuple(self._unordered)):
             try:
                 if self._aborted:
-                    self._notify()
                     assert self._error is not None
                     raise copy_error(self._error)
                 check_wait(call, self._transport)
@@ -514,11 +515,12 @@ class CallQueue:
         """Makes calls in progress and all later calls raise `error`, for example after a failure on the device.
 
         May be called from any thread. Has no effect if the queue is already broken.
-        notify: called when a call is about to raise the error
+        notify: called when the program gets the error, from a call or a wait. A call that fails in the helper thread
+        raises nothing until the program waits for it
         """
         with self.lock:
             if self._error is None:
-                self._notify = notify
+                self.notify = notify
                 self._error = error
                 self._aborted = True
 

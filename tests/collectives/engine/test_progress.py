@@ -128,6 +128,23 @@ def test_collectives_run_beside_those_before_them_and_end_in_order() -> None:
             work.wait()
 
 
+@pytest.mark.parametrize("state", ["queued", "started"])
+def test_an_abort_is_known_once_the_program_gets_its_error(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    monkeypatch.setattr(queue.CallQueue, "_start_helper", lambda self: None)
+    comm = Communicator(NeverTransport(), timeout=20)
+    # A call whose scale is a function is only queued; a small one is started.
+    work = comm.all_reduce(np.ones(3), scale=(lambda: 1.0) if state == "queued" else None, async_op=True)
+    assert work._call.state == (queue.QUEUED if state == "queued" else queue.STARTED)
+    notified: list[str] = []
+    comm.queue.abort(CollectivesError("lost"), lambda: notified.append(state))
+    comm.queue._take(comm.queue._advance_all, True)  # as the helper thread does
+    assert work._call.done
+    assert notified == []
+    with pytest.raises(CollectivesError, match="lost"):
+        work.wait()
+    assert notified == [state]
+
+
 def test_a_failure_before_its_turn_leaves_the_time_limit_of_those_before_it() -> None:
     class Mismatched(WireTransport):
         def all_reduce(self, x: np.ndarray, out: object, op: object, epilogue: object = None) -> Test:
