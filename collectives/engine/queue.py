@@ -41,8 +41,7 @@ from collectives.transport import Steps, Transport
 T = TypeVar("T")
 
 # Errors that a step raises only after the last operation of its call, or on all ranks together. So ranks still agree on
-# the next call. On a GPU a call may raise an ArgumentError earlier, for a mistake that all ranks make if they run the
-# same program.
+# the next call.
 _RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
 # Interval at which a waiting rank checks for exits and time limits (s).
 _CHECK_INTERVAL = 0.05

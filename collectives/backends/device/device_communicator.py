@@ -50,6 +50,10 @@ from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
+_NOT_CAPTURABLE = (
+    "the host takes part in a collective over host memory, so it cannot be captured into a graph; NCCL's can"
+)
+
 
 class DeviceWork(Work[T]):
     """A collective on a GPU in progress.
@@ -140,6 +144,11 @@ class DeviceCommunicator:
                 registry.nccl,
             )
         return self._device_transport
+
+    @property
+    def capturable(self) -> bool:
+        """Whether collectives can be captured into a graph; True as long as no collective has chosen the transport."""
+        return self._device_transport is None or self._device_transport.capturable
 
     def close(self) -> None:
         """Frees the resources of the device transport. No call may be in progress on this rank."""
@@ -253,17 +262,21 @@ class DeviceArrays:
         self._stream: Any = None  # The communication stream.
         self._done: Any = None
         self._captured = cuda.capturing(self._caller_stream)
+        # An error of this rank alone. It is raised after the operation, in which the other ranks need this one.
+        self._error: Exception | None = None
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`.
 
-        Raises: ArgumentError after `record_ready` if that stream is a thread's own default stream.
+        If that stream is a thread's own default stream, this fails after `record_ready`: the array returned is only for
+        the operation, after which the call raises ArgumentError.
         """
         if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
-            raise ArgumentError(
+            self._error = ArgumentError(
                 "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
                 "this thread's own default stream: give lengths, or call it under a cupy.cuda.Stream"
             )
+            return self.scratch(shape, dtype)
         with self._cuda.on(self._caller_stream):
             array = self._cuda.empty(shape, dtype)
         if self._ready is not None:
@@ -383,7 +396,12 @@ class DeviceArrays:
         scale: Any = None,
         preallocated: Any = None,
     ) -> Any:
-        """Runs a call in the communicator's order, or starts it. preallocated: from `preallocate`"""
+        """Runs a call in the communicator's order, or starts it. preallocated: from `preallocate`
+
+        Raises: ArgumentError in a capture over a transport that cannot be captured.
+        """
+        if self._captured and not self._device.capturable:
+            raise ArgumentError(f"{plan.name}: {_NOT_CAPTURABLE}")
         self.record_ready()
         timeout = self._comm.timeout
         call: CollectiveOp[Any] = CollectiveOp(plan, timeout, self, source, target, out, scale, preallocated)
@@ -399,10 +417,8 @@ class DeviceArrays:
         yield from self._comm.verify(call)
         transport = yield from self._device.transport()
         if self._captured and not transport.capturable:
-            raise ArgumentError(
-                f"{call.name}: the host takes part in a collective over {transport.name}, so it cannot be captured "
-                "into a graph; NCCL's can"
-            )
+            # No ArgumentError, after which the queue would go on: ranks that are in no capture begin the operation.
+            raise CollectivesError(f"{call.name}: {_NOT_CAPTURABLE}")
         self.begin(transport.stream)
         try:
             sent = None
@@ -415,6 +431,8 @@ class DeviceArrays:
             self.end(call, transport)
             raise
         self.end(call, transport)
+        if self._error is not None:
+            raise self._error
         return result
 
     # Reductions ------------------------------------------------------------------------------------------------------
@@ -465,13 +483,18 @@ class DeviceArrays:
         """The scale as a number, or as a 0-d array on the device. A function is called here, right before the launch.
 
         Earlier collectives come before this point of the communication stream, so the function may use their results.
+        None if the function fails.
         """
         if not callable(scale):
             return scale
-        with self._cuda.on(transport.stream):
-            factor = contextvars.copy_context().run(scale)
-        if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
-            raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
+        try:
+            with self._cuda.on(transport.stream):
+                factor = contextvars.copy_context().run(scale)
+            if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
+                raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
+        except Exception as error:
+            self._error = error
+            return None
         return factor
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import ArgumentError
+from collectives import ArgumentError, CollectivesError
 from collectives.backends.device.device_communicator import overlap
 from tests.collectives.backends.device.conftest import MakeRig, Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
@@ -155,11 +155,27 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: MakeRig) -
 
 def test_what_needs_the_host_cannot_be_captured(rig: MakeRig) -> None:
     def rank(comm: Any, cupy: Any) -> None:
-        x = cupy.empty(4, np.float32)
+        x = cupy.asarray(np.ones(4, np.float32))
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            stream = cupy.cuda.get_current_stream()
+            stream.begin_capture()
+            with pytest.raises(ArgumentError, match="cannot be captured into a graph"):
+                comm.all_reduce(x)
+            stream.end_capture()
+        assert comm.all_reduce(x).get().tolist() == [2.0] * 4
+
+    rig(2).run(rank)
+
+
+def test_a_first_call_in_a_capture_that_needs_the_host_breaks_the_communicator(rig: MakeRig) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4, np.float32))
         stream = cupy.cuda.get_current_stream()
         stream.begin_capture()
-        with pytest.raises(ArgumentError, match="cannot be captured into a graph"):
+        with pytest.raises(CollectivesError, match="cannot be captured into a graph"):
             comm.all_reduce(x)
         stream.end_capture()
+        assert comm.queue.broken
 
     rig(2).run(rank)

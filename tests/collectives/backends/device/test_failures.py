@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import BackendError, CollectivesError, CollectiveTimeout, DtypeError, NcclError, run_threads
+from collectives import (
+    ArgumentError,
+    BackendError,
+    CollectivesError,
+    CollectiveTimeout,
+    DtypeError,
+    NcclError,
+    run_threads,
+)
 from collectives.backends.device import cuda
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.flight.reader import FlightReader
@@ -102,6 +110,42 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: MakeRig, size:
             calls()
 
     ranks.run(rank)
+
+
+def fail() -> float:
+    raise ArgumentError("no samples")
+
+
+@pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
+@pytest.mark.parametrize(
+    ("call", "result", "words"),
+    [
+        (lambda comm, x: comm.all_gather(x), [1.0] * 8, "the result's shape has to be exchanged first"),
+        (lambda comm, x: comm.all_reduce(x, scale=lambda: 0.5 if comm.rank else x), [1.0] * 4, "its shape is"),
+        (lambda comm, x: comm.all_reduce(x, scale=lambda: 0.5 if comm.rank else fail()), [1.0] * 4, "no samples"),
+    ],
+    ids=["default stream", "scale of a shape", "failed scale"],
+)
+def test_a_mistake_of_one_rank_leaves_the_order_of_calls(
+    rig: MakeRig,
+    monkeypatch: pytest.MonkeyPatch,
+    nccl: Any,
+    call: Callable[[Any, Any], Any],
+    result: list[float],
+    words: str,
+) -> None:
+    monkeypatch.setattr(cuda.Cuda, "is_per_thread", lambda self, stream: self.index == 0)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(4))
+        if comm.rank == 0:
+            with pytest.raises(ArgumentError, match=words):
+                call(comm, x)
+        else:
+            assert call(comm, x).get().tolist() == result
+        assert comm.all_reduce(x).get().tolist() == [2.0] * 4
+
+    rig(2, nccl).run(rank)
 
 
 def test_an_array_of_another_gpu_is_refused(rig: MakeRig) -> None:
