@@ -21,7 +21,7 @@ import numpy as np
 from collectives.arrays import as_bytes, is_device_array
 from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.engine.host_arrays import HostArrays
-from collectives.engine.queue import CallQueue
+from collectives.engine.queue import RECOVERABLE, CallQueue
 from collectives.engine.registry import CommunicatorRegistry
 from collectives.errors import ArgumentError, CollectivesError, MismatchError, align_columns, format_ranks
 from collectives.transport import Signature, Signatures, Steps, Transport, differ, gather_records
@@ -150,8 +150,8 @@ class CommunicatorBase:
 
         Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if they differ. If only the ranks of a node compared theirs, it is raised on
-        these alone, and the communicator is broken. Also raises the exception of a function given as scale; an
-        ArgumentError becomes a CollectivesError.
+        these alone, and the communicator is broken. Also raises the exception of a function given as scale; one
+        after which the queue would go on becomes a CollectivesError.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
@@ -161,9 +161,8 @@ class CommunicatorBase:
                 if signatures is None and transport is not self.transport:
                     self.queue.abort(error, lambda: None)  # The ranks of other nodes do not raise it, and continue.
                 raise error from call.failure
-        if isinstance(call.failure, ArgumentError):
-            # If ranks did not compare this call, the others have continued. So the error must not be an ArgumentError,
-            # after which the queue would go on.
+        if isinstance(call.failure, RECOVERABLE):
+            # If ranks did not compare this call, the others have continued. So the queue must not go on.
             raise CollectivesError(f"the function given as scale failed: {call.failure}") from call.failure
         if call.failure is not None:
             raise call.failure

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 # Errors that a step raises only after the last operation of its call, or on all ranks together. So ranks still agree on
 # the next call.
-_RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
+RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
 # Interval at which a waiting rank checks for exits and time limits (s).
 _CHECK_INTERVAL = 0.05
 _UNRECORDED = (0, None)
@@ -419,7 +419,7 @@ class CallQueue:
                     call.limit = None
             except StopIteration as end:
                 call.set_outcome(end.value, None)
-            except _RECOVERABLE as error:
+            except RECOVERABLE as error:
                 call.set_outcome(None, error)
             except Exception as error:
                 self._break(call, error)

@@ -84,7 +84,14 @@ class ReductionsContract:
 
     @on_every_rank
     def test_a_function_that_gives_no_scale_on_any_rank_breaks_the_communicator(self, comm: Communicator) -> None:
-        for fail, said in ((lambda: "2", "scale should be a real number"), (lambda: None, "it returned no number")):
+        def mismatch() -> float:
+            raise MismatchError("other calls")
+
+        for fail, said in (
+            (lambda: "2", "scale should be a real number"),
+            (lambda: None, "it returned no number"),
+            (mismatch, "other calls"),
+        ):
             twin = comm.duplicate()
             for _ in range(2):
                 with pytest.raises(CollectivesError, match=f"the function given as scale failed: {said}"):
