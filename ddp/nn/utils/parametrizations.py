@@ -40,9 +40,10 @@ class _WeightNorm(Module):
         return self.norm(weight), weight
 
     def norm(self, v: Tensor) -> Tensor:
-        if self.dim is None:
+        if self.dim in (None, -1):
             return v.norm()
-        return _as_matrix(v, self.dim).norm(2, 1).reshape([-1 if i == self.dim else 1 for i in range(v.ndim)])
+        lengths = _as_matrix(v, self.dim).norm(2, 1)
+        return lengths.reshape([-1 if i == self.dim % v.ndim else 1 for i in range(v.ndim)])
 
 
 class _SpectralNorm(Module):
@@ -76,8 +77,8 @@ class _SpectralNorm(Module):
 def weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
     """Trains a parameter as length and direction, w = g * v/|v|, and returns the module.
 
-    parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: not negative; every index along it
-    has its own length, and g has size 1 in all other dimensions; None: there is one length, and g is 0-d.
+    parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: every index along it has its own
+    length, and g has size 1 in all other dimensions; None, and as in PyTorch -1: there is one length, and g is 0-d.
     `nn.utils.weight_norm` is the same, but its state dict has the paths NAME_g and NAME_v.
 
     Raises: ArgumentError if there is no such parameter, RangeError for a dimension that it does not have.
