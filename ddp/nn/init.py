@@ -45,9 +45,9 @@ def trunc_normal_(
     b: float = 2.0,
     generator: BaseGenerator | None = None,
 ) -> Tensor:
-    """Draws from a normal distribution truncated to [a, b]. Raises: ArgumentError unless a <= b."""
-    if a > b:
-        raise ArgumentError(f"trunc_normal_: no value is in [{a}, {b}]")
+    """Draws from a normal distribution truncated to [a, b]. Raises: ArgumentError if a > b or std is 0."""
+    if a > b or std == 0:
+        raise ArgumentError(f"trunc_normal_: expected a <= b and std != 0, got a={a}, b={b}, std={std}")
     low, high = (math.erf((edge - mean) / (std * math.sqrt(2.0))) for edge in (a, b))
     drawn = rand(tensor.shape, generator=generator, dtype="float64", device=tensor.device)
     return tensor.copy_((erfinv(drawn * (high - low) + low) * (std * math.sqrt(2.0)) + mean).clamp(a, b))

@@ -95,6 +95,8 @@ REFUSED: dict[type[Exception], Any] = {
     },
     ArgumentError: {
         "2 groups do not divide 3": lambda: init.dirac_(ddp.ones(3, 3, 3), groups=2),
+        "std != 0, got .* std=0": lambda: init.trunc_normal_(ddp.ones(3), std=0),
+        "a <= b": lambda: init.trunc_normal_(ddp.ones(3), a=1, b=0),
         "'fan_in' or 'fan_out'": lambda: init.kaiming_normal_(ddp.ones(3, 3), mode="fan"),
     },
 }
