@@ -171,6 +171,8 @@ def test_refusals() -> None:
                 "begin with 0, do not descend": lambda: bag(two, ten, offsets),
                 "the 2 numbers of the input": lambda: bag(two, ten, two, include_last_offset=True),
                 "begin with 0": lambda: bag(two, ten, two + 1),
+                "end within the 2 numbers": lambda: bag(two, ten, two[:0]),
+                "end within the 0 numbers": lambda: bag(two[:0], ten, two[:0], include_last_offset=True),
                 "input 5 is not one of the 5 rows": lambda: bag(two + 4, ten, two),
             },
             ArgumentError: {
