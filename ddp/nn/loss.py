@@ -424,10 +424,10 @@ def gaussian_nll_loss(
     message = "gaussian_nll_loss: var has a negative entry"
     indexing.check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, message)
     if spread.shape != input.shape:
-        other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
+        other = [n for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
         if input.shape[:-1] == spread.shape:
             spread = spread.unsqueeze(-1)
-        elif spread.ndim != input.ndim or len(other) > 1:
+        elif spread.ndim != input.ndim or other != [1]:
             raise ShapeError(f"gaussian_nll_loss: var {spread.shape} does not fit input {input.shape}")
     low = spread.detach() < eps
     spread = spread + (eps - spread.detach()) * low

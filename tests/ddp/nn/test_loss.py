@@ -210,6 +210,7 @@ def test_refusals() -> None:
                 "margin is positive": lambda: F.triplet_margin_loss(x, x, x, margin=0),
             },
             ShapeError: {
+                r"var \(2, 2\) does not fit": lambda: F.gaussian_nll_loss(x, x, x[:, :2]),
                 "size": lambda: F.binary_cross_entropy_with_logits(column, row),
                 r"does not .* to \(2, 3\)": lambda: F.binary_cross_entropy_with_logits(x, x, pos_weight=huge),
             },
