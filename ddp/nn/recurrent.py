@@ -69,7 +69,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         name = type(self).__name__
         if hidden_size <= 0 or num_layers <= 0:
             raise ArgumentError(f"{name}: hidden_size {hidden_size} and num_layers {num_layers} must be positive")
-        if not 0 <= dropout <= 1:
+        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
             raise ArgumentError(f"{name}: dropout is a probability, not {dropout}")
         if not 0 <= proj_size < hidden_size or (proj_size and mode != "LSTM"):
             raise ArgumentError(f"{name}: proj_size {proj_size}: only an LSTM has one, smaller than {hidden_size}")

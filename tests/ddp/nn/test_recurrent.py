@@ -77,7 +77,10 @@ def test_refusals() -> None:
                 "input of float64, state or weights of float32": lambda: nn.RNN(3, 4)(x.double()),
                 "expected tensors, got list": lambda: layer([1, 2]),
             },
-            ArgumentError: {"proj_size 4": lambda: nn.LSTM(3, 4, proj_size=4)},
+            ArgumentError: {
+                "proj_size 4": lambda: nn.LSTM(3, 4, proj_size=4),
+                "probability, not True": lambda: nn.LSTM(3, 4, 2, True, True, True),
+            },
         }
     )
 
