@@ -29,9 +29,9 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
     Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
-    if not all(isinstance(size, Real) and size is not True and 0 < size < float("inf") for size in sizes):
+    if not all(isinstance(size, Real) and size is not True and 0 < size * _MIB < float("inf") for size in sizes):
         given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
-        raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
+        raise ArgumentError(f'buckets hold a finite number of MiB above 0, or "auto" for the cap; got {given}')
     cap = None if isinstance(bucket_cap_mb, str) else int(bucket_cap_mb * _MIB)
     return cap, int(min(sizes) * _MIB)
 
@@ -64,9 +64,9 @@ def weight_of(weight: Any) -> float:
     """The weight as a float. Raises: ParallelError unless it is a finite number of at least 0."""
     try:
         number = float(weight)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not 0 <= number < float("inf"):
+    if isinstance(weight, str | bytes) or not 0 <= number < float("inf"):
         raise ParallelError(f"weight should be a number of samples, at least 0, is {weight!r:.60}")
     return number
 

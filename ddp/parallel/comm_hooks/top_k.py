@@ -45,7 +45,7 @@ class TopK:
 
     def __init__(self, ratio: float = 0.01) -> None:
         given: Any = ratio
-        if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:
+        if isinstance(given, bool) or not isinstance(given, Real) or not 0 < ratio <= 1:
             raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {given!r:.60}")
         self.ratio = ratio
         self._residuals: dict[str, Array] = {}

@@ -43,7 +43,12 @@ def test_converting_after_wrapping_changes_nothing_and_says_what_to_do(convert: 
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"bucket_cap_mb": 0}, ArgumentError, 'buckets hold more than 0 MiB, or "auto" for the cap; got 0 and 1.0'),
+    (
+        {"bucket_cap_mb": 0},
+        ArgumentError,
+        'buckets hold a finite number of MiB above 0, or "auto" for the cap; got 0 and 1.0',
+    ),
+    ({"bucket_cap_mb": 1e308}, ArgumentError, "got 1e+308 and 1.0"),
     ({"bucket_cap_mb": "25"}, ArgumentError, "got '25' and 1.0"),
     ({"bucket_cap_mb": None}, ArgumentError, "got None and 1.0"),
     ({"first_bucket_mb": -1.0}, ArgumentError, "got 'auto' and -1.0"),

@@ -176,7 +176,7 @@ def test_check_finite_names_rank_and_parameter_and_the_model_goes_on(where: str)
     assert said == [expected] * 4
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), pytest.param(10**400, id="10**400"), "3", None])
 def test_a_weight_is_a_number_of_samples(weight: Any) -> None:
     model = DataParallel(make_net())
     with pytest.raises(ParallelError, match="weight should be a number of samples"):

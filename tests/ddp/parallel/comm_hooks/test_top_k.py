@@ -53,8 +53,8 @@ def test_what_no_rank_used_keeps_its_error() -> None:
 
 
 def test_what_it_refuses() -> None:
-    for ratio in (0, -1, 1.5, float("nan"), "x", None, True):
-        with pytest.raises(ArgumentError, match=f"TopK: expected a ratio .*got {ratio!r}"):
+    for ratio in (0, -1, 1.5, 10**400, float("nan"), "x", None, True):
+        with pytest.raises(ArgumentError, match=f"TopK: expected a ratio .*got {ratio!r:.60}"):
             TopK(ratio)  # type: ignore[arg-type]
     TopK(np.float32(0.5))
     with pytest.raises(StateDictError, match="errors"):
