@@ -132,7 +132,7 @@ class Plan:
             buckets = tuple(tuple(map(str, bucket)) for bucket in state["buckets"])
             nbytes = tuple(map(int, state["nbytes"]))
             origin = str(state["from"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise ParallelError("plan: expected what `model.plan` or `model.plan.state()` gave") from None
         if len(nbytes) != len(buckets) or not all(buckets):
             raise ParallelError(f"plan: {len(buckets)} buckets with {len(nbytes)} sizes, or one that is empty")

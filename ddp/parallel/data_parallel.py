@@ -217,14 +217,15 @@ class DataParallel(Module):
         Gradients are kept, as with every change of plan.
 
         Raises: ParallelError if the state is no `plan_state()`, its plan does not fit the parameters, or it has another
-        number of micro-batches; also after `close`.
+        number of micro-batches; then nothing has changed. Also after `close`.
         """
         self.check_open()
         try:
+            self.reducer.planner.read(state)  # raises before anything has changed
             if self.micro_batches is not None:
                 self.micro_batches.load_state(state.get("micro_batches"))
             self.reducer.load_plan_state(state)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise ParallelError("load_plan_state: expected what `model.plan_state()` gave") from None
         self.buffers_at = -1 if state.get("buffers_due") else self.reducer.steps
 

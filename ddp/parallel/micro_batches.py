@@ -380,7 +380,7 @@ class MicroBatches:
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Continues from this state, on any number of ranks. Rank 0 warns if the last bits may differ on this machine.
 
-        Raises: ParallelError if the state is None, or has another number of micro-batches.
+        Raises: ParallelError if the state is None, or has another number of micro-batches; then nothing has changed.
         """
         if state is None or state["count"] != self.count:
             saved = None if state is None else state["count"]
@@ -388,13 +388,15 @@ class MicroBatches:
                 f"the state is of micro_batches={saved}, this model has {self.count}: gradients would be added in "
                 "another order, so give the number that it was saved with"
             )
-        self.seed = int(state["seed"])
-        self.step = int(state["step"])
-        self._begin_step()
+        seed = int(state["seed"])
+        step = int(state["step"])
         saved = state["machine"]
         differences = [
             f"{name} {saved.get(name)}, here {value}" for name, value in machine().items() if saved.get(name) != value
         ]
+        self.seed = seed
+        self.step = step
+        self._begin_step()
         if differences and self._comm.rank == 0:  # `machine()` is the same on all ranks: DataParallel has checked it
             warnings.warn(
                 f"the state was saved with {'; '.join(differences)}: the last bits may differ from now on. The number "

@@ -87,15 +87,19 @@ class Planner:
     def restore(self, state: Mapping[str, Any]) -> Plan:
         """Continues with the plan and the count of backwards in the `state` of a planner of the same parameters.
 
-        Raises: ParallelError if the plan does not fit; nothing has changed then.
+        Raises: as `read`; nothing has changed then.
         """
-        plan = Plan.from_state(state["plan"])
-        self._check(plan)
+        plan, self._steps = self.read(state)
         self.plan = plan
-        self._steps = int(state["backwards"])
         listed = {name for bucket in plan.buckets for name in bucket}
         self.assigned = [name in listed for name in self._names]
         return plan
+
+    def read(self, state: Mapping[str, Any]) -> tuple[Plan, int]:
+        """The plan and the count of backwards in a `state`. Raises: ParallelError if the plan does not fit."""
+        plan = Plan.from_state(state["plan"])
+        self._check(plan)
+        return plan, int(state["backwards"])
 
     def after_backward(self, timer: ArrivalTimer, used: Sequence[bool]) -> Plan | None:
         """Records a synchronized backward. Returns the new plan, None if it does not change. Collective.

@@ -76,7 +76,12 @@ PLAN = Plan(buckets=(("b", "a"), ("c",)), nbytes=(1 << 20, 1 << 19), origin="in 
 
 def test_a_plan_is_a_json_value_and_back() -> None:
     assert Plan.from_state(json.loads(json.dumps(PLAN.state()))) == PLAN
-    for wrong in ({}, {"buckets": [["a"]], "nbytes": [], "from": ""}, {"buckets": [[]], "nbytes": [1], "from": ""}):
+    for wrong in (
+        {},
+        {"buckets": [["a"]], "nbytes": [], "from": ""},
+        {"buckets": [[]], "nbytes": [1], "from": ""},
+        {"buckets": [["a"]], "nbytes": [float("inf")], "from": ""},
+    ):
         with pytest.raises(ParallelError, match="plan"):
             Plan.from_state(wrong)
 

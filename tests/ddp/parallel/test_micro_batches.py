@@ -407,6 +407,15 @@ def test_what_cannot_be_exact_is_refused(case: Any) -> None:
     on_ranks(rank)
 
 
+@pytest.mark.parametrize("wrong", [{"backwards": "x"}, {"micro_batches": {"count": 2, "seed": 5, "step": 1}}])
+def test_a_state_that_is_refused_changes_nothing(wrong: dict[str, Any]) -> None:
+    model = DataParallel(nn.Linear(2, 1), collectives.init(), micro_batches=2)
+    before = model.plan_state()
+    with pytest.raises(DdpError, match="expected what"):
+        model.load_plan_state({**before, "micro_batches": {**before["micro_batches"], "seed": 5}, **wrong})
+    assert model.plan_state() == before
+
+
 def test_a_micro_batch_that_failed_is_made_again() -> None:
     def fail_behind(layer: Any, inputs: Any, out: ddp.Tensor) -> None:
         out.register_hook(lambda g: 1 / 0)

@@ -227,9 +227,12 @@ def test_a_live_model_takes_it_over_and_sums_to_the_same_bits(sharded: bool) -> 
 @on_each_of(2)
 def test_what_is_no_plan_is_told(comm: Communicator) -> None:
     model, _ = make(comm, False)
-    for wrong in ({}, {"plan": 3}, {**model.plan_state(), "backwards": "x"}):
+    before = model.plan_state()
+    other = {"buckets": [["0.weight"]], "nbytes": [324], "from": "by hand"}
+    for wrong in ({}, {"plan": 3}, {"plan": other}, *({"plan": other, "backwards": count} for count in ("x", np.inf))):
         with pytest.raises(ParallelError, match="plan"):
             model.load_plan_state(wrong)
+        assert model.plan_state() == before
 
 
 def test_a_link_is_as_slow_as_the_slowest_rank_and_the_same_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
