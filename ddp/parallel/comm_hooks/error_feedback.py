@@ -25,7 +25,8 @@ import numpy as np
 
 from ddp._device import CPU, device_of, to_device
 from ddp._tensor import base
-from ddp.errors import DtypeError
+from ddp._tensor.creation import from_foreign
+from ddp.errors import DtypeError, StateDictError
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -66,12 +67,23 @@ def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
     return {name: base.wrap(array.copy(), device_of(array)) for name, array in state.items()}
 
 
-def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
+def check_keys(hook: str, state: Any, keys: Sequence[str]) -> None:
+    """Raises: StateDictError unless the state of a hook is a dict with just these keys."""
+    if not isinstance(state, Mapping) or set(state) != set(keys):
+        given = list(state) if isinstance(state, Mapping) else state
+        raise StateDictError(f"{hook}: expected a dict of {', '.join(keys)}, got {given!r:.60}")
+
+
+def arrays(name: str, state: Any) -> dict[str, Array]:
     """Copies of tensors or arrays, on the host. A hook moves them to its device when it first uses them.
 
     They are not copied to the device at once, because that memory would belong to another stream than the hook's.
+
+    Raises: StateDictError, with `name`, unless the state is a dict of them.
     """
-    return {name: to_device(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
+    if not isinstance(state, Mapping) or not all(hasattr(value, "__dlpack__") for value in state.values()):
+        raise StateDictError(f"{name}: expected a dict of tensors, got {state!r:.60}")
+    return {name: to_device(from_foreign(value).array, CPU).copy() for name, value in state.items()}
 
 
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:

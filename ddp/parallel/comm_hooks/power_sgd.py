@@ -34,7 +34,7 @@ import numpy as np
 from ddp._device import device_of, to_device
 from ddp.errors import ArgumentError, StateDictError
 from ddp.ops.products import product
-from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, check_keys, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -138,13 +138,16 @@ class PowerSGD:
 
         On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
 
-        Raises: StateDictError if its keys are not those that `state_dict` returns.
+        Raises: StateDictError if it is not what `state_dict` returns; then nothing has changed.
         """
-        if set(state_dict) != {"steps", "queries", "errors"}:
-            raise StateDictError(f"PowerSGD: expected steps, queries and errors, got {', '.join(map(str, state_dict))}")
-        self.steps = int(state_dict["steps"])
-        self._queries = arrays(state_dict["queries"])
-        self._residuals = arrays(state_dict["errors"])
+        check_keys("PowerSGD", state_dict, ["steps", "queries", "errors"])
+        steps = state_dict["steps"]
+        if not _at_least(0, steps, Integral):
+            raise StateDictError(f"PowerSGD: expected a whole number of steps, at least 0, got {steps!r:.60}")
+        queries = arrays("PowerSGD: queries", state_dict["queries"])
+        self._residuals = arrays("PowerSGD: errors", state_dict["errors"])
+        self._queries = queries
+        self.steps = int(steps)
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
         """(columns, rank) the Q with which the step begins: the last Q, or random numbers, equal on all ranks."""

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from ddp._device import device_of
-from ddp.errors import ArgumentError, StateDictError
+from ddp.errors import ArgumentError
 from ddp.ops.shape import concatenate
-from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, check_keys, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -96,11 +96,10 @@ class TopK:
 
         On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
 
-        Raises: StateDictError if its keys are not those that `state_dict` returns.
+        Raises: StateDictError if it is not what `state_dict` returns; then nothing has changed.
         """
-        if set(state_dict) != {"errors"}:
-            raise StateDictError(f"TopK: expected errors, got {', '.join(map(str, state_dict))}")
-        self._residuals = arrays(state_dict["errors"])
+        check_keys("TopK", state_dict, ["errors"])
+        self._residuals = arrays("TopK: errors", state_dict["errors"])
 
 
 def largest(x: Array, count: int) -> Array:

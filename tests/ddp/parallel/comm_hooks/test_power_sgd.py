@@ -50,8 +50,17 @@ def test_what_it_refuses() -> None:
         with pytest.raises(ArgumentError, match=f"PowerSGD: expected .*{value!r}"):
             PowerSGD(**{name: value})
     PowerSGD(np.int64(2), np.int32(1), min_compression_rate=np.float32(1))
-    with pytest.raises(StateDictError, match="queries"):
-        PowerSGD().load_state_dict({"steps": 3})
+    hook = PowerSGD()
+    for state, message in (
+        ({"steps": 3}, r"expected a dict of steps, queries, errors, got \['steps'\]"),
+        (3, "expected a dict of steps, queries, errors, got 3"),
+        ({"steps": "x", "queries": {}, "errors": {}}, "expected a whole number of steps, at least 0, got 'x'"),
+        ({"steps": 3, "queries": {"a": np.ones(2)}, "errors": {"a": "x"}}, "errors: expected a dict of tensors, got"),
+        ({"steps": 3, "queries": None, "errors": {}}, "queries: expected a dict of tensors, got None"),
+    ):
+        with pytest.raises(StateDictError, match=f"PowerSGD: {message}"):
+            hook.load_state_dict(state)
+        assert hook.state_dict() == {"steps": 0, "queries": {}, "errors": {}}
     with pytest.raises(DtypeError, match="complex128"):
         drive(lambda: PowerSGD(1, 0), [[{"w": np.zeros((9, 9), complex)}]], [1.0])
 

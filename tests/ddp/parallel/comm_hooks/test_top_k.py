@@ -57,7 +57,8 @@ def test_what_it_refuses() -> None:
         with pytest.raises(ArgumentError, match=f"TopK: expected a ratio .*got {ratio!r:.60}"):
             TopK(ratio)  # type: ignore[arg-type]
     TopK(np.float32(0.5))
-    with pytest.raises(StateDictError, match="errors"):
-        TopK().load_state_dict({"steps": 3})
+    for state in ({"steps": 3}, 3, {"errors": None}, {"errors": {"a": "x"}}):
+        with pytest.raises(StateDictError, match="TopK: (errors: )?expected a dict of (errors|tensors), got"):
+            TopK().load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="complex128"):
         drive(TopK, [[{"w": np.zeros((9, 9), complex)}]], [1.0])
