@@ -11,7 +11,7 @@ import numpy as np
 from ddp._device import CPU, capturing, device, on, to_device
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, CaptureError, GraphError
+from ddp.errors import ArgumentError, CaptureError, GraphError, StateDictError
 from ddp.ops.gradients import unscale, update_scale
 
 Array = Any
@@ -204,16 +204,23 @@ class GradScaler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. Does nothing if not enabled.
 
-        Raises: ArgumentError if the state is empty.
+        Raises: ArgumentError if the state is empty; StateDictError if it is no state of a GradScaler. Then nothing has
+        changed.
         """
         if not self._enabled:
             return
         if not state_dict:
             raise ArgumentError("load_state_dict: the state is empty: its GradScaler was not enabled")
-        self._growth_factor = state_dict["growth_factor"]
-        self._backoff_factor = state_dict["backoff_factor"]
-        self._growth_interval = state_dict["growth_interval"]
-        self._state.set(float(state_dict["scale"]), state_dict["_growth_tracker"])
+        try:
+            scale = float(state_dict["scale"])
+            good_steps = int(state_dict["_growth_tracker"])
+            rule = [state_dict[name] for name in ("growth_factor", "backoff_factor", "growth_interval")]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise StateDictError(
+                f"load_state_dict: expected what GradScaler.state_dict() gave, got {state_dict!r:.200}"
+            ) from None
+        self._growth_factor, self._backoff_factor, self._growth_interval = rule
+        self._state.set(scale, good_steps)
 
     def _rule(self) -> tuple[float, float, int]:
         return self._growth_factor, self._backoff_factor, self._growth_interval

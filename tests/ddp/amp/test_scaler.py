@@ -11,7 +11,7 @@ import pytest
 
 import ddp
 from ddp.amp import GradScaler
-from ddp.errors import ArgumentError, GraphError
+from ddp.errors import ArgumentError, GraphError, StateDictError
 
 SETTINGS: dict[str, Any] = {"init_scale": 8.0, "growth_interval": 2, "growth_factor": 4.0, "backoff_factor": 0.25}
 
@@ -75,6 +75,10 @@ def test_state() -> None:
     assert other.scale(ddp.tensor(60000.0, dtype=ddp.float16)).item() == 480000.0  # beyond its range
     with pytest.raises(ArgumentError):
         other.load_state_dict({})
+    for wrong in ({"growth_factor": 3.0}, {**scaler.state_dict(), "scale": 4.0, "_growth_tracker": "x"}):
+        with pytest.raises(StateDictError, match=r"expected what GradScaler.state_dict\(\) gave, got {"):
+            other.load_state_dict(wrong)
+        assert other.state_dict() == scaler.state_dict()
     for wrong in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"device": "gpu"}, {"device": 1024.0}):
         with pytest.raises(ArgumentError):
             GradScaler(**wrong)
