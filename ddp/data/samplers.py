@@ -215,6 +215,13 @@ class _Drawn(IndexSampler):
         if (snapshot is None) != (self.generator is None):
             which = "no state of its generator" if snapshot is None else "one of a generator, and this sampler none"
             raise StateDictError(f"{type(self).__name__}: the state has {which}")
+        if self.generator is not None:
+            try:
+                BaseGenerator().restore(bytes.fromhex(state_dict["generator"]))
+            except (TypeError, ValueError):
+                raise StateDictError(
+                    f"{type(self).__name__}: the state has generator {snapshot!r:.60}, expected a generator's state"
+                ) from None
         super().load_state_dict({"seed": None, **state_dict})
         if seed is None:
             self._loaded = None  # saved between two passes: the next pass draws a seed

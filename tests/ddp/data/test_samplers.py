@@ -184,6 +184,8 @@ RANDOM = {"seed": 1, "cursor": 1, "length": 11, "num_samples": 11, "replacement"
         ("random", {**RANDOM, "seed": -1}, "seed -1"),
         ("random", {"generator": "00"}, "the state has one of a generator, and this sampler none"),
         ("own generator", {"cursor": 1}, "the state has no state of its generator"),
+        ("own generator", {**RANDOM, "generator": "00"}, "the state has generator '00', expected a generator's state"),
+        ("own generator", {**RANDOM, "generator": 3}, "the state has generator 3"),
         ("batches", {"sampler": 3}, "expected the state of a sampler, got .*3"),
         ("batches", {"sampler": {"cursor": 1}}, "length None"),
     ],
