@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, DtypeError
+from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.optim.optimizer import Group, Optimizer, number
 
 # The settings of a parameter group that `LRScheduler.load_state_dict` restores, because making a schedule changes them.
@@ -134,7 +134,10 @@ class LRScheduler:
 
         The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
         schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
+
+        Raises: StateDictError for the state of another number of functions or schedules; then nothing has changed.
         """
+        _check_state(type(self).__name__, self, state_dict)
         self.__dict__.update({name: value for name, value in state_dict.items() if name not in _STATEFUL})
         for name in _STATEFUL & state_dict.keys():
             _load_state(self.__dict__.get(name), state_dict[name])
@@ -150,6 +153,18 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, LRScheduler):
         return value.state_dict()
     return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {})) or None
+
+
+def _check_state(name: str, value: Any, state: Any) -> None:
+    """Raises: StateDictError, with the name, unless `state` has a state for each item of the lists in `value`."""
+    if isinstance(value, LRScheduler):
+        for attribute in _STATEFUL & state.keys():
+            _check_state(f"{name}.{attribute}", vars(value).get(attribute), state[attribute])
+    elif isinstance(value, list):
+        if len(state) != len(value):
+            raise StateDictError(f"{name}: expected a list of length {len(value)}, got {len(state)}")
+        for number, (item, item_state) in enumerate(zip(value, state, strict=True)):
+            _check_state(f"{name}[{number}]", item, item_state)
 
 
 def _load_state(value: Any, state: Any) -> None:

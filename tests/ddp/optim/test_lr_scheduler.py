@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError
+from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.optim import lr_scheduler
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -143,6 +144,30 @@ def test_loaded_rates_count_until_the_next_step() -> None:
     rate.fill_(0.75)
     scheduler.load_state_dict(state)
     assert rate.item() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda s, o: s.ChainedScheduler([s.ChainedScheduler([s.ConstantLR(o)]), s.ConstantLR(o)]),
+            r"ChainedScheduler._schedulers\[0\]._schedulers: expected a list of length 1, got 2",
+        ),
+        (
+            lambda s, o: s.ChainedScheduler([s.ConstantLR(o)]),
+            "ChainedScheduler._schedulers: expected a list of length 1, got 2",
+        ),
+    ],
+)
+def test_a_state_of_another_number_of_schedules_changes_nothing(make: Make, message: str) -> None:
+    optimizer, _ = optimizers()
+    nested = lr_scheduler.ChainedScheduler([lr_scheduler.ExponentialLR(optimizer, 0.5) for _ in range(2)])
+    other = lr_scheduler.ChainedScheduler([nested, lr_scheduler.ConstantLR(optimizer)])
+    scheduler = make(lr_scheduler, optimizer)
+    before = copy.deepcopy(scheduler.state_dict())
+    with pytest.raises(StateDictError, match=message):
+        scheduler.load_state_dict(other.state_dict())
+    assert scheduler.state_dict() == before
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("sequential", "chained", "nested"))])
