@@ -216,18 +216,20 @@ class ConsistencyCheck:
         self._every = every
         self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums of the checksum that was sent last
-        self._taken = 0  # the step at which the sums in `_compared` were taken
+        self._taken = 0  # the step at which the compared checksums were taken; this rank may have dropped its own
+        self._due = 0  # the step at which a checksum was last due
         self._agreed = "when the model was wrapped"  # when ranks were last known to have the same parameters
 
     def checksum(self, step: int) -> float:
         """The checksum for the control message of this backward. Then begins the next checksum, if it is due."""
         checksum = NO_CHECKSUM
+        self._taken = self._due
         if self._sums is not None:
             self._compared = to_device(self._sums, CPU)
             checksum = float(mix(self._compared.tolist()))
             self._sums = None
-            self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:
+            self._due = step
             xp = self._tensors[0].device.xp
             self._sums = xp.stack([bit_sum(tensor.array, xp) for tensor in self._tensors])
         return checksum

@@ -15,7 +15,7 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
-from ddp.parallel.checks import bit_sum, describe_drift, mix
+from ddp.parallel.checks import ConsistencyCheck, bit_sum, describe_drift, mix
 from tests.ddp.parallel.ranks import on_each_of, on_ranks
 
 
@@ -66,6 +66,18 @@ def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, 
         who = "is not the same on ranks 0-1" if size == 2 else "on rank 1 is not what the other ranks have"
         assert said.startswith(f"2.weight {who} at step {taken} (all had the same {agreed})")
         assert "check_every=0" in said
+
+
+@on_each_of(3)
+def test_the_step_in_the_message_is_that_of_the_checksum(comm: Communicator) -> None:
+    """Replays of a CUDA graph count as steps, and send no checksum. A rank out of data has dropped its own."""
+    check = ConsistencyCheck(comm, ["w"], [ddp.full((2,), float(comm.rank))], 3)
+    check.checksum(3)
+    if comm.rank == 2:
+        check.forget()
+    checksums = comm.all_gather(np.array([check.checksum(7)]))
+    with pytest.raises(ParallelError, match=r"w is not the same on ranks 0-1 at step 3 \(all had the same when"):
+        check.compare(checksums)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
