@@ -134,25 +134,32 @@ class Optimizer:
 
         state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
-        Raises: StateDictError if the groups are not those of this optimizer, or "state" or "param_groups" is missing.
+        Raises: StateDictError if the groups are not those of this optimizer, or "state" or "param_groups" is missing;
+        then nothing has changed.
         """
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
-        pairs = list(zip(self.param_groups, self._in_own_order(state_dict["param_groups"]), strict=True))
+        pairs = list(zip(self.param_groups, self._groups_in_own_order(state_dict), strict=True))
         owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
         state = {
             owners.get(key, key): copy_state(key, saved, owners.get(key)) for key, saved in state_dict["state"].items()
         }
-        for group, saved in pairs:
-            group.update({name: copy_state(name, value, None) for name, value in saved.items() if name != "params"})
+        settings = [
+            {name: copy_state(name, value, None) for name, value in saved.items() if name != "params"}
+            for _, saved in pairs
+        ]
+        for group, group_settings in zip(self.param_groups, settings, strict=True):
+            group.update(group_settings)
         self.state = defaultdict(dict, state)
         self._loaded_settings = []
 
-    def _in_own_order(self, groups: Sequence[Group]) -> list[Group]:
+    def _groups_in_own_order(self, state_dict: dict[str, Any]) -> list[Group]:
         """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
-        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same.
+        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or "state" or
+        "param_groups" is missing.
         """
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
+        groups = state_dict["param_groups"]
         own = self.param_groups
         named = all("param_names" in group for group in [*own, *groups])
         expected = [group["param_names"] if named else len(group["params"]) for group in own]

@@ -405,12 +405,8 @@ class ShardedExchange(Exchange):
             if entry := copied(number, 0, self.params[number].array.size):
                 self._unplaced[number] = entry
 
-    def put_state(self, whole: Mapping[int, Entry]) -> None:
-        """Replaces the state on this rank by its part of the whole state.
-
-        Raises: StateDictError, on every rank, for a state that has neither the shape of its parameter nor one element;
-        then nothing has changed.
-        """
+    def check_state(self, whole: Mapping[int, Entry]) -> None:
+        """Raises: StateDictError for a state that has neither the shape of its parameter nor one element."""
         for number, entry in whole.items():
             p = self.params[number]
             for name, value in entry.items():
@@ -418,6 +414,9 @@ class ShardedExchange(Exchange):
                 if not has_elements(name, value, p.shape) and getattr(array, "size", 1) != 1:
                     param = self.names[id(p)]
                     raise StateDictError(f"state {name!r} of shape {array.shape} for {param} of shape {p.shape}")
+
+    def put_state(self, whole: Mapping[int, Entry]) -> None:
+        """Replaces the state on this rank by its part of the whole state."""
 
         def find(number: int, start: int, stop: int) -> Entry:
             entry = dict(whole.get(number, {}))

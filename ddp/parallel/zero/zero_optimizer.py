@@ -166,18 +166,21 @@ class ZeroOptimizer(Optimizer):
         state_dict: of a ZeroOptimizer on any number of ranks, of `optimizer_class`, or of PyTorch's optimizer of that
         name, with its tensors or with NumPy arrays
 
-        Raises: StateDictError if groups or shapes do not fit this optimizer, or "state" or "param_groups" is missing.
+        Raises: StateDictError if groups or shapes do not fit this optimizer, or "state" or "param_groups" is missing;
+        then nothing has changed.
         """
-        super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
+        groups = self._groups_in_own_order(state_dict)
         saved = {
             number: {name: from_foreign(value) if hasattr(value, "detach") else value for name, value in entry.items()}
             for number, entry in state_dict["state"].items()
         }
-        groups = self._in_own_order(state_dict["param_groups"])
         saved_numbers = [number for group in groups for number in group["params"]]
-        self._shards.put_state(
-            {number: saved[saved_number] for number, saved_number in enumerate(saved_numbers) if saved_number in saved}
-        )
+        state = {
+            number: saved[saved_number] for number, saved_number in enumerate(saved_numbers) if saved_number in saved
+        }
+        self._shards.check_state(state)
+        super().load_state_dict({**state_dict, "state": {}})
+        self._shards.put_state(state)
 
     def state_pieces(self) -> Iterator[StatePiece]:
         """The state on this rank, as (number of a parameter, start, stop, state).

@@ -247,6 +247,17 @@ def test_a_state_dict_in_another_order_is_loaded_by_name() -> None:
     assert other.state[others["c"]]["momentum_buffer"].tolist() == [2, 2]
 
 
+def test_settings_that_cannot_be_read_change_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    optimizer = ddp.optim.SGD([{"params": [leaf(1)]}, {"params": [leaf(1)]}], lr=0.1)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.2
+    state["param_groups"][1]["lr"] = torch.ones((), dtype=torch.float8_e4m3fn)
+    with pytest.raises(DtypeError):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_loading_copies_and_the_step_casts() -> None:
     a = leaf(2)
     b = ddp.ones(2, dtype=ddp.float64, requires_grad=True)

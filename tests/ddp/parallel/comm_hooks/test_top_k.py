@@ -58,7 +58,7 @@ def test_what_it_refuses() -> None:
             TopK(ratio)  # type: ignore[arg-type]
     TopK(np.float32(0.5))
     for state in ({"steps": 3}, 3, {"errors": None}, {"errors": {"a": "x"}}):
-        with pytest.raises(StateDictError, match="TopK: (errors: )?expected a dict of (errors|tensors), got"):
+        with pytest.raises(StateDictError, match=r"TopK: (errors: )?expected a dict of (errors|tensors), got"):
             TopK().load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="complex128"):
         drive(TopK, [[{"w": np.zeros((9, 9), complex)}]], [1.0])

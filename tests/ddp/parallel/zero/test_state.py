@@ -172,11 +172,13 @@ def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank(comm: Communica
     before = zero.state_dict()
     wrong = zero.state_dict()
     wrong["state"][0] = {**wrong["state"][0], "exp_avg": ddp.zeros(22)}
+    wrong["param_groups"][0]["lr"] = 0.5
     for state in (wrong, {"state": {}}, {"state": {}, "param_groups": []}):
         with pytest.raises(StateDictError):
             zero.load_state_dict(state)
     with pytest.raises(StateDictError, match=r"state 'exp_avg' of shape \(22,\) for scale of shape \(23,\)"):
         zero.load_state_dict(wrong)
+    assert zero.param_groups[0]["lr"] == 0.1
     assert_equal(zero.state_dict(), before)
 
 
