@@ -132,7 +132,7 @@ class Decoder:
         try:
             ((tag, inner),) = saved.items()
             return self._decoded(tag, inner)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, SerializationError):
                 raise
             raise SerializationError(f"the structure holds {str(saved)[:80]}, which is none: {error}") from None

@@ -334,6 +334,9 @@ def test_what_is_no_class_cannot_be_listed(listed: Any) -> None:
         ({"function": "ddp.nn.dropout:apply"}, "none of ddp.nn's"),
         ({"parameters": [{"dict": [["weight", 3]]}, {}]}, "a parameter is 3, expected a tensor"),
         ({"same_module": 0}, "structure holds"),
+        ({"function": 5}, "structure holds {'function': 5}, which is none"),
+        ({"module": [None, {"dict": []}]}, r"structure holds {'module': \[None, "),
+        ({"parameters": [{"dict": [["weight", None]]}, ["weight"]]}, "structure holds {'parameters': "),
     ],
 )
 def test_what_no_module_is_made_of(structure: Any, message: str, tmp_path: Path) -> None:
