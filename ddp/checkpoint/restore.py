@@ -74,9 +74,7 @@ class Restorer:
         Raises: StateDictError, with names, if it does not and `strict` is set; CheckpointError if no Checkpointer wrote
         it.
         """
-        state = self._saved.state
-        if not isinstance(state, dict) or state.keys() != PARTS:
-            raise CheckpointError(f"{self._saved.path} was not written by a Checkpointer: open it with open_checkpoint")
+        state = _checked_state(self._saved)
         self._optimizers = [
             SavedOptimizer(described, [own["pieces"][number] for own in self._saved.own_state], self._value)
             for number, described in enumerate(state["optimizers"])
@@ -231,6 +229,14 @@ class Restorer:
                 hook.load_state_dict(state)
 
 
+def _checked_state(saved: Saved) -> dict[str, JSON]:
+    """The state that is equal on all ranks. Raises: CheckpointError if no Checkpointer wrote it."""
+    state = saved.state
+    if not isinstance(state, dict) or state.keys() != PARTS:
+        raise CheckpointError(f"{saved.path} was not written by a Checkpointer: open it with open_checkpoint")
+    return state
+
+
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
     """Copies the model's state that `rank` has saved into `model`.
 
@@ -265,13 +271,14 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     Returns: missing_keys, which only the model has, and unexpected_keys, which only the checkpoint has
 
     Raises: StateDictError, with all differences, or if the checkpoint has no model; not strict: only for different
-    sizes, or no model; CheckpointError if no checkpoint is undamaged; DtypeError if `model` is not a Module.
+    sizes, or no model; CheckpointError if no checkpoint is undamaged, or no Checkpointer wrote it; DtypeError if
+    `model` is not a Module.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
     # A single checkpoint is verified as it is read. Several are verified whole first, to find an undamaged one.
     single = exists(os.path.join(path, MANIFEST_FILE))
     saved: Any = open_checkpoint(path) if single else find(RankGroup(), path)
-    if saved.state["model"] is None:
+    if _checked_state(saved)["model"] is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
     return load_into(model, saved, 0, strict)

@@ -344,8 +344,11 @@ def test_what_no_checkpointer_has_written_is_named(folder: Path) -> None:
     store = Store(folder, collectives.init("single"))
     store.write(1, {}, {"model": None}, None)
     store.close()
-    with Checkpointer(folder) as ckpt, pytest.raises(CheckpointError, match="step-0000000001 was not written by a Che"):
+    message = "step-0000000001 was not written by a Checkpointer"
+    with Checkpointer(folder) as ckpt, pytest.raises(CheckpointError, match=message):
         ckpt.load()
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder, net())
 
 
 # -- misuse
