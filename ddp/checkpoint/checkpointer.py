@@ -175,7 +175,10 @@ class Checkpointer:
         """Whether to call `stop()`: a rank was asked to stop, or the job is to be resized. For loops without `resume`.
 
         With DataParallel, the ranks exchange it in each synchronized backward. Without DataParallel this is collective.
+
+        Raises: CheckpointError after `close`.
         """
+        self._raise_if_closed()
         self._report_resizable()
         self._exchange_requests()
         return self._requests.received[STOP] > 0 or self._leaving
@@ -196,6 +199,7 @@ class Checkpointer:
 
         Raises: SystemExit; the errors of `save`.
         """
+        self._raise_if_closed()
         leaving = self._leaving
         step = self._reached
         if leaving:

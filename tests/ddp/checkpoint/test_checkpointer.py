@@ -402,7 +402,7 @@ def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
     with Checkpointer(folder, user=endless) as ckpt, pytest.raises(ArgumentError, match="contains itself"):
         ckpt.save()
     ckpt.close()
-    for call in (ckpt.save, ckpt.load):
+    for call in (ckpt.save, ckpt.load, ckpt.stop, lambda: ckpt.stop_requested):
         with pytest.raises(CheckpointError, match="was closed"):
             call()
 
