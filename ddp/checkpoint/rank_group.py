@@ -77,7 +77,8 @@ class RankGroup:
         self._section: MonitoredSection | None = None
 
     def close(self) -> None:
-        """Closes the duplicate of the communicator."""
+        """Closes the duplicate of the communicator. Later calls of `run_on_all_ranks` raise."""
+        self._broken = "the Store was closed: make another one"
         if self._comm is not None:
             self._comm.close()
 
@@ -91,8 +92,8 @@ class RankGroup:
 
         failed: the beginning of the error message; reraise: True: a rank whose `work` raised raises that error instead
         Raises: CheckpointError on every rank if `work` raised on one. CheckpointError, and again at each later call, if
-        a rank made no progress for `PATIENCE` seconds, or was stopped for longer than the communicator's time limit.
-        PeerLeft or a related error if a rank has ended.
+        a rank made no progress for `PATIENCE` seconds, or was stopped for longer than the communicator's time limit, or
+        after `close`. PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")

@@ -96,7 +96,10 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Unlocks the folder, so that another job can use it. May be called repeatedly."""
+        """Unlocks the folder, so that another job can use it. May be called repeatedly.
+
+        Every later call of another method raises CheckpointError.
+        """
         self._lock.close()
         self.ranks.close()
 

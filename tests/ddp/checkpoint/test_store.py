@@ -294,7 +294,11 @@ def test_the_lock_is_gone_with(more: str, tmp_path: Path, monkeypatch: pytest.Mo
                     Store(tmp_path, collectives.init("single"))
                 process.kill()
             monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
-            Store(tmp_path, collectives.init("single")).close()
+            store = Store(tmp_path, collectives.init("single"))
+            store.close()
+            for call in (lambda: store.write(1, {}, None, None), store.newest, store.newest_step):
+                with pytest.raises(CheckpointError, match="the Store was closed: make another one"):
+                    call()
         finally:
             os.killpg(process.pid, 9)
 
