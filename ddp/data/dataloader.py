@@ -213,7 +213,7 @@ class DataLoader:
         state = state_dict
         wanted = "streams" if self._stream else "sampler"
         if not isinstance(state, Mapping) or wanted not in state:
-            keys = sorted(state) if isinstance(state, Mapping) else state
+            keys = list(state) if isinstance(state, Mapping) else state
             raise StateDictError(f"DataLoader: the state has {keys!r}, expected {wanted!r} among them")
         for name in ("epoch", "batches", *(["seed"] if state.get("seed") is not None else [])):
             check_count(self, state, name, 2**63)

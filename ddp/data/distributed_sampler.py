@@ -19,7 +19,7 @@ import numpy as np
 
 import collectives
 from ddp.data.fetching import mix_seed, restored_generators, seed_everything
-from ddp.data.samplers import IndexSampler, Order, State, check_count, is_count
+from ddp.data.samplers import IndexSampler, Order, State, check_count, check_mapping, is_count
 from ddp.errors import ArgumentError
 from ddp.parallel.micro_batches import micro_batches_of
 
@@ -229,6 +229,7 @@ class DistributedSampler(IndexSampler):
         Raises: StateDictError if the state is not of a DistributedSampler, or if the length of its dataset, its seed,
         its `shuffle` or (if this sampler has micro_batches) its number of micro-batches is another one.
         """
+        check_mapping(self, state_dict)
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)
         self.epoch = epoch

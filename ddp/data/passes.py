@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, StartPass, restored_generators, seed_package
+from ddp.data.samplers import is_count
 from ddp.errors import StateDictError
 
 State = dict[str, Any]  # of JSON values
@@ -170,8 +171,12 @@ def check_streams(position: Any, workers: int) -> None:
     """Checks that `position` is a position in the streams of `workers` workers. Raises: StateDictError if it is not."""
     try:
         count = len(position["states"])
+        valid = len(position["handed"]) == count and {*position["turns"]} <= {*range(count)}
+        valid = valid and all(is_count(handed) for handed in position["handed"])
     except (KeyError, TypeError):
-        raise StateDictError(f"DataLoader: {position!r} is no position in an IterableDataset") from None
+        valid = False
+    if not valid:
+        raise StateDictError(f"DataLoader: {position!r} is no position in an IterableDataset")
     if count != workers:
         raise StateDictError(
             f"DataLoader: the state is of an IterableDataset that {count} processes read, and each has a position"

@@ -53,6 +53,12 @@ def is_count(value: Any, least: int = 0) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
+def check_mapping(owner: Any, state: Any) -> None:
+    """Raises: StateDictError if the state is not a mapping."""
+    if not isinstance(state, Mapping):
+        raise StateDictError(f"{type(owner).__name__}: expected the dict of state_dict(), got {state!r:.80}")
+
+
 def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
     """Returns the value `name` of a state. Raises: StateDictError if it is not an int from 0 to `most`."""
     value = state.get(name)
@@ -127,6 +133,7 @@ class IndexSampler(Sampler[int]):
 
         Raises: StateDictError for the state of another dataset or sampler.
         """
+        check_mapping(self, state_dict)
         for name, own in self._fixed().items():
             if state_dict.get(name) != own:
                 raise StateDictError(
@@ -209,6 +216,7 @@ class _Drawn(IndexSampler):
 
         Raises: StateDictError for the state of another dataset or sampler.
         """
+        check_mapping(self, state_dict)
         seed, snapshot = state_dict.get("seed"), state_dict.get("generator")
         if seed is not None:
             check_count(self, state_dict, "seed", 2**63 - 1)
@@ -404,8 +412,7 @@ class BatchSampler(Sampler[list[int]]):
 
         Raises: StateDictError if the sampler has no position.
         """
-        if not hasattr(self.sampler, "state_dict"):
-            raise StateDictError(f"BatchSampler: its sampler, a {type(self.sampler).__name__}, has no state_dict()")
+        self._require("state_dict")
         return {"sampler": self.sampler.state_dict()}
 
     def state_after(self, state: State, count: int) -> State:
@@ -414,8 +421,16 @@ class BatchSampler(Sampler[list[int]]):
         return {"sampler": self.sampler.state_after(state["sampler"], indices)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next `iter` continue at this position. Raises: StateDictError if it is of another sampler."""
+        """Makes the next `iter` continue at this position.
+
+        Raises: StateDictError if it is of another sampler, or if this sampler has no position.
+        """
+        self._require("load_state_dict")
         inner = state_dict.get("sampler") if isinstance(state_dict, Mapping) else None
         if not isinstance(inner, Mapping):
             raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict!r}")
         self.sampler.load_state_dict(inner)
+
+    def _require(self, method: str) -> None:
+        if not hasattr(self.sampler, method):
+            raise StateDictError(f"BatchSampler: its sampler, a {type(self.sampler).__name__}, has no {method}()")

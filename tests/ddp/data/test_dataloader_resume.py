@@ -190,6 +190,7 @@ def test_streams_that_end_at_different_times() -> None:
         ({"epoch": -1, "batches": 0, "sampler": None}, "epoch -1"),
         ({"epoch": 0, "batches": 0}, "expected 'sampler'"),
         (None, "the state has None, expected 'sampler'"),
+        ({"epoch": 0, 3: 4}, r"the state has \['epoch', 3\], expected 'sampler'"),
         ({"epoch": 0, "batches": 0, "seed": 1, "sampler": None}, "the state has none of a sampler"),
         ({"epoch": 0, "batches": 0, "seed": 1, "sampler": {"sampler": {"length": 3}}}, "length 3"),
     ],
@@ -206,5 +207,7 @@ def test_a_stream_is_read_by_as_many_as_before() -> None:
         DataLoader(Stream(7)).load_state_dict(first.state_dict())
     with pytest.raises(StateDictError, match="expected 'streams'"):
         DataLoader(Stream(7)).load_state_dict(DataLoader(Squares(3)).state_dict())
-    with pytest.raises(StateDictError, match="no position in an IterableDataset"):
-        DataLoader(Stream(7)).load_state_dict({"epoch": 0, "batches": 1, "seed": 1, "streams": 5})
+    good = {"states": [None], "handed": [1], "turns": [0]}
+    for wrong in (5, {"states": [None]}, {**good, "handed": []}, {**good, "handed": [None]}, {**good, "turns": [1]}):
+        with pytest.raises(StateDictError, match="no position in an IterableDataset"):
+            DataLoader(Stream(7)).load_state_dict({"epoch": 0, "batches": 1, "seed": 1, "streams": wrong})

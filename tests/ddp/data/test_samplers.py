@@ -188,6 +188,9 @@ RANDOM = {"seed": 1, "cursor": 1, "length": 11, "num_samples": 11, "replacement"
         ("own generator", {**RANDOM, "generator": 3}, "the state has generator 3"),
         ("batches", {"sampler": 3}, "expected the state of a sampler, got .*3"),
         ("batches", {"sampler": {"cursor": 1}}, "length None"),
+        ("own generator", {**RANDOM, "generator": "00"}, "generator '00', expected the snapshot"),
+        ("own generator", {**RANDOM, "generator": 3}, "generator 3, expected the snapshot"),
+        *((name, state, "got ") for name in MAKERS for state in (None, [1], "cursor")),
     ],
 )
 def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) -> None:
@@ -201,6 +204,8 @@ def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) 
 def test_a_sampler_without_a_position_has_no_state() -> None:
     with pytest.raises(StateDictError, match=r"a range, has no state_dict\(\)"):
         BatchSampler(range(10), 3, False).state_dict()
+    with pytest.raises(StateDictError, match=r"a range, has no load_state_dict\(\)"):
+        BatchSampler(range(10), 3, False).load_state_dict({"sampler": {}})
 
 
 def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
