@@ -227,7 +227,8 @@ class DistributedSampler(IndexSampler):
         """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
         Raises: StateDictError if the state is not of a DistributedSampler, or if the length of its dataset, its seed,
-        its `shuffle` or (if this sampler has micro_batches) its number of micro-batches is another one.
+        its `shuffle` or (if this sampler has micro_batches) its number of micro-batches is another one. A sampler
+        without micro_batches continues at any state with them, since the cursor counts the samples that were read.
         """
         check_mapping(self, state_dict)
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)

@@ -312,5 +312,8 @@ def test_a_position_in_micro_batches_is_that_of_whole_steps_and_of_any_number_of
         next(position)
     for size in (1, 2, 4):
         assert batches(size, half.state_dict()) == whole[8:]
+    for size in (1, 2):  # without micro-batches, too, it is the position after exactly these samples
+        left, _ = read(ranks(50, size), half.state_dict()["sampler"]["sampler"], None)
+        assert left == epoch_order(50, 0, 0)[16:].tolist()
     with pytest.raises(StateDictError, match="micro_batches 4, this sampler 8"):
         loader(1, count=8).load_state_dict(half.state_dict())
