@@ -53,8 +53,11 @@ class Generator(BaseGenerator):
     def set_state(self, new_state: TensorBase) -> None:
         """Sets the state to what `get_state` returned.
 
-        Raises: ArgumentError for a tensor of another dtype, number of dimensions or length.
+        Raises: ArgumentError for a tensor of another dtype, number of dimensions or length; DtypeError for anything
+        that is not a tensor.
         """
+        if not isinstance(new_state, TensorBase):
+            raise DtypeError(f"set_state: expected a 1-d uint8 tensor, got {type(new_state).__name__}")
         array = new_state.array
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ArgumentError(f"set_state: expected a 1-d uint8 tensor, got {array.dtype} of shape {array.shape}")
@@ -80,7 +83,8 @@ def get_rng_state() -> Tensor:
 def set_rng_state(new_state: TensorBase) -> None:
     """Sets the state of this thread's generator of the CPU to what `get_rng_state` returned.
 
-    Raises: ArgumentError for a tensor of another dtype, number of dimensions or length.
+    Raises: ArgumentError for a tensor of another dtype, number of dimensions or length; DtypeError for anything that
+    is not a tensor.
     """
     own: Any = thread_generator(CPU)
     own.set_state(new_state)

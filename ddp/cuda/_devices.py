@@ -210,7 +210,7 @@ def get_rng_state(device: DeviceLike = "cuda") -> Any:
 def set_rng_state(new_state: Any, device: DeviceLike = "cuda") -> None:
     """Sets the state of this thread's generator of a device. new_state: from `get_rng_state`
 
-    Raises: ArgumentError for an invalid state; DeviceError without a GPU.
+    Raises: ArgumentError for an invalid state; DtypeError if it is not a tensor; DeviceError without a GPU.
     """
     _generator(device).set_state(new_state)
 
@@ -221,7 +221,7 @@ def get_rng_state_all() -> list[Any]:
 
 
 def set_rng_state_all(new_states: Iterable[Any]) -> None:
-    """Calls `set_rng_state` for each device: the i-th state is for device i. Raises: ArgumentError, DeviceError."""
+    """Calls `set_rng_state` for each device: the i-th state is for device i. Raises: see `set_rng_state`."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 

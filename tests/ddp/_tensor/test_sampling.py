@@ -216,3 +216,6 @@ class TestGenerators:
     def test_refusals(self) -> None:
         with pytest.raises(DeviceError, match="cannot come from a generator on cuda:0"):
             ddp.rand(3, generator=ddp.Generator("cuda:0"), device="cpu")
+        for state in (None, [1], "x"):
+            with pytest.raises(DtypeError, match="set_state: expected a 1-d uint8 tensor, got "):
+                ddp.set_rng_state(state)
