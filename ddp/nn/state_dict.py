@@ -81,13 +81,15 @@ class HasStateDict:
         place of a parameter, a plain tensor becomes a new Parameter over its memory.
 
         Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
-        no tensors, and with assign the parameters that DataParallel has wrapped; DtypeError if state_dict is no
-        mapping, or if assign would make an integer tensor a parameter that requires grad.
+        no tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is no str;
+        DtypeError if state_dict is no mapping, or if assign would make an integer tensor a parameter that requires grad.
         """
         module = cast("Module", self)
         name = type(self).__name__
         if not isinstance(state_dict, Mapping):
             raise DtypeError(f"load_state_dict into {name}: expected a dict, got {type(state_dict).__name__}")
+        if not all(isinstance(path, str) for path in state_dict):
+            raise StateDictError(f"load_state_dict into {name}: expected paths as keys, got {list(state_dict)!r:.80}")
         keys = IncompatibleKeys([], [])
         problems: list[str] = []
         metadata = getattr(state_dict, "_metadata", None) or {}  # the metadata that PyTorch adds to state dicts

@@ -36,6 +36,10 @@ class TestState:
         )
         assert net.block.scale.tolist() == before
 
+    def test_keys_are_paths(self) -> None:
+        with pytest.raises(StateDictError, match=r"into Net: expected paths as keys, got \[3\]"):
+            Net().load_state_dict({3: ddp.ones(1)}, strict=False)
+
     def test_not_strict(self) -> None:
         net = Block()
         result = net.load_state_dict({"scale": ddp.full((3,), 2.0), "extra": ddp.ones(1)}, strict=False)
