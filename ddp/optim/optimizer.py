@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddp._engine import RemovableHandle
@@ -134,8 +134,8 @@ class Optimizer:
 
         state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
-        Raises: StateDictError if the groups are not those of this optimizer, or "state" or "param_groups" is missing;
-        then nothing has changed.
+        Raises: StateDictError if the groups are not those of this optimizer, or it has not the form of an optimizer's
+        state dict; then nothing has changed.
         """
         pairs = list(zip(self.param_groups, self._groups_in_own_order(state_dict), strict=True))
         owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
@@ -154,11 +154,10 @@ class Optimizer:
     def _groups_in_own_order(self, state_dict: dict[str, Any]) -> list[Group]:
         """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
-        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or "state" or
-        "param_groups" is missing.
+        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or it has
+        not the form of an optimizer's state dict.
         """
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
+        _check_form(type(self).__name__, state_dict)
         groups = state_dict["param_groups"]
         own = self.param_groups
         named = all("param_names" in group for group in [*own, *groups])
@@ -185,6 +184,24 @@ class Optimizer:
             lines += ["", f"Parameter Group {number}"] if number else ["Parameter Group 0"]
             lines += [f"    {name}: {group[name]}" for name in sorted(group) if name != "params"]
         return "\n".join([*lines, ")"])
+
+
+def _check_form(optimizer: str, state_dict: Any) -> None:
+    """Raises: StateDictError if it lacks "state" or "param_groups", or they have another form."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
+        raise StateDictError(f"{optimizer}: expected 'state' and 'param_groups', got {given!r:.80}")
+    state = state_dict["state"]
+    if not isinstance(state, Mapping) or not all(isinstance(entry, Mapping) for entry in state.values()):
+        raise StateDictError(f"{optimizer}: expected 'state' as a dict of dicts, got {state!r:.80}")
+    groups = state_dict["param_groups"]
+    if not isinstance(groups, list | tuple) or not all(map(_is_group, groups)):
+        raise StateDictError(f"{optimizer}: expected groups that are dicts with a list of 'params', got {groups!r:.80}")
+
+
+def _is_group(value: Any) -> bool:
+    params = value.get("params") if isinstance(value, Mapping) else None
+    return isinstance(params, list | tuple) and all(isinstance(key, Hashable) for key in params)
 
 
 def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

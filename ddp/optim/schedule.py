@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,9 +135,14 @@ class LRScheduler:
         The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
         schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
 
-        Raises: StateDictError for the state of another number of functions or schedules; then nothing has changed.
+        Raises: StateDictError if it is no dict, or has the state of another number of functions or schedules; then
+        nothing has changed.
         """
-        _check_state(type(self).__name__, self, state_dict)
+        if not _can_load(self, state_dict):
+            raise StateDictError(
+                f"{type(self).__name__}: expected a dict, with the state of each function and schedule, "
+                f"got {state_dict!r:.80}"
+            )
         self.__dict__.update({name: value for name, value in state_dict.items() if name not in _STATEFUL})
         for name in _STATEFUL & state_dict.keys():
             _load_state(self.__dict__.get(name), state_dict[name])
@@ -155,16 +160,15 @@ def _state_of(value: Any) -> Any:
     return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {})) or None
 
 
-def _check_state(name: str, value: Any, state: Any) -> None:
-    """Raises: StateDictError, with the name, unless `state` has a state for each item of the lists in `value`."""
+def _can_load(value: Any, state: Any) -> bool:
+    """Whether `state` has the form of a result of `_state_of(value)`."""
+    if isinstance(value, list):
+        return isinstance(state, list | tuple) and len(state) == len(value) and all(map(_can_load, value, state))
     if isinstance(value, LRScheduler):
-        for attribute in _STATEFUL & state.keys():
-            _check_state(f"{name}.{attribute}", vars(value).get(attribute), state[attribute])
-    elif isinstance(value, list):
-        if len(state) != len(value):
-            raise StateDictError(f"{name}: expected a list of length {len(value)}, got {len(state)}")
-        for number, (item, item_state) in enumerate(zip(value, state, strict=True)):
-            _check_state(f"{name}[{number}]", item, item_state)
+        return isinstance(state, Mapping) and all(
+            _can_load(vars(value).get(name), state[name]) for name in _STATEFUL & state.keys()
+        )
+    return value is None or not state or (isinstance(state, Mapping) and hasattr(value, "__dict__"))
 
 
 def _load_state(value: Any, state: Any) -> None:

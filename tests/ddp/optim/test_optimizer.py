@@ -303,6 +303,16 @@ WRONG: dict[type[Exception], Any] = {
             ddp.optim.SGD([leaf(1), leaf(1)]).state_dict()
         ),
         r"'param_groups', got \['lr'\]": lambda p: ddp.optim.SGD([p]).load_state_dict({"lr": 1}),
+        "'param_groups', got None": lambda p: ddp.optim.SGD([p]).load_state_dict(None),
+        "as a dict of dicts, got {0: 3}": lambda p: ddp.optim.SGD([p]).load_state_dict(
+            {"state": {0: 3}, "param_groups": [{"params": [0]}]}
+        ),
+        r"a list of 'params', got \[{'lr': 1}\]": lambda p: ddp.optim.SGD([p]).load_state_dict(
+            {"state": {}, "param_groups": [{"lr": 1}]}
+        ),
+        r"a list of 'params', got \[{'params': \[\[0\]\]}\]": lambda p: ddp.optim.SGD([p]).load_state_dict(
+            {"state": {}, "param_groups": [{"params": [[0]]}]}
+        ),
     },
 }
 
