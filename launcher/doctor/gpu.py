@@ -20,6 +20,13 @@ _LIMIT = 60.0
 _SMI = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
 # The packages that CuPy comes in.
 _CUPY_PACKAGES = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
+# What to install for each CUDA series, as in the extras of setup.cfg.
+CUPY = {12: "cupy-cuda12x>=14.0", 13: "cupy-cuda13x>=14.0"}
+NCCL = {12: ("nvidia-nccl-cu12>=2.19", "pynccl>=0.1.2"), 13: ("nvidia-nccl-cu13>=2.27", "pynccl>=0.1.2")}
+CUDNN = {
+    12: ("nvidia-cudnn-frontend==1.26.*", "nvidia-cudnn-cu12>=9.10"),
+    13: ("nvidia-cudnn-frontend==1.26.*", "nvidia-cudnn-cu13>=9.12"),
+}
 # The first driver for CUDA 13.
 _CUDA13_DRIVER = 580
 _ON_CPU = "ranks train on the CPU"
@@ -80,8 +87,8 @@ def evaluate(facts: Gpus) -> Iterator[Finding]:
             yield note(f"no NVIDIA GPU is seen here: {_ON_CPU}")
     elif not facts.cupys:
         series = _series(facts)
-        packages = (f"cupy-cuda{series}x", f"nvidia-nccl-cu{series}", "pynccl", *_cudnn(series))
-        yield warning(f"CuPy is not installed, so the GPU is not used: {_ON_CPU}", install(*packages))
+        packages = install(CUPY[series], *NCCL[series], *CUDNN[series])
+        yield warning(f"CuPy is not installed, so the GPU is not used: {_ON_CPU}", packages)
     elif facts.hidden is not None:
         text = f"CuPy sees no GPU, with {_VISIBLE}={facts.hidden!r}: {_ON_CPU}"
         yield note(text, f"unset {_VISIBLE}")
@@ -93,7 +100,7 @@ def _libraries(facts: Gpus) -> Iterator[Finding]:
     assert facts.cupy is not None
     series = _series(facts)
     cupy = facts.cupy.value
-    replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(f'cupy-cuda{series}x')}"
+    replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(CUPY[series])}"
     if cupy is None or cupy["failure"]:
         yield error(f"CuPy ({', '.join(facts.cupys)}) does not work: {facts.cupy.reason or cupy['failure']}", replace)
     else:
@@ -101,17 +108,12 @@ def _libraries(facts: Gpus) -> Iterator[Finding]:
         yield ok(f"CuPy {cupy['version']} (CUDA {runtime}; the driver serves {driver}) computes on the GPU")
         if not facts.cudnn:
             text = "cuDNN is not installed: convolution and attention are computed by slower array formulas"
-            yield warning(text, install(*_cudnn(series)))
+            yield warning(text, install(*CUDNN[series]))
     if facts.nccl is not None and facts.nccl.value is not None:
         yield ok(f"NCCL {facts.nccl.value['version']} ({facts.nccl.value['path']})")
     elif facts.nccl is not None:
         text = f"arrays on GPUs go through MPI and the host's memory, which is slower: {facts.nccl.reason}"
-        yield warning(text, install(f"nvidia-nccl-cu{series}", "pynccl"))
-
-
-def _cudnn(series: int) -> tuple[str, str]:
-    """The packages of cuDNN, as in the extras of setup.cfg."""
-    return "nvidia-cudnn-frontend==1.26.*", f"nvidia-cudnn-cu{series}"
+        yield warning(text, install(*NCCL[series]))
 
 
 def _series(facts: Gpus) -> int:

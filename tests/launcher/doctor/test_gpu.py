@@ -12,7 +12,7 @@ from launcher.doctor import gpu
 from launcher.doctor.findings import install
 from launcher.doctor.gpu import Gpus
 from launcher.doctor.probes import Answer
-from tests.conftest import executable
+from tests.conftest import ROOT, executable
 
 H100 = ("NVIDIA H100", "81559 MiB", "9.0", "550.54.15")
 CUPY = {"version": "14.2.0", "driver": 12080, "runtime": 12090, "devices": 2, "failure": ""}
@@ -33,17 +33,28 @@ WRONG = Answer({**CUPY, "failure": "a sum on the GPU is 3 instead of 999000"}, "
         (Gpus(failure="version mismatch"), ["warning version mismatch: ranks train on the CPU -> sudo reboot"]),
         (BOX, [ONE, COMPUTES, HAS_NCCL]),
         (BOX._replace(cards=()), [COMPUTES, HAS_NCCL]),  # a container without nvidia-smi
-        (BARE, [ONE, "warning CuPy is not installed -> cupy-cuda12x nvidia-nccl-cu12 pynccl"]),
-        (BARE._replace(cards=((*H100[:3], "580.1"),)), ["ok 580.1", "warning CuPy -> cupy-cuda13x nvidia-nccl-cu13"]),
+        (BARE, [ONE, "warning CuPy is not installed -> 'cupy-cuda12x>=14.0' 'nvidia-nccl-cu12>=2.19' 'pynccl>="]),
+        (
+            BARE._replace(cards=((*H100[:3], "580.1"),)),
+            ["ok 580.1", "warning CuPy -> 'cupy-cuda13x>=14.0' 'nvidia-nccl-cu13"],
+        ),
         (BOX._replace(cupy=DIED, nccl=None, hidden=""), [ONE, "note CUDA_VISIBLE_DEVICES='' -> unset CUDA_VISIBLE"]),
-        (BOX._replace(cupy=DIED, nccl=None), [ONE, f"error work: died of SIGSEGV -> {install('cupy-cuda12x')}"]),
+        (BOX._replace(cupy=DIED, nccl=None), [ONE, f"error work: died of SIGSEGV -> {install('cupy-cuda12x>=14.0')}"]),
         (BOX._replace(cupy=WRONG), [ONE, "error a sum on the GPU is 3 -> cupy-cuda12x", HAS_NCCL]),
-        (BOX._replace(cudnn=""), [ONE, COMPUTES, "warning cuDNN is not installed -> nvidia-cudnn-cu12", HAS_NCCL]),
-        (BOX._replace(nccl=DIED), [ONE, COMPUTES, "warning which is slower: died -> nvidia-nccl-cu12 pynccl"]),
+        (BOX._replace(cudnn=""), [ONE, COMPUTES, "warning cuDNN is not installed -> 'nvidia-cudnn-cu12>=9", HAS_NCCL]),
+        (BOX._replace(nccl=DIED), [ONE, COMPUTES, "warning which is slower: died -> 'nvidia-nccl-cu12>=2.19' 'pynccl"]),
     ],
 )
 def test_gpus(facts: Gpus, expected: list[str], assert_found: Any) -> None:
     assert_found(gpu.evaluate(facts), *expected)
+
+
+def test_packages_are_those_of_the_extras() -> None:
+    text = (ROOT / "setup.cfg").read_text()
+    for series in (12, 13):
+        extra = text.partition(f"\ncuda{series} =\n")[2]
+        packages = (gpu.CUPY[series], *gpu.NCCL[series], *gpu.CUDNN[series])
+        assert all(f"    {package}\n" in extra for package in packages)
 
 
 def test_how_many_ranks_can_use_nccl() -> None:
