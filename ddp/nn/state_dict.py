@@ -81,8 +81,9 @@ class HasStateDict:
         place of a parameter, a plain tensor becomes a new Parameter over its memory.
 
         Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
-        no tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is no str;
-        DtypeError if state_dict is no mapping, or if assign would make an integer tensor a parameter that requires grad.
+        no tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is no str.
+        DtypeError if state_dict is no mapping, or if assign would make an integer tensor a parameter that requires
+        grad.
         """
         module = cast("Module", self)
         name = type(self).__name__
