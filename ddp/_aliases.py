@@ -1,6 +1,7 @@
-"""Makes further module paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
+"""Makes further paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
 
-The paths are the keys of MODULES and NAMES. A module is imported when an import or an attribute first asks for it.
+The keys of MODULES are the paths of modules, and those of NAMES the paths of single names. A module is imported when an
+import or an attribute first asks for it. einops finds its layers and its backend for our tensors through this module.
 """
 
 from __future__ import annotations

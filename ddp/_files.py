@@ -1,7 +1,8 @@
 """Opens files at paths that users give.
 
-A regular file is replaced atomically: a new file is written in the same folder, and takes the place of the old one. A
-device such as /dev/null must not be replaced, so anything but a regular file is opened and written to.
+`atomic_write` writes a new file in the folder of the old one, and then lets it take the old one's place. A device such
+as /dev/null, a pipe or a terminal must not be replaced, and is written to directly. `open_regular` opens nothing but
+regular files.
 """
 
 from __future__ import annotations

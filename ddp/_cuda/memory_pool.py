@@ -133,7 +133,10 @@ class Allocator:
                 self._private.remove(entry)
 
     def allocated_and_reserved(self, device: int) -> tuple[int, int]:
-        """Bytes of arrays on a device, and bytes that CUDA gave for them."""
+        """Bytes that arrays hold on a device, and bytes that CUDA gave this process for arrays, free blocks included.
+
+        If the user gave a function as the allocator, only the memory of CUDA graphs is counted.
+        """
         if device not in self.used_devices():
             return 0, 0
         with self.cupy.cuda.Device(device):

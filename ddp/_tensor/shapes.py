@@ -63,7 +63,8 @@ class Shapes(TensorBase):
     def reshape(self, *sizes: Dims, shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1.
 
-        Raises: ShapeError if the elements do not fit; DtypeError for sizes that are no integers.
+        Raises: ShapeError if the elements do not fit; DtypeError for sizes that are no integers; ArgumentError if sizes
+        are given both by position and by name.
         """
         return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
 
@@ -77,7 +78,8 @@ class Shapes(TensorBase):
         A dtype of another size changes the last dimension. No gradient passes through a view of another dtype.
 
         Raises: ShapeError if the elements do not fit, or if the memory does not allow the shape, or the dtype, as a
-        view; DtypeError for sizes that are no integers, or a dtype that tensors do not have.
+        view; DtypeError for sizes that are no integers, or a dtype that tensors do not have; ArgumentError if sizes are
+        given both by position and by name.
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
@@ -143,8 +145,8 @@ class Shapes(TensorBase):
     def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order.
 
-        Raises: ArgumentError unless each is named once; RangeError if one does not exist; DtypeError for dimensions
-        that are no integers.
+        Raises: ArgumentError unless each is named once, or if they are given both by position and by name; RangeError
+        if one does not exist; DtypeError for dimensions that are no integers.
         """
         wanted = parse_sizes(order, dims)
         places = tuple([resolve_axis(self, d, "permute") for d in wanted])
@@ -187,7 +189,8 @@ class Shapes(TensorBase):
     def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
         """Repeats dimensions of size 1, and new leading ones, to these sizes without copying; -1 keeps a size.
 
-        Raises: ShapeError for any other change of size; DtypeError for sizes that are no integers.
+        Raises: ShapeError for any other change of size; DtypeError for sizes that are no integers; ArgumentError if
+        they are given both by position and by name.
         """
         old = self.array.shape
         wanted = parse_sizes(sizes, size)
@@ -358,7 +361,7 @@ class Shapes(TensorBase):
         """Repeats the tensor along each dimension; more numbers than dimensions add leading dimensions.
 
         Raises: ShapeError for fewer numbers than dimensions, or for a negative number; DtypeError for numbers that are
-        no integers.
+        no integers; ArgumentError if they are given both by position and by name.
         """
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
@@ -372,7 +375,8 @@ class Shapes(TensorBase):
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """Like repeat, but fewer numbers than dimensions apply to the last dimensions.
 
-        Raises: ShapeError for a negative number; DtypeError for numbers that are no integers.
+        Raises: ShapeError for a negative number; DtypeError for numbers that are no integers; ArgumentError if they are
+        given both by position and by name.
         """
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
@@ -427,8 +431,8 @@ class Shapes(TensorBase):
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """Reverses the order along `dims`.
 
-        Raises: RangeError if a dimension does not exist; ArgumentError if one is named twice; DtypeError for dimensions
-        that are no integers.
+        Raises: RangeError if a dimension does not exist; ArgumentError if one is named twice, or if they are given both
+        by position and by name; DtypeError for dimensions that are no integers.
         """
         wanted = parse_sizes(order, dims)
         return apply(shape.flip, (self,), dims=resolve_axes(self, wanted, "flip") if wanted else ())

@@ -18,5 +18,8 @@ def set_float32_matmul_precision(precision: str) -> None:
 
 
 def get_float32_matmul_precision() -> str:
-    """The precision that was set last. `allow_tf32 = True` sets "high", and False sets "highest"."""
+    """The precision that was set last.
+
+    `ddp.backends.cuda.matmul.allow_tf32 = True` sets "high", and False sets "highest".
+    """
     return matmul.name

@@ -431,9 +431,12 @@ class Checkpointer:
         return self._memory is not None
 
     def _use_memory(self, work: Callable[[], None], together: bool) -> None:
-        """Calls `work`. If it fails, logs a warning and does not use the memory again.
+        """Calls `work`. If it raises an OSError, ArgumentError or CheckpointError, logs a warning.
 
-        together: `work` is collective, and fails on all ranks or on none
+        After such an error this rank does not use the memory again. Other errors are raised, and so is a
+        CollectiveTimeout, which is an OSError.
+
+        together: `work` is collective, and raises the errors that are logged on all ranks or on none; rank 0 logs them
         """
         try:
             work()

@@ -154,10 +154,12 @@ class SavedOptimizer:
 
 
 def _join(pieces: Sequence[Sequence[Any]], first: int, last: int, shape: Sequence[int]) -> dict[str, Any]:
-    """The state of elements first to last of a parameter. pieces: those that overlap with this range
+    """The state of elements first to last of a parameter.
 
-    shape: of the elementwise states. These are elementwise in all pieces, since in a piece of one element any state of
-    shape (1,) looks so
+    pieces: those that overlap with this range; shape: of the elementwise states in the result
+
+    A state counts as elementwise only if it is elementwise in every piece: in a piece of one element, any state of
+    shape (1,) looks elementwise.
     """
     joined: dict[str, Any] = {}
     names = [set(piece[2]) for piece in pieces]

@@ -276,7 +276,8 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
-    # A single checkpoint is verified as it is read. Several are verified whole first, to find an undamaged one.
+    # If the path is that of a checkpoint, it is verified as it is read. In a folder of checkpoints, each is verified
+    # whole first, from the newest on, until one is undamaged.
     single = exists(os.path.join(path, MANIFEST_FILE))
     saved: Any = open_checkpoint(path) if single else find(RankGroup(), path)
     if _checked_state(saved)["model"] is None:

@@ -1,9 +1,10 @@
 """`graphed_step`: a whole training step as one CUDA graph, captured after a few eager calls.
 
 The host needs some microseconds to launch a kernel. In the step of a small model, that limits the speed. A CUDA graph
-launches all kernels at once, but every launch does the same work: only the values of the inputs can differ. So
-everything else that the step depends on is compared before each launch. If something has changed, the step is captured
-again.
+launches all kernels at once, but every launch does the same work on the same memory: only the values in that memory can
+differ. So the state that the step depends on (see `ddp.cuda._step_state`) is compared before each launch. If it has
+changed, the step is captured again. Other Python values that the step reads, such as global numbers, are not compared:
+they stay as they were at the capture.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _Pad(Layer):
 class ConstantPad1d(_Pad, dims=1):
     """Sequences padded with `value`. padding: a number, or (left, right). input: (..., L).
 
-    Raises: ArgumentError, ShapeError; see functional.pad.
+    Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
     _shown = "padding= value="
@@ -91,61 +91,61 @@ class ConstantPad1d(_Pad, dims=1):
 class ConstantPad2d(ConstantPad1d, dims=2):
     """Images padded with `value`. padding: a number, or (left, right, top, bottom). input: (..., H, W).
 
-    Raises: ArgumentError, ShapeError; see functional.pad.
+    Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ZeroPad1d(_Pad, dims=1):
     """Sequences padded with zeros. padding: a number, or (left, right).
 
-    input: (..., L). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (..., L). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ZeroPad2d(_Pad, dims=2):
     """Images padded with zeros. padding: a number, or (left, right, top, bottom).
 
-    input: (..., H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (..., H, W). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ReflectionPad1d(_Pad, dims=1, mode="reflect"):
     """Sequences padded with their mirror image, without the edge. padding: a number, or (left, right).
 
-    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, L) or (N, C, L). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ReflectionPad2d(_Pad, dims=2, mode="reflect"):
     """Images padded with their mirror image, without the edge. padding: a number, or (left, right, top, bottom).
 
-    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ReplicationPad1d(_Pad, dims=1, mode="replicate"):
     """Sequences padded with their edge. padding: a number, or (left, right).
 
-    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, L) or (N, C, L). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class ReplicationPad2d(_Pad, dims=2, mode="replicate"):
     """Images padded with their edge. padding: a number, or (left, right, top, bottom).
 
-    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class CircularPad1d(_Pad, dims=1, mode="circular"):
     """Sequences padded with the elements at the other end. padding: a number, or (left, right).
 
-    input: (C, L) or (N, C, L). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, L) or (N, C, L). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """
 
 
 class CircularPad2d(_Pad, dims=2, mode="circular"):
     """Images padded with the elements at the other end. padding: a number, or (left, right, top, bottom).
 
-    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, ShapeError; see functional.pad.
+    input: (C, H, W) or (N, C, H, W). Raises: ArgumentError, DtypeError, ShapeError; see functional.pad.
     """

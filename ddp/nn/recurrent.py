@@ -26,7 +26,8 @@ def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[An
 
     Returns: the output, (T, N, H), the last state and, for an LSTM, the last cell state.
 
-    Raises: DtypeError unless all tensors have one dtype, or autocast is on.
+    Raises: DtypeError unless all tensors have one dtype, or autocast is on; DeviceError if they are on different
+    devices.
     """
     if modes.state.autocast is None:
         dtype = x.array.dtype
@@ -124,7 +125,9 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
 
         Returns (output, last state). output: (T, N, directions*H), with N where the input has it; last state:
         (layers*directions, N, H), for an LSTM a pair of states and cell states. H is hidden_size; with proj_size, an
-        LSTM's output and states, but not its cell states, have this size instead. Raises: ShapeError, DtypeError.
+        LSTM's output and states, but not its cell states, have this size instead.
+
+        Raises: ShapeError, DtypeError; DeviceError if input, states and parameters are on different devices.
         """
         name = type(self).__name__
         batched = input.ndim == 3
@@ -264,7 +267,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
         _reset_uniform(self, self.hidden_size)
 
     def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:
-        """Computes the next states, (N, H) or (H,). Raises: ShapeError, DtypeError."""
+        """Computes the next states, (N, H) or (H,). Raises: ShapeError, DtypeError, DeviceError."""
         name = type(self).__name__
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
             wanted = f"(N, {self.input_size}) or ({self.input_size},)"

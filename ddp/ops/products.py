@@ -29,7 +29,7 @@ from ddp.ops.shape import zeros_but
 
 @array_function
 def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
-    """a @ b. The result may be written to `out`."""
+    """Returns a @ b, which is written to `out` if that is given, except for float16 arrays of NumPy."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
         float32, float16 = np.dtype("float32"), np.dtype("float16")

@@ -205,7 +205,8 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # Without degrees of freedom, the result is nan if all values are equal, as a single one is, otherwise infinite.
+    # Without degrees of freedom, the result is infinite if all values are finite and some of them differ. Otherwise it
+    # is nan, so also for a single value.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:

@@ -73,7 +73,8 @@ class GroupUpdate:
 
     def _update(self, formula: Formula, gradients: dict[int, Array]) -> None:
         """Updates the parameters whose indices are in `gradients`."""
-        # The indices of the parameters, by their count of updates and their product.
+        # The indices of the parameters, by their row of `_steps` before this update: (count of updates, product of the
+        # optimizer's factor over them). If the formula does not read `step`, all parameters are in one batch.
         batches: dict[tuple[float, float], list[int]] = {(0.0, 1.0): [*gradients]}
         if formula.counts:
             steps = self._steps.tolist()
@@ -139,7 +140,9 @@ class GroupUpdate:
                 self._import_count(index, 1, "mu_product")
         elif any(entry.get(name) is None for name in self.names):
             self._steps[index, 0] = 0
-        elif not self._states[index]:  # a loaded state: SGD only needs to know that there was an update
+        elif not self._states[index]:
+            # The state comes from `optimizer.state`, for example after it was loaded, and contains no count of updates.
+            # SGD only needs to know that there was one.
             self._steps[index, 0] = 1
         for name in self.names:
             value = entry.get(name)

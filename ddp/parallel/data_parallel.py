@@ -373,11 +373,14 @@ class DataParallel(Module):
         self.reducer.requests = requests
 
     def stats(self) -> Stats:
-        """Statistics of the steps since the last `summary`: compute, communication, how much was hidden, late ranks."""
+        """Statistics of the steps since the last `summary`: compute, communication, how much was hidden, late ranks.
+
+        If there were many steps, only the latest are counted: at most 1,000, and fewer for more than 262 ranks.
+        """
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:
-        """The statistics of the steps since the last summary in one line, for the end of an epoch."""
+        """The statistics of `stats` in one line, for the end of an epoch. Then a new period of statistics begins."""
         return self.reducer.timeline.summary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:

@@ -242,11 +242,13 @@ class Reducer:
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """Called when backward raised. Restores the weights and flags in `gradients`, not the grad_buffers.
+        """Called when backward raised.
 
+        Unless all buckets were reduced already, restores the weights and flags in `gradients`, not the grad_buffers.
         With micro_batches, gradients that this backward has begun are dropped, so that it can be repeated.
-        If something was launched, the ranks no longer agree, and the model is marked as broken. This is not so in a
-        capture, nor on a single rank without micro_batches.
+
+        If collectives were launched, the ranks no longer agree, and the model is marked as broken. It is not marked in
+        a capture, on a single rank without micro_batches, or after an error of `_check`, which every rank raises.
         """
         # With micro_batches not even a single rank can repeat the backward: sums of earlier micro-batches have been
         # added to the buckets. In a capture nothing has been launched yet.

@@ -303,7 +303,7 @@ class Timeline:
         return int(self._clocks.offsets()[self.rank])
 
     def stats(self) -> Stats:
-        """Statistics of the steps since the last `summary`. Not collective."""
+        """Statistics of the steps since the last `summary`, of the latest ones if there were many. Not collective."""
         return Stats.of(self.steps, self.rank, self.size, self._clocks.offsets())
 
     def summary(self) -> str:

@@ -23,7 +23,7 @@ class Collective:
     factor: number of ranks → bus bandwidth / algorithm bandwidth
     places: where the result can be: "out", in a buffer of its own; "in", in the buffer of x or a part of it
     reduces, rooted: whether it takes an op, and a root
-    trips: how many messages one call sends in turn; the reported time is that of one message
+    trips: how many messages one call sends, one after the other; the reported time is that of one message
     """
 
     name: str

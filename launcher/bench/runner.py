@@ -59,7 +59,11 @@ def join(settings: Settings) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is timed. settle: waits for calls that returned early (on a GPU); trips: messages of a call, in turn"""
+    """What is timed.
+
+    settle: waits for calls that returned early (on a GPU)
+    trips: how many messages a call sends, one after the other; the reported time is that of one message
+    """
 
     call: Callable[[], Any]
     settle: Callable[[], None]

@@ -40,7 +40,8 @@ class Resizing:
 
     requested: the job as the user asked for it; environ: of the launcher; say: prints a sentence for the user
 
-    memory: where ranks store their state for the next start; hosts: asks the hosts that the job does without
+    memory: where ranks store their state for the next start
+    hosts: asks the hosts that the job could use, but does without, whether they can be reached
     listener: a socket that becomes readable when a client connects; None if no client can
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started

@@ -28,7 +28,8 @@ Waits = Generator[Callable[[], bool], None, None]
 
 # Number of 16-bit floats that are widened to float32 at a time: their 256 KiB fit into the L2 cache.
 _WIDENED = 64 << 10
-# Bytes of a cache line. Parts begin on cache lines, so that no two ranks write into the same line.
+# Bytes of a cache line. Parts begin at multiples of it from the start of the array. So no two ranks write into the same
+# line, unless the array itself begins within a line.
 _ALIGN = 64
 
 
@@ -57,7 +58,7 @@ def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilog
 
 
 def part_to_reduce(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
-    """Start and stop of the part of `length` items that a rank reduces for all. Parts begin on cache lines."""
+    """Start and stop of the part of `length` items that a rank reduces for all: whole cache lines, but for the end."""
     line = max(1, _ALIGN // itemsize)
     lines = -(-length // line)
     return min(length, lines * rank // size * line), min(length, lines * (rank + 1) // size * line)

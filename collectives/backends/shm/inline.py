@@ -173,6 +173,8 @@ class InlineCalls:
     def complete_now(self, call: CollectiveOp[Any]) -> bool:
         """Shows this call to the other ranks, and completes it if all of them soon show the same call.
 
+        A large array in shared memory is left to `call.steps`: they show the call, and the others read the array there.
+
         Returns: whether the call is complete; if not, `call.steps` has been set to the steps that remain
         """
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:

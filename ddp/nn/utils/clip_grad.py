@@ -38,7 +38,7 @@ def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
 
 
 def norm_order(norm_type: float) -> float:
-    """`norm_type` as a number. Raises: ArgumentError for 0, -inf and nan."""
+    """`norm_type` as a float. Raises: ArgumentError for 0, -inf and nan; ValueError or TypeError if it is no number."""
     order = float(norm_type)
     if order in (0, -math.inf) or math.isnan(order):
         raise ArgumentError(
@@ -98,7 +98,8 @@ def get_total_norm(
     norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm, and so waits for a GPU. foreach:
     accepted, and ignored.
 
-    Raises: ArgumentError for another norm_type; with error_if_nonfinite, for a norm that is infinite or nan.
+    Raises: ArgumentError for another number as norm_type, and with error_if_nonfinite for a norm that is infinite or
+    nan; ValueError or TypeError if norm_type is no number.
     """
     order = norm_order(norm_type)
     # A list: here an iterator without tensors is no mistake, and gives no warning.
@@ -147,8 +148,9 @@ def clip_grad_norm_(
 
     Warns if `parameters` is an iterator that gives none, such as a generator that was used before.
 
-    Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
-    ParallelError if each rank has only a part of the gradients (ZeroOptimizer). If it raises, nothing has changed.
+    Raises: ArgumentError for another number as norm_type, and with error_if_nonfinite for a norm that is infinite or
+    nan; ValueError or TypeError if norm_type is no number; ParallelError if each rank has only a part of the gradients
+    (ZeroOptimizer). If it raises, nothing has changed.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
     order = norm_order(norm_type)

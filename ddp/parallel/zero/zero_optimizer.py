@@ -32,7 +32,7 @@ class ZeroOptimizer(Optimizer):
     model: its gradients are reduce-scattered from now on: each rank gets the mean of its own part. With micro_batches
     each rank still gets the whole mean
     optimizer_class: any optimizer of `ddp.optim`, or another one whose update is elementwise and which keeps its state
-    in `self.state[p]`. It gets flat pieces of parameters, and those of one element in their shape
+    in `self.state[p]`. It gets flat pieces of parameters. A parameter of one element keeps its shape
     params: the model's parameters or groups of them; every one that requires grad must be included; None: all
     defaults: the settings of optimizer_class
 
