@@ -28,7 +28,8 @@ class Mode(threading.local):
     inference = False
     anomaly = False  # backward checks every gradient for nan
     guarded = False  # inside `ddp._tensor.base.guarded_run`
-    # Called with every new node: for anomaly mode, checkpointed regions, CUDA streams and CUDA graphs.
+    # Called with every new node except `SelectOutput`: for anomaly mode, checkpointed regions, CUDA streams and CUDA
+    # graphs.
     observers: tuple[Callable[[Any], None], ...] = ()
     # Called with the leaves that a backward reaches: for CUDA graphs.
     reached: Callable[[Sequence[Any]], None] | None = None

@@ -49,7 +49,7 @@ def on_other_gpu(grads: Iterable[Any]) -> bool:
 
 
 def note_stream(node: Node) -> None:
-    """Called for each new node: stores the current stream in the node if its op runs on a GPU."""
+    """Called for each new node (see `Mode.observers`): stores the current stream in it if its op runs on a GPU."""
     # A transfer to the CPU is launched on the GPU that the tensor comes from (`residual`), and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
