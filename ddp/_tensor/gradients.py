@@ -208,9 +208,10 @@ def sink_gradients(
     create_graph: bool,
     wanted: Sequence[TensorBase],
 ) -> list[Any]:
-    """The gradient of all `tensors` with respect to each of `wanted`; None where none arrived. Changes no `grad`.
+    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived.
 
-    The gradients are arrays; under create_graph, tensors. retain_graph: None stands for the value of create_graph
+    Of the tensors that backward reaches, only those with `retain_grad` get a `grad`, as in PyTorch. The gradients are
+    arrays; under create_graph, tensors. retain_graph: None stands for the value of create_graph
     """
     keep = create_graph if retain_graph is None else bool(retain_graph)
     if create_graph:
@@ -257,7 +258,7 @@ def run_backward(
             stack.enter_context(hook.recording([x.leaf for x in wanted]))
         results = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
         for x, g in zip(wanted, results, strict=True):
-            if g is not None:
+            if g is not None and not x.retains_grad:  # with `retain_grad`, backward has already added it
                 _accumulate(weakref.ref(x), g)
                 for after in [*x.leaf.after]:
                     after()

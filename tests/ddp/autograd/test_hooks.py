@@ -91,5 +91,11 @@ def test_backward_into_chosen_inputs() -> None:
     assert w.grad.tolist() == [1.0, 2.0]
     ddp.autograd.backward(y.sum(), inputs=w)
     assert w.grad.tolist() == [2.0, 4.0]
+    for create_graph in (False, True):
+        z = x * 2
+        z.retain_grad()
+        (z * z).sum().backward(inputs=[z], create_graph=create_graph)
+        assert z.grad.tolist() == [4.0, 8.0]
+    assert x.grad is None
     with pytest.raises(ArgumentError):
         y.sum().backward(inputs=[])
