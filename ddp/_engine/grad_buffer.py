@@ -61,10 +61,7 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape) to the gradient: copies `g` into an empty buffer, otherwise adds it in place.
-
-        If a graph may have saved the gradient's array, `g` is added to a copy of this array.
-        """
+        """Adds `g` (the leaf's shape) to the gradient, in place; to a copy if a graph may have saved its array."""
         if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
@@ -165,10 +162,7 @@ class GradReadyHook(Protocol):
         """Called if backward raises, after begin() was called and before end() has returned."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """Called under create_graph instead of the other methods.
-
-        Returns a context in which backward runs and adds the gradients to those of the leaves.
-        """
+        """Called under create_graph instead of the others. Returns a context for backward and the sums of gradients."""
 
 
 @final

@@ -108,9 +108,7 @@ class Node:
                 )
 
     def run(self, g: Any, needs: tuple[bool, ...], grad_outs: Sequence[Any] | None = None) -> Sequence[Any]:
-        """Computes the gradients of the inputs, None where `needs` is False.
-
-        Raises: VersionError; what the op raises, or the second run of a checkpointed region.
+        """Computes the gradients of inputs, None where `needs` is False. Raises: VersionError; what the op raises.
 
         needs: which inputs get a gradient: those of `self.needs`, or fewer
         grad_outs: for an op with `grad_out`: what `GradBuffer.grad_out` returned for each input that is a leaf, or None

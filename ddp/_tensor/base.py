@@ -444,11 +444,7 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The gradient with which a backward of `x` starts, as an array.
-
-    Raises: ShapeError if `gradient` has another shape than `x`, or is None and `x` does not have exactly one element;
-    DtypeError if it is neither a tensor nor None; DeviceError if it is on another device than `x`.
-    """
+    """The gradient with which a backward of `x` starts, as an array. Raises: ShapeError, DtypeError, DeviceError."""
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")

@@ -202,9 +202,7 @@ class DataParallel(Module):
         """JSON values for `load_plan_state`: the plan, the progress of planning, and whether buffers are due.
 
         With micro_batches they include the seed and the step, on which random numbers depend. Use it to continue a
-        run. For a new run with a fixed plan, `plan.state()` is enough.
-
-        Raises: ParallelError after `close`.
+        run. For a new run with a fixed plan, `plan.state()` is enough. Raises: ParallelError after `close`.
         """
         self.check_open()
         state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
@@ -373,10 +371,7 @@ class DataParallel(Module):
         self.reducer.requests = requests
 
     def stats(self) -> Stats:
-        """Statistics of the steps since the last `summary`: compute, communication, how much was hidden, late ranks.
-
-        If there were many steps, only the latest are counted: at most 1,000, and fewer for more than 262 ranks.
-        """
+        """Compute, communication and late ranks of the steps since the last `summary`, of the latest 1,000 at most."""
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:
@@ -428,10 +423,7 @@ class DataParallel(Module):
         self._announce(join.BACKWARD)
 
     def _announce(self, call: str) -> int:
-        """Inside `join`, announces to the ranks without data which call follows.
-
-        Returns: the lowest rank that still has data; 0 outside of `join`
-        """
+        """Announces to the ranks in `join` which call follows. Returns the lowest rank with data, without `join` 0."""
         if self.joining is None:
             return 0
         self.joining.announce(call)
