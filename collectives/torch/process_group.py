@@ -50,8 +50,8 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# The options of a call for which the caller passes none. They are PyTorch's defaults, except for the timeout. It is
-# negative here and in PyTorch, which means that no timeout is set, but PyTorch uses -1 ms.
+# The options of a call that is given none: PyTorch's defaults. A negative timeout means that none is set (in PyTorch
+# -1 ms).
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1

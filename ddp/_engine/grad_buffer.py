@@ -162,7 +162,7 @@ class GradReadyHook(Protocol):
         """Called if backward raises, after begin() was called and before end() has returned."""
 
     def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
-        """Called under create_graph instead of the others. Returns a context for backward and the sums of gradients."""
+        """Called under create_graph instead of the other methods. Backward runs in the context that is returned."""
 
 
 @final

@@ -66,7 +66,7 @@ class Snapshot:
                 target[...] = to_device(array, CPU)
 
     def copy(self) -> None:
-        """Copies the large tensors that only a step changes. Called in the thread of the save."""
+        """Copies the large tensors that change only in an optimizer step. Runs in the thread of the save."""
         begun = time.monotonic()
         try:
             for *_, copy in self._later:

@@ -20,7 +20,10 @@ from ddp.errors import warn_once
 
 
 def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:
-    """Copies the tensors of the batches to the named GPU ("": the current one), if `wanted` and there is a GPU."""
+    """An iterator over the batches with their tensors copied to a GPU; without a GPU, or if not `wanted`, `batches`.
+
+    device_name: of the GPU; "": the current GPU
+    """
     if not wanted:
         return batches
     if found_cupy() is None:

@@ -134,8 +134,8 @@ class Optimizer:
 
         state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
-        Raises: StateDictError if the groups are not those of this optimizer, or it has not the form of an optimizer's
-        state dict; then nothing has changed.
+        Raises: StateDictError if the groups are not those of this optimizer, or `state_dict` is not the state dict of
+        an optimizer; then nothing has changed.
         """
         pairs = list(zip(self.param_groups, self._groups_in_own_order(state_dict), strict=True))
         owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
@@ -154,8 +154,8 @@ class Optimizer:
     def _groups_in_own_order(self, state_dict: dict[str, Any]) -> list[Group]:
         """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
-        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or it has
-        not the form of an optimizer's state dict.
+        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or
+        `state_dict` is not the state dict of an optimizer.
         """
         _check_form(type(self).__name__, state_dict)
         groups = state_dict["param_groups"]
