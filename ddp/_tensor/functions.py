@@ -24,7 +24,6 @@ from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
 from ddp._tensor.operands import convert, numpy_names
 from ddp._tensor.reductions import resolve_axis, searchsorted
-from ddp._tensor.shapes import resolve_new_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
 from ddp.ops.arrays import Ints
@@ -219,7 +218,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")
-    return apply(shape.stack, xs, dim=resolve_new_axis(xs[0], dim, "stack"))
+    return apply(shape.stack, xs, dim=resolve_axis(xs[0], dim, "stack", new=1))
 
 
 @with_out

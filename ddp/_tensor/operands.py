@@ -165,6 +165,14 @@ def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
+def parse_int(value: Any, name: str, argument: str) -> int:
+    """Converts an integer of any type, an argument of `name`, to an int. Raises: DtypeError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"{name}: {argument} is an integer, not {value!r}") from None
+
+
 def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
     """Reads sizes given one by one, as a sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 

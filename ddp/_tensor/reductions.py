@@ -12,7 +12,7 @@ from ddp._tensor import results
 from ddp._tensor.base import Self, Tensor, TensorBase, apply, guarded_function, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.inplace import in_place
-from ddp._tensor.operands import as_method, convert, floating
+from ddp._tensor.operands import as_method, convert, floating, parse_int
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops import indexing as ops
@@ -24,23 +24,32 @@ __all__ = ["isin", "searchsorted"]
 Dims = int | Sequence[int] | None
 
 
-def resolve_axis(x: TensorBase, dim: int, name: str) -> int:
-    """`dim` as a non-negative axis; a 0-d tensor counts as having one. Raises: RangeError if `x` has no such axis."""
-    ndim = max(x.array.ndim, 1)
-    if not -ndim <= dim < ndim:
-        raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim} to {ndim - 1}")
-    return dim % ndim
+def resolve_axis(x: TensorBase, dim: int, name: str, new: int = 0) -> int:
+    """`dim` as a non-negative axis; a 0-d tensor counts as having one.
+
+    new: how many dimensions more than `x` the result has
+
+    Raises: RangeError if there is no such axis; DtypeError if `dim` is no integer.
+    """
+    ndim = max(x.array.ndim + new, 1)
+    axis = parse_int(dim, name, "a dimension")
+    if not -ndim <= axis < ndim:
+        raise RangeError(f"{name}: dimension {axis} of shape {x.array.shape}: expected {-ndim} to {ndim - 1}")
+    return axis % ndim
 
 
 def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
-    """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError for duplicates."""
+    """`dim` as non-negative axes, all of them for None, () or [].
+
+    Raises: RangeError; ArgumentError for duplicates; DtypeError for dimensions that are no integers.
+    """
     ndim: int = x.array.ndim
-    if dim is None or (not isinstance(dim, int) and not len(dim)):
+    if dim is None:
         return tuple(range(ndim))
-    named = [resolve_axis(x, d, name) for d in ([dim] if isinstance(dim, int) else dim)]
+    named = [resolve_axis(x, d, name) for d in (dim if isinstance(dim, Sequence) else [dim])]
     if len(set(named)) < len(named):
         raise ArgumentError(f"{name}: dimensions {tuple(named)} name one twice")
-    return tuple(named) if ndim else ()
+    return tuple(named or range(ndim)) if ndim else ()
 
 
 def at_least_1d(x: Any) -> Any:
@@ -194,8 +203,8 @@ def _truth(name: str, doc: str) -> Any:
 class Reductions(TensorBase):
     """Reductions. dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1.
 
-    Raises: RangeError for a dimension that does not exist; ArgumentError if one is named twice; DtypeError for an
-    unknown `dtype`.
+    Raises: RangeError for a dimension that does not exist; ArgumentError if one is named twice; DtypeError for one
+    that is no integer, or an unknown `dtype`.
     """
 
     __slots__ = ()

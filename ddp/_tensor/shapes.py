@@ -39,14 +39,6 @@ def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
     return sizes
 
 
-def resolve_new_axis(x: TensorBase, dim: int, name: str) -> int:
-    """`dim` as the non-negative place of a new dimension. Raises: RangeError if there is no such place."""
-    ndim: int = x.array.ndim
-    if not -ndim - 1 <= dim <= ndim:
-        raise RangeError(f"{name}: dimension {dim} of shape {x.array.shape}: expected {-ndim - 1} to {ndim}")
-    return dim % (ndim + 1)
-
-
 Dims = int | Sequence[int]
 
 
@@ -55,7 +47,7 @@ class Shapes(TensorBase):
 
     Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy.
 
-    Raises: RangeError for a dimension that the tensor does not have.
+    Raises: RangeError for a dimension that the tensor does not have; DtypeError for one that is no integer.
     """
 
     __slots__ = ()
@@ -224,7 +216,7 @@ class Shapes(TensorBase):
     def unsqueeze(self, dim: int) -> Tensor:
         """Adds a dimension of size 1 at `dim`. Raises: RangeError."""
         old = self.array.shape
-        axis = resolve_new_axis(self, dim, "unsqueeze")
+        axis = resolve_axis(self, dim, "unsqueeze", new=1)
         return _reshaped(self, (*old[:axis], 1, *old[axis:]))
 
     def split(self, split_size: Dims, dim: int = 0) -> Tensors:
@@ -509,7 +501,7 @@ class Shapes(TensorBase):
         Raises: ShapeError if dim1 and dim2 are one dimension; RangeError if the result has no such dimension.
         """
         x = at_least_1d(self)
-        a, b = resolve_new_axis(x, dim1, "diag_embed"), resolve_new_axis(x, dim2, "diag_embed")
+        a, b = resolve_axis(x, dim1, "diag_embed", new=1), resolve_axis(x, dim2, "diag_embed", new=1)
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)

@@ -98,6 +98,9 @@ CALLS: dict[type[Exception], Any] = {
         "masked_fill: the mask is a bool": lambda x: X.masked_fill(X, 0),
         "expected a tensor of float32": lambda x: X.scatter(0, ddp.tensor([[0]]), X.double()),
         "tensor of float32, .* got ndarray": lambda x: X.index_copy(0, I, X[:2].numpy()),
+        r"^cumsum: a dimension is an integer, not \(0, 1\)": lambda x: x.cumsum((0, 1)),
+        r"^sum: a dimension is an integer, not 1\.0": lambda x: x.sum(1.0),
+        r"^stack: a dimension is an integer, not \(0,\)": lambda x: ddp.stack([x, x], (0,)),
         "bool tensor, not ndarray": lambda x: X.masked_fill(np.array([True]), 0),
     },
     ShapeError: {
