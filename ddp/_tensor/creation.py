@@ -157,15 +157,15 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
     """A tensor filled with `fill_value`; without a dtype, it is bool, int64 or the default dtype, as the value is.
 
-    Raises: ArgumentError if the value is no number, or finite and out of the range of an integer dtype; ShapeError for
-    a negative size; DtypeError for sizes that are no integers, or an unknown dtype.
+    Raises: ArgumentError if the value is no number, or one that an integer dtype cannot hold; ShapeError for a negative
+    size; DtypeError for sizes that are no integers, or an unknown dtype.
     """
     value = as_number(fill_value, "full")
     shape = parse_shape((size,), None, "full")
 
     @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
-        whole = dtype in dtypes.INTEGERS and isinstance(value, float) and math.isfinite(value)
+        whole = dtype in dtypes.INTEGERS and isinstance(value, float)
         try:
             return xp.full(shape, int(value) if whole else value, dtype)
         except (OverflowError, ValueError) as error:

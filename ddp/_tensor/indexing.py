@@ -10,9 +10,10 @@ import numpy as np
 
 from ddp._device import CPU, to_device
 from ddp._tensor.base import Parameters, Tensor, TensorBase, TensorFunction, apply, copy_if_needed, wrap
+from ddp._tensor.creation import array_of
 from ddp._tensor.dtypes import Number
 from ddp._tensor.inplace import assign, must_record
-from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
+from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, check_operand, convert
 from ddp._tensor.reductions import at_least_1d, resolve_axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
@@ -305,7 +306,8 @@ def _check_source(x: TensorBase, name: str, source: Any) -> Any:
 def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     """Converts `value`, a number or a 0-d tensor, for a write into `x`.
 
-    Raises: ShapeError for a tensor with dimensions; DtypeError for anything else.
+    Raises: ShapeError for a tensor with dimensions; ArgumentError for a number that the dtype of `x` cannot hold;
+    DtypeError for anything else.
     """
     if isinstance(value, TensorBase):
         if value.array.ndim:
@@ -315,7 +317,7 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
         value = value.item()
     if not isinstance(value, Number):
         raise DtypeError(f"{name}: the value is a number or a 0-d tensor, not {type(value).__name__}")
-    return value
+    return array_of(value, x.array.dtype, name)[0].item()
 
 
 def _scatter(
@@ -483,6 +485,7 @@ class Indexing(TensorBase):
 
     def __setitem__(self, index: Any, value: Other) -> None:
         name = "x[index] = value"
+        check_operand(value, name, value)
         try:
             selects, rest = index_parts(self, index)
             if must_record(self, name, value):

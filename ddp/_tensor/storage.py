@@ -22,6 +22,7 @@ from ddp._device import CPU, device, device_of, found_cupy, to_device
 from ddp._engine import Node, Version
 from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, apply, record, wrap
+from ddp._tensor.creation import as_number
 from ddp._tensor.dtypes import TYPES, is_float, parse
 from ddp._tensor.inplace import must_record, operand_array
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
@@ -107,12 +108,12 @@ class Storage(TensorBase):
     def fill_(self: T, value: Any) -> T:
         """Sets every element to `value`, a number or a tensor of one element.
 
-        Raises: ShapeError for several elements; ArgumentError, DtypeError for a value that the dtype cannot hold;
-        InplaceError if autograd must record the write and cannot.
+        Raises: ShapeError for several elements; ArgumentError for a value that is no number, or that the dtype cannot
+        hold; InplaceError if autograd must record the write and cannot.
         """
         if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
-        number = value.array.item() if isinstance(value, TensorBase) else value
+        number = as_number(value, "fill_")
         return _write(self, "fill_", value, number, must_record(self, "fill_", value))
 
     def zero_(self: T) -> T:

@@ -32,6 +32,9 @@ CALLS: dict[type[Exception], Any] = {
     ArgumentError: {
         "all": lambda x: bool(ddp.tensor([1.7, -2.2, 0.0])),
         "300 does not fit uint8": lambda x: ddp.full((2,), 300, dtype=ddp.uint8),
+        "full: nan does not fit int64": lambda x: ddp.full((2,), float("nan"), dtype=ddp.int64),
+        "masked_fill: nan does not fit int64": lambda x: I.masked_fill(I > 1, float("nan")),
+        "fill_: expected a number, got NoneType": lambda x: x.fill_(None),
         "without a copy": lambda x: ddp.asarray(np.zeros(3, np.float32), dtype=ddp.float64, copy=False),
         "a tensor on the CPU has no stream": lambda x: ddp.zeros(3).__dlpack__(stream=1),
         "LongTensor: expected sizes, or one sequence of data, got 2": lambda x: ddp.LongTensor([1], [2]),
@@ -101,6 +104,7 @@ CALLS: dict[type[Exception], Any] = {
         r"^cumsum: a dimension is an integer, not \(0, 1\)": lambda x: x.cumsum((0, 1)),
         r"^sum: a dimension is an integer, not 1\.0": lambda x: x.sum(1.0),
         r"^stack: a dimension is an integer, not \(0,\)": lambda x: ddp.stack([x, x], (0,)),
+        r"x\[index\] = value: .* got NoneType": lambda x: x.__setitem__(0, None),
         "bool tensor, not ndarray": lambda x: X.masked_fill(np.array([True]), 0),
     },
     ShapeError: {
