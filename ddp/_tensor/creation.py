@@ -20,7 +20,7 @@ from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, wrap
 from ddp._tensor.dtypes import Dtype, Number
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
-from ddp._tensor.operands import as_method, parse_sizes
+from ddp._tensor.operands import as_method, parse_int, parse_sizes
 from ddp._tensor.results import Size as Shape
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
@@ -208,7 +208,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,). One step: start alone.
 
-    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for an unknown dtype.
+    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for steps that are no integer,
+    or an unknown dtype.
     """
     points = _points(start, end, steps, "linspace")
     return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
@@ -226,9 +227,10 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
     """Returns a function of array module and dtype that computes the points in float64.
 
-    Raises: ArgumentError for negative steps, or if start or end is no number.
+    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for steps that are no integer.
     """
     first, last = as_number(start, name), as_number(end, name)
+    steps = parse_int(steps, name, "steps")
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddp._tensor import operands
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, apply, to_common_device, wrap
-from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
+from ddp._tensor.dtypes import Number, bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
 from ddp._tensor.operands import (
@@ -306,14 +306,14 @@ class Elementwise(TensorBase):
     def clamp(self, min: Other = None, max: Other = None) -> Tensor:
         """Limits self to [min, max], numbers or tensors; where min > max, the result is max. Either may be left out.
 
-        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast; DtypeError if one is a
-        tensor and the other is no operand.
+        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast; DtypeError if one is no
+        operand.
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
         bounds = [bound for bound in (min, max) if bound is not None]
-        if isinstance(min, TensorBase) or isinstance(max, TensorBase):
-            x, *limits = promote_all("clamp", self, *[operand_as_tensor(bound, self) for bound in bounds])
+        if not all(isinstance(bound, Number) for bound in bounds):
+            x, *limits = promote_all("clamp", self, *[operand_as_tensor(bound, self, "clamp") for bound in bounds])
             low = None if min is None else limits[0]
             high = None if max is None else limits[-1]
             return apply(ops.clamp_between, (x, low, high))
@@ -474,7 +474,7 @@ def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
     if condition.array.dtype.kind != "b":
         raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")
     like = next((x for x in (input, other) if isinstance(x, TensorBase)), condition)
-    values = [operand_as_tensor(x, like) for x in (input, other)]
+    values = [operand_as_tensor(x, like, "where") for x in (input, other)]
     pair = promote_all("where", *values)
     broadcast_shape("where", condition.array.shape, *[x.array.shape for x in pair])
     return apply(ops.where, (condition, *pair))

@@ -314,14 +314,21 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     dims: a number n: the last n dimensions of `a` with the first n of `b`; or a list for `a` and a list for `b`
 
-    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions; RangeError if a list has
-    a dimension that does not exist; ShapeError if sizes of a pair differ, or the lists have different lengths;
-    ValueError unless there are two lists; DtypeError if the dtypes differ; DeviceError if the devices differ.
+    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions, for anything but a number
+    or two lists, and if a list names a dimension twice; RangeError if a list has a dimension that does not exist;
+    ShapeError if sizes of a pair differ, or the lists have different lengths; DtypeError if the dtypes differ;
+    DeviceError if the devices differ.
     """
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):
         raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")
-    pairs = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-    left, right = ([resolve_axis(x, d, "tensordot") for d in dims_of] for x, dims_of in zip((a, b), pairs, strict=True))
+    try:
+        of_left, of_right = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+        left = [resolve_axis(a, d, "tensordot") for d in of_left]
+        right = [resolve_axis(b, d, "tensordot") for d in of_right]
+    except (TypeError, ValueError):
+        raise ArgumentError(f"tensordot: expected a number, or two lists of dimensions, got {dims!r}") from None
+    if len(set(left)) < len(left) or len(set(right)) < len(right):
+        raise ArgumentError(f"tensordot: dimensions {left} or {right} name one twice")
     if [a.shape[i] for i in left] != [b.shape[j] for j in right]:
         raise ShapeError(f"tensordot: {a.shape} and {b.shape}: sizes of dimensions {left} and {right} differ")
     check_same_dtype("tensordot", a, b)

@@ -76,16 +76,17 @@ def required_float(x: Self, name: str) -> Self:
     return x
 
 
-def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
+def _arg(x: TensorBase, name: str, method: str, dim: int | None, keepdim: bool) -> Any:
+    """The index that the array's `method` finds. name: of the function that the user called."""
     check_not_empty(x, resolve_axes(x, dim, name), name)
     array = upcast(x.array)
     xp = x._device.xp
     if dim is None:
-        index = xp.asarray(getattr(array, name)())
+        index = xp.asarray(getattr(array, method)())
         return index.reshape((1,) * array.ndim) if keepdim else index
     if not array.ndim:
         return xp.zeros((), xp.int64)
-    return xp.asarray(getattr(array, name)(axis=resolve_axis(x, dim, name), keepdims=keepdim))
+    return xp.asarray(getattr(array, method)(axis=resolve_axis(x, dim, name), keepdims=keepdim))
 
 
 def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
@@ -138,8 +139,9 @@ def _extreme_of(result_type: Any, which: str, elementwise: str) -> Any:
         if other is not None or isinstance(dim, TensorBase):
             return getattr(self, elementwise)(dim if other is None else other)
         if dim is None:
+            check_not_empty(self, resolve_axes(self, None, name), name)
             return getattr(self, f"a{name}")()
-        return result_type(*_values_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
+        return result_type(*_values_at(self, name, _arg(self, name, f"arg{name}", dim, True), dim, keepdim))
 
     doc = f"The {which} element of all; with `dim`, (values, indices) along it, the gradient going to the index; with"
     return as_method(method, name, f"{doc} another tensor, the {which.removesuffix('st')}r of both elementwise.")
@@ -147,7 +149,7 @@ def _extreme_of(result_type: Any, which: str, elementwise: str) -> Any:
 
 def _arg_extreme(name: str, which: str) -> Any:
     def method(self: TensorBase, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return wrap(_arg(self, name, dim, keepdim), self._device)
+        return wrap(_arg(self, name, name, dim, keepdim), self._device)
 
     doc = f"Where the first {which} element is, int64; without `dim`, its place in the flattened tensor."
     return as_method(method, name, doc)

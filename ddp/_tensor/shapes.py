@@ -209,7 +209,7 @@ class Shapes(TensorBase):
         among: Sequence[int] = ()
         if dim is None:
             among = range(len(old))
-        elif dim != ():
+        elif dim not in ((), []):
             among = resolve_axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 

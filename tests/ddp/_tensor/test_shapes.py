@@ -115,6 +115,7 @@ ALIKE: dict[str, Any] = {
     "cat of nothing": lambda t: t.cat([t.zeros(0), t.zeros(0)], -1),
     "stack promotes": lambda t: t.stack([t.tensor(1), t.tensor(2.5)]),
     "squeeze none": lambda t: t.zeros(1, 2, 1).squeeze(()),
+    "squeeze an empty list": lambda t: t.zeros(1, 2, 1).squeeze([]),
     "unfold 0-d": lambda t: t.tensor(3.0).unfold(0, 1, 1),
     "pad bfloat16": lambda t: t.nn.functional.pad(t.ones(1, 3, dtype=t.bfloat16), (1, 2), "reflect").float(),
     "one_hot": lambda t: t.nn.functional.one_hot(t.tensor([[0, 2], [1, 0]])),
