@@ -457,7 +457,8 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
         raise DeviceError(f"backward: expected a gradient on {x._device}, as this tensor is, got {gradient._device}")
     if gradient.array.shape != x.array.shape:
         raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
-    return gradient.array.astype(x.array.dtype, copy=False)
+    with on(x._device):
+        return gradient.array.astype(x.array.dtype, copy=False)
 
 
 # The device guard: an op launches on the GPU of its tensors, whichever GPU is current. With CUDA_LAUNCH_BLOCKING=1 the

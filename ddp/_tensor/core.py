@@ -203,8 +203,8 @@ _LAUNCHING = (
     "bernoulli bernoulli_ bincount bitwise_not copy_ count_nonzero cummax cummin equal exponential_ fill_ "
     "fill_diagonal_ gather histc index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_put "
     "index_put_ index_select isclose isfinite isinf isnan item kthvalue logical_not masked_fill masked_fill_ "
-    "masked_scatter masked_scatter_ max median min multinomial nonzero normal_ random_ repeat_interleave scatter "
-    "scatter_ scatter_add scatter_add_ sort take take_along_dim tensor_split tolist topk uniform_ unique "
-    "unique_consecutive"
+    "masked_scatter masked_scatter_ masked_select max median min multinomial nanmean nonzero normal_ random_ "
+    "repeat_interleave scatter scatter_ scatter_add scatter_add_ sort take take_along_dim tensor_split tolist topk "
+    "uniform_ unique unique_consecutive"
 )
 _device.on_first_use.append(functools.partial(base.guard_methods, Tensor, _LAUNCHING))

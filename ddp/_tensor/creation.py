@@ -361,11 +361,17 @@ else:
 ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
 
 
+def copy_on_device(array: Any) -> Any:
+    """Copies `array` on its device: CuPy copies to the current GPU."""
+    with on(device_of(array)):
+        return array.copy()
+
+
 def cast(array: Any, dtype: Dtype) -> Any:
     """Converts `array` to `dtype`, if it has another one. Numbers that do not fit become infinite, or wrap around."""
     if array.dtype == dtype:
         return array
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), on(device_of(array)):
         return array.astype(dtype)
 
 
@@ -454,7 +460,7 @@ def tensor(
     array, new = array_of(data, dtype, "tensor")
     target = _target_device(data, array, device)
     if not new and (target is CPU or device_of(array) is target or target.index is None):
-        array = array.copy()
+        array = copy_on_device(array)
     x = from_array(array, target, requires_grad)
     return pin(x) if pin_memory else x
 
@@ -495,7 +501,7 @@ def asarray(
     if copy is False and new:
         raise ArgumentError(f"asarray: a {type(obj).__name__} cannot become this tensor without a copy")
     if copy and not new:
-        moved = moved.copy()
+        moved = copy_on_device(moved)
     if isinstance(obj, TensorBase) and moved is obj.array:
         return wrap(moved, obj._device, obj).requires_grad_(requires_grad)
     return from_array(moved, target, requires_grad)
@@ -539,10 +545,10 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     """
     source = dlpack_device(ext_tensor)
     target = source if device is None else resolve_device(device)
-    if copy is False and target is not source:
+    if copy is False and target not in (source, _device.device(source.type)):
         raise ArgumentError(f"from_dlpack: an array on {source} cannot become a tensor on {device} without a copy")
     array = take_dlpack(ext_tensor, source)
-    return from_array(array.copy() if copy else array, target)
+    return from_array(copy_on_device(array) if copy else array, target)
 
 
 def from_foreign(value: Any) -> Any:

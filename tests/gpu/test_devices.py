@@ -11,6 +11,9 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, DeviceError
+from tests.ddp.cuda import emulation
+from tests.ddp.on_devices import results
+from tests.ddp.test_ops import CASES
 
 
 def test_questions(gpu: Any) -> None:
@@ -102,6 +105,31 @@ def test_tensors_of_two_devices_do_not_meet(gpu: Any, name: str, call: Any, pair
     with pytest.raises(DeviceError) as raised:
         call(a, b.detach() if name == "backward" else b)
     assert all(where in str(raised.value) for where in pair)
+
+
+# Computes on the GPU without an op.
+WITHOUT_AN_OP = {
+    "nanmean": lambda x: x.nanmean(),
+    "tensor": ddp.tensor,
+    "tensor of another dtype": lambda x: ddp.tensor(x, dtype=ddp.int64),
+    "asarray": lambda x: ddp.asarray(x, copy=True),
+    "from_dlpack": lambda x: ddp.from_dlpack(x, copy=True),
+    "backward": lambda x: x.clone().requires_grad_().backward(x.double()),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_AN_OP.values(), ids=WITHOUT_AN_OP)
+def test_a_call_computes_on_the_device_of_its_tensor(gpu: Any, call: Any) -> None:
+    y = call(ddp.ones(2, 2, device="cuda:1"))
+    assert y is None or y.device == ddp.device("cuda:1")
+
+
+@pytest.mark.timeout(400)  # where no kernel is compiled yet
+def test_every_op_computes_on_the_device_of_its_tensors(gpu: Any) -> None:
+    emulation.prepare_kernels("float32", "int64", "bool")
+    for case in CASES:
+        print(case.op, case.label)
+        results(case, ddp.float32, "cuda:1")
 
 
 NUMBERS = [lambda x, s: s - x, lambda x, s: s / x, lambda x, s: ddp.where(x > 1, x, s), ddp.maximum]

@@ -85,6 +85,7 @@ def test_from_dlpack_and_back(gpu: Any) -> None:
         y = ddp.from_dlpack(_On(x, mine))
         assert y.data_ptr() == x.data_ptr()
         assert y.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+        assert ddp.from_dlpack(x, device="cuda", copy=False).data_ptr() == x.data_ptr()
         assert ddp.from_dlpack(x, device="cpu").tolist() == y.tolist()
         assert y.sum().tolist() == 21.0
 
