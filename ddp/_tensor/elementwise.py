@@ -84,6 +84,10 @@ def _bits(name: str, ufunc: str, doc: str) -> Comparison:
     return _comparison(name, ufunc, f"{doc}, of integers or bool. Raises: DtypeError for floats.")
 
 
+def _shift(name: str, ufunc: str, doc: str) -> Comparison:
+    return _comparison(name, ufunc, f"{doc}, of integers. Raises: DtypeError for floats, and if both are bool.")
+
+
 def _test(name: str, doc: str) -> Unary:
     """Makes the method `name`, which calls the array module's function of that name and returns bool."""
 
@@ -101,14 +105,16 @@ def _reverse(ufunc: str) -> Binary:
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
     """Computes op(x, y), a division, or op(y, x) with `swap`. Returns NotImplemented if `y` is no operand.
 
-    Raises: ArgumentError if integers are divided by 0. A divisor on a GPU is not checked for zeros: the host would have
-    to wait.
+    Raises: DtypeError if both are bool; ArgumentError if integers are divided by 0. A divisor on a GPU is not checked
+    for zeros: the host would have to wait.
     """
     name = "div" if op is ops.div_rounded else op.name
     pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
     divisor: Any = pair[0 if swap else 1]
+    if pair[0].array.dtype.kind == "b":
+        raise DtypeError(f"{name}: expected numbers, got bool")
     known = not isinstance(divisor, TensorBase) or divisor._device.type == "cpu"
     if known and not is_float(pair[0].array.dtype) and not np.all(getattr(divisor, "array", divisor)):
         above, below = (getattr(operand, "shape", operand) for operand in ((y, x) if swap else (x, y)))
@@ -159,7 +165,7 @@ class Elementwise(TensorBase):
         """self / other; integers give the default dtype. rounding_mode: "trunc" (towards 0) or "floor" keeps integers.
 
         Raises: ArgumentError for another mode, or if a mode is given and integers are divided by 0, except by a tensor
-        on a GPU.
+        on a GPU; DtypeError if a mode is given and both are bool.
         """
         if rounding_mode is None:
             return check_operand(binary(ops.div, self, other, floating=True), "div", other)
@@ -172,7 +178,7 @@ class Elementwise(TensorBase):
     def floor_divide(self, other: Other) -> Tensor:
         """floor(self / other); integers stay integers.
 
-        Raises: ArgumentError if integers are divided by 0, except by a tensor on a GPU.
+        Raises: ArgumentError if integers are divided by 0, except by a tensor on a GPU; DtypeError if both are bool.
         """
         return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
@@ -374,8 +380,10 @@ class Elementwise(TensorBase):
     __and__, bitwise_and, bitwise_and_ = _bits("bitwise_and", "bitwise_and", "`and` of the bits")
     __or__, bitwise_or, bitwise_or_ = _bits("bitwise_or", "bitwise_or", "`or` of the bits")
     __xor__, bitwise_xor, bitwise_xor_ = _bits("bitwise_xor", "bitwise_xor", "`xor` of the bits")
-    __lshift__, bitwise_left_shift, bitwise_left_shift_ = _bits("bitwise_left_shift", "left_shift", "self << other")
-    __rshift__, bitwise_right_shift, bitwise_right_shift_ = _bits("bitwise_right_shift", "right_shift", "self >> other")
+    __lshift__, bitwise_left_shift, bitwise_left_shift_ = _shift("bitwise_left_shift", "left_shift", "self << other")
+    __rshift__, bitwise_right_shift, bitwise_right_shift_ = _shift(
+        "bitwise_right_shift", "right_shift", "self >> other"
+    )
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
     __rlshift__, __rrshift__ = _reverse("left_shift"), _reverse("right_shift")
 

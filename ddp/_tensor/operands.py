@@ -102,6 +102,8 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     if pair is None:
         return NotImplemented
     a, b = pair
+    if a.array.dtype.kind == "b" and name in ("left_shift", "right_shift"):
+        raise DtypeError(f"{name}: expected integers, got bool")
     if isinstance(b, TensorBase) and b._device is not a._device:
         a, b = to_common_device(name, pair)
     device = a._device
