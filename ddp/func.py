@@ -11,23 +11,25 @@ from typing import Any, NoReturn
 
 from ddp._tensor.core import Tensor
 from ddp.autograd import jacobians
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, RangeError
 
 __all__ = ["grad", "hessian", "jvp", "vjp", "vmap"]
 
 
 def _of_argument(func: Callable[..., Any], i: int, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns `func` as a function of argument i alone, and that argument."""
-    return lambda x: func(*args[:i], x, *args[i + 1 :], **named), args[i]
+    """Returns `func` as a function of argument i alone, and that argument. Raises: RangeError."""
+    if i not in range(-len(args), len(args)):
+        raise RangeError(f"argnums={i}: expected the number of one of {len(args)} positional arguments")
+    return lambda x: func(*args[:i], x, *args[i:][1:], **named), args[i]
 
 
 def grad(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     """Makes a function that takes the arguments of `func` and returns the gradient of its result, a single element.
 
-    argnums: the number of the argument to differentiate by, from 0
+    argnums: the number of the argument to differentiate by, from 0; negative: counted from the last
 
-    The function raises DtypeError if that argument is no floating tensor, and ShapeError if the result is a tensor of
-    several elements.
+    The function raises RangeError if there is no such argument, DtypeError if it is no floating tensor, and ShapeError
+    if the result is a tensor of several elements.
     """
     return lambda *args, **named: jacobians.vjp(*_of_argument(func, argnums, args, named), create_graph=None)[1]
 
@@ -60,7 +62,7 @@ def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 
     argnums: as for `grad`
 
-    The function raises what `autograd.functional.hessian` raises.
+    The function raises RangeError if there is no such argument, and what `autograd.functional.hessian` raises.
     """
     return lambda *args, **named: jacobians.hessian(*_of_argument(func, argnums, args, named), create_graph=None)
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import ddp
 from ddp import func
-from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, GraphError, RangeError, ShapeError
 from tests.ddp.cases.table import draw
 
 functional = ddp.autograd.functional
@@ -104,6 +104,10 @@ def test_functions_of_functions() -> None:
     assert_allclose(second.numpy(), 12 * X**2, 1e-12)
     slope = func.grad(lambda k, x: (x * w * k).sum(), 1)(3, x)
     assert slope.requires_grad
+    assert func.grad(lambda k, x: (x * w * k).sum(), -1)(3, x).equal(slope)
+    for argnums in (2, -3):
+        with pytest.raises(RangeError, match=f"argnums={argnums}: expected the number of one of 2 positional"):
+            func.hessian(lambda k, x: x.sum(), argnums)(3, x)
     assert ddp.autograd.grad(slope.sum(), w)[0].tolist() == [6.0] * 3
     both = func.vjp(lambda x, y: (x * y).sum(), x, v)[1](ddp.ones((), dtype=ddp.float64))
     assert [each.equal(other) for each, other in zip(both, (v, x), strict=True)] == [True, True]
