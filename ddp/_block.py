@@ -35,19 +35,19 @@ class Block:
     __slots__ = ("__weakref__", "_bytes", "_fd", "nbytes", "token")
 
     def __init__(self, fd: int, token: str, nbytes: int) -> None:
-        self._bytes: Array = np.frombuffer(mmap.mmap(fd, max(1, nbytes), **_UNTRACKED), np.uint8, nbytes)
+        self._bytes: Array = np.frombuffer(mmap.mmap(fd, nbytes or 1, **_UNTRACKED), np.uint8, nbytes)
         self._fd, self.token, self.nbytes = fd, token, nbytes  # last: if mmap fails, fd is still the caller's
 
     @classmethod
     def create(cls, nbytes: int) -> Block:
-        """Creates a block of zeros. Raises: SharingError if the system provides no memory for it."""
+        """Creates a block of zeros. Raises: SharingError if nbytes is negative, or the system has no memory for it."""
         token = os.urandom(8).hex()
         try:
             fd = os.memfd_create(_NAME + token, os.MFD_CLOEXEC)
         except (AttributeError, OSError) as error:
             raise SharingError(f"the system gives no shared memory of {nbytes} bytes: {error}") from error
         try:
-            os.ftruncate(fd, max(1, nbytes))
+            os.ftruncate(fd, nbytes or 1)
             return cls(fd, token, nbytes)
         except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
@@ -61,7 +61,7 @@ class Block:
         """
         try:
             return cls(fd, token, nbytes)
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
             raise SharingError(f"shared memory of {nbytes} bytes cannot be mapped: {error}") from error
 

@@ -99,10 +99,12 @@ def test_copies_and_plain_pickles_know_nothing_of_it() -> None:
 
 def test_shared_memory_that_cannot_be_had_or_does_not_fit() -> None:
     before = all_descriptors()
-    with pytest.raises(SharingError, match="gives no shared memory of 2305843009213693952 bytes"):
-        Block.create(1 << 61)
-    with pytest.raises(SharingError, match="shared memory of 8 bytes cannot be mapped"):
-        Block.adopt(os.open("/dev/null", os.O_RDONLY), "token", 8)
+    for nbytes in (1 << 61, 1 << 64, -1):
+        with pytest.raises(SharingError, match=f"gives no shared memory of {nbytes} bytes"):
+            Block.create(nbytes)
+    for nbytes in (8, 1 << 64, -1):
+        with pytest.raises(SharingError, match=f"shared memory of {nbytes} bytes cannot be mapped"):
+            Block.adopt(os.open("/dev/null", os.O_RDONLY), "token", nbytes)
     assert not all_descriptors() - before
     block = Block.create(8)
     for dtype, shape, offset in (("int64", 2, 0), ("int8", 1, 8), ("int8", 1, -1), ("int32", 1, 2)):
