@@ -75,11 +75,11 @@ def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
 
 
 def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
-    """Moves the frequency 0 to the middle, along `dim` or all dimensions."""
+    """Moves the frequency 0 to the middle, along `dim` or all dimensions. Raises: RangeError."""
     if dim is None:
         dim = range(input.ndim)
     dims = [dim] if isinstance(dim, int) else dim
-    return input.roll([input.shape[d] // 2 * _sign for d in dims], dims)
+    return input.roll([input.size(d) // 2 * _sign for d in dims], dims)
 
 
 def ifftshift(input: Any, dim: Any = None) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError
+from ddp.errors import ArgumentError, DtypeError, RangeError
 from tests.ddp.nn.against_torch import agree, numbers, torch
 
 pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -113,6 +113,9 @@ def test_refusals() -> None:
         with pytest.raises(ArgumentError, match=f"rfft: expected a size of at least 1, got n={n}"):
             ddp.fft.rfft(ddp.ones(4), n=n)
     assert ddp.fft.fftn(ddp.ones(4, 4), s=(-1, 2)).shape == (4, 2)
+    for transform in (ddp.fft.fft, ddp.fft.fftshift, ddp.fft.ifftshift):
+        with pytest.raises(RangeError, match="dimension 1"):
+            transform(ddp.ones(4), dim=1)
     with pytest.raises(AttributeError, match="ComplexTensor has no exp: compute it of its real"):
         z.exp()
     with pytest.raises(DtypeError):
