@@ -28,8 +28,8 @@ class device:
     computing on it does both. In a `with` block, it is the default device of this thread's new tensors.
 
     Raises: ArgumentError for an unknown type, or an index that is malformed or negative; DtypeError if `type` is not a
-    str, an int or a device; DeviceError when `xp` is first used, if CuPy or the GPU is missing, or in a fork of a
-    process that has used CUDA.
+    str, an int or a device, or `index` not an integer; DeviceError when `xp` is first used, if CuPy or the GPU is
+    missing, or in a fork of a process that has used CUDA.
     """
 
     __slots__ = ("index", "type", "watched", "xp")
@@ -91,9 +91,13 @@ def _parse(text: Any, index: int | None) -> tuple[str, int | None]:
         if index is not None or not digits.isdecimal():
             raise ArgumentError(f"device({text!r}, index={index}): expected 'cuda', 'cuda:1' or ('cuda', 1)")
         index = int(digits)
-    if index is not None and (index < 0 or (device_type == "cpu" and index > 0)):
+    if index is None:
+        return device_type, None
+    if not hasattr(index, "__index__"):
+        raise DtypeError(f"device({text!r}, index={index!r}): expected an integer")
+    if index < 0 or (device_type == "cpu" and index > 0):
         raise ArgumentError(f"device({text!r}, index={index}): there is no such {device_type} device")
-    return device_type, index if device_type == "cuda" else None  # cpu:0 is cpu
+    return device_type, int(index) if device_type == "cuda" else None  # cpu:0 is cpu
 
 
 def _cupy(asked: device) -> Any:

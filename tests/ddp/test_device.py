@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from typing import Any
 
+import numpy as np
 import pytest
 
 import ddp
 from ddp import _device
-from ddp.errors import ArgumentError, DeviceError
+from ddp.errors import ArgumentError, DeviceError, DtypeError
 
 
 def test_forms_and_repr() -> None:
@@ -20,6 +22,7 @@ def test_forms_and_repr() -> None:
     assert (ddp.device("cuda:1").type, ddp.device("cuda:1").index) == ("cuda", 1)
     assert ddp.device("cuda").index is None
     assert ddp.device(1) is ddp.device("cuda:1")
+    assert type(ddp.device("cuda", np.int64(7)).index) is int
     assert ddp.device("cpu:0") is ddp.device("cpu", 0) is ddp.device("cpu")
 
 
@@ -37,6 +40,12 @@ def test_equality_is_identity() -> None:
 def test_malformed(text: str) -> None:
     with pytest.raises(ArgumentError, match="device"):
         ddp.device(text)
+
+
+@pytest.mark.parametrize("index", ["1", 1.0, [1]])
+def test_an_index_that_is_no_integer(index: Any) -> None:
+    with pytest.raises(DtypeError, match=r"device\('cuda', index=.*\): expected an integer"):
+        ddp.device("cuda", index)
 
 
 def test_state_of_all_streams() -> None:
