@@ -5,10 +5,11 @@ The ranks are those of `collectives.init()`. A group is a communicator, from `ne
 of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the root is
 rank 0 of the world. On a rank outside the group a collective warns and does nothing.
 
-An output must have the dtype, shape and device of the data that arrive in it, else the call raises ArgumentError (of
-`ddp.errors` or of `collectives`; both are ValueErrors). If the tensors of different ranks do not fit together, a
-collective raises `collectives.MismatchError`, as far as the ranks compare their calls (see `collectives.init`). Calls
-with `async_op=True` return a `Work` at once. New code should call the communicator: see docs/collectives.md.
+An output must have the dtype, shape and device of the data that arrive in it, else the call raises ArgumentError. There
+are two: that of `ddp.errors` and, for what the communicator checks, that of `collectives`; both are ValueErrors. If the
+tensors of different ranks do not fit together, a collective raises `collectives.MismatchError`, as far as the ranks
+compare their calls (see `collectives.init`). Calls with `async_op=True` return a `Work` at once. New code should call
+the communicator: see docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ def new_group(
     Other arguments change nothing: a group uses the backend of the world.
 
     Returns: the group on its members, GroupMember.NON_GROUP_MEMBER elsewhere
-    Raises: ArgumentError if a rank does not exist, and on the members if `ranks` has a rank twice or timeout is not
-    above 0; CollectiveTimeout if not all members call it with the same ranks.
+    Raises: ArgumentError of `ddp.errors` if a rank does not exist; on the members that of `collectives` if `ranks` has
+    a rank twice or timeout is not above 0; CollectiveTimeout if not all members call it with the same ranks.
     """
     world = collectives.init()
     members = [get_global_rank(world, rank) for rank in (world.ranks if ranks is None else ranks)]
@@ -283,10 +284,18 @@ def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
 # Tensors -------------------------------------------------------------------------------------------------------------
 
 
-def _written(tensor: Tensor) -> Tensor:
-    """Detaches a tensor that a collective writes. Its version is incremented, so that backward notices the write."""
-    tensor.version.count += 1
+def _detached(tensor: Any) -> Tensor:
+    """The tensor outside the graph. Raises: ArgumentError if it is none."""
+    if not isinstance(tensor, Tensor):
+        raise _error(f"expected a tensor, got {type(tensor).__name__}")
     return tensor.detach()
+
+
+def _written(tensor: Any) -> Tensor:
+    """Detaches a tensor that a collective writes. Its version is incremented, so that backward notices the write."""
+    x = _detached(tensor)
+    x.version.count += 1
+    return x
 
 
 def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> None:
@@ -310,14 +319,15 @@ def _check_length(name: str, items: Any, length: int) -> None:
 def _check_tensors(name: str, tensors: Any, length: int, like: Tensor) -> Any:
     """Returns the list. Raises: ArgumentError unless it has `length` items, which are tensors like `like`."""
     _check_length(name, tensors, length)
+    shape = tuple(_detached(like).shape)
     for index, tensor in enumerate(tensors):
-        _check(f"{name}[{index}]", tensor, like, tuple(like.shape))
+        _check(f"{name}[{index}]", tensor, like, shape)
     return tensors
 
 
 def _parts(name: str, whole: Any, part: Tensor, size: int) -> Tensor:
     """`whole` as (size, *part.shape). Raises: ArgumentError unless it is `size` such parts, joined or stacked."""
-    stacked = (size, *part.shape)
+    stacked = (size, *_detached(part).shape)
     joined = (size * len(part), *part.shape[1:]) if part.ndim else stacked
     _check(name, whole, part, joined, stacked)
     return whole.detach().view(stacked)
@@ -325,7 +335,7 @@ def _parts(name: str, whole: Any, part: Tensor, size: int) -> Tensor:
 
 def _row(tensor: Tensor) -> Tensor:
     """The tensor with a first axis of length 1, so that ranks compare its whole shape."""
-    return tensor.detach().unsqueeze(0)
+    return _detached(tensor).unsqueeze(0)
 
 
 @_collective
@@ -362,7 +372,7 @@ def reduce(
 ) -> Any:
     """Reduces the tensors of all ranks, and writes the result to the tensor of rank `dst`."""
     comm, root = _comm_and_rank(group, dst, group_dst, 0)
-    x = _written(tensor) if comm.rank == root else tensor.detach()
+    x = _written(tensor) if comm.rank == root else _detached(tensor)
     return comm.reduce(x, op, root, out=x, async_op=async_op)
 
 
@@ -472,7 +482,7 @@ def all_to_all_single(
                 f"all_to_all_single: {name} has {len(tensor)} rows, which {comm.size} ranks cannot share equally"
             )
     return comm.all_to_all(
-        input.detach(),
+        _detached(input),
         lengths=input_split_sizes or None,
         out_lengths=output_split_sizes or None,
         out=_written(output),
@@ -487,14 +497,14 @@ def all_to_all_single(
 def send(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> None:
     """Sends a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: ArgumentError without a rank."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
-    comm.send(tensor.detach(), peer, tag=tag)
+    comm.send(_detached(tensor), peer, tag=tag)
 
 
 @_collective
 def isend(tensor: Tensor, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None) -> Any:
     """Starts to send a tensor to rank `dst`, which receives it with `recv` or `irecv`. Raises: as `send`."""
     comm, peer = _comm_and_rank(group, dst, group_dst)
-    return comm.send(tensor.detach(), peer, tag=tag, async_op=True)
+    return comm.send(_detached(tensor), peer, tag=tag, async_op=True)
 
 
 @_collective

@@ -195,6 +195,35 @@ def test_a_tensor_unlike_what_arrives_in_it_is_an_error(name: str, call: Any) ->
     on_two_ranks(main)
 
 
+@pytest.mark.parametrize("wrong", [X.numpy(), [[1.0, 2.0, 3.0]]])
+@pytest.mark.parametrize(
+    "call",
+    [
+        distributed.all_reduce,
+        distributed.broadcast,
+        distributed.reduce,
+        distributed.send,
+        distributed.isend,
+        distributed.recv,
+        lambda wrong: distributed.all_gather([X, X], wrong),
+        lambda wrong: distributed.all_gather_into_tensor(X, wrong),
+        lambda wrong: distributed.gather(wrong, [X, X], group_dst=distributed.get_rank()),
+        lambda wrong: distributed.gather(wrong, group_dst=1 - distributed.get_rank()),
+        lambda wrong: distributed.scatter(wrong, [X, X], group_src=distributed.get_rank()),
+        lambda wrong: distributed.reduce_scatter(wrong, [X, X]),
+        lambda wrong: distributed.reduce_scatter_tensor(wrong, X),
+        lambda wrong: distributed.all_to_all_single(X[:2], wrong, [1, 1], [1, 1]),
+    ],
+)
+def test_what_is_no_tensor_is_an_error(call: Any, wrong: Any) -> None:
+    def main(comm: Communicator) -> None:
+        with pytest.raises(ArgumentError, match=f"rank {comm.rank}: expected a tensor, got {type(wrong).__name__}"):
+            call(wrong)
+        comm.barrier()
+
+    on_two_ranks(main)
+
+
 def test_all_to_all_checks_both_sides() -> None:
     def main(comm: Communicator) -> None:
         dist = distributed
