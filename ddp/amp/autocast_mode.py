@@ -73,12 +73,14 @@ class autocast:
 
     def __enter__(self) -> autocast:
         state = modes.state
-        self._before.append(state.autocast)
-        others = dict(state.autocast.rules) if isinstance(state.autocast, _CastRules) else {}
-        others.pop(self.device, None)
+        current: Any = state.autocast
+        self._before.append(current)
+        rules = dict(getattr(current, "rules", {}))
+        rules.pop(self.device, None)
         if self.enabled:
-            others[self.device] = self.dtype
-        state.autocast = _CastRules(others, self.cache_enabled) if others else None
+            rules[self.device] = self.dtype
+        check = getattr(current, "check", None)
+        state.autocast = _CastRules(rules, self.cache_enabled, check) if rules or check else None
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -99,15 +101,21 @@ def is_autocast_enabled(device_type: str = "cuda") -> bool:
 
 
 class _CastRules:
-    """Casts the inputs of ops that `apply` runs, as the lists above say. rules: the 16-bit dtype by device type"""
+    """Casts the inputs of ops that `apply` runs, as the lists above say.
 
-    def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool) -> None:
+    rules: the 16-bit dtype by device type; check: called with each op and its inputs, while a CUDA graph is captured
+    """
+
+    def __init__(self, rules: dict[str, np.dtype[Any]], caches: bool, check: Any = None) -> None:
         self.rules = rules
         self.caches = caches
+        self.check = check
         # By leaf of the graph: the version of its tensor, `version.count` at the cast, and the tensor in 16 bits.
         self.cache: dict[Any, tuple[Version, int, TensorBase]] = {}
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+        if self.check is not None:
+            self.check(op, inputs)
         first = next(x for x in inputs if isinstance(x, TensorBase))
         low = self.rules.get(first.device.type)
         if low is None:

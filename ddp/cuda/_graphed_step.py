@@ -338,43 +338,39 @@ def _on_gpu(x: Any) -> Any:
 
 @contextmanager
 def _refuse_cpu() -> Iterator[None]:
-    """A context in which ops on CPU tensors raise, because their values would be constants of the graph.
-
-    Under autocast, only ops that are recorded for backward raise.
-    """
+    """A context in which ops on CPU tensors raise, because their values would be constants of the graph."""
     state = modes.state
     autocast: Any = state.autocast
-    observers = state.observers
     # With an empty cache: a cast that was cached before the capture would not be part of the graph.
-    state.autocast = _RefuseCpu() if autocast is None else type(autocast)(autocast.rules, autocast.caches)
-    state.observers = (_refuse_node, *observers)
+    state.autocast = _NoCasts() if autocast is None else type(autocast)(autocast.rules, autocast.caches, _check_inputs)
     try:
         yield
     finally:
         state.autocast = autocast
-        state.observers = observers
 
 
-class _RefuseCpu:
-    """Takes the place of autocast if autocast is off. Casts nothing, and raises for tensors on the CPU."""
+def _check_inputs(op: Any, inputs: Sequence[Any]) -> None:
+    """Raises: CaptureError if an input is on the CPU."""
+    for x in inputs:
+        if isinstance(x, TensorBase) and x.device is _device.CPU:
+            raise CaptureError(f"{op.name} computes on the CPU, on a tensor of shape {x.array.shape}")
 
-    rules: dict[str, Any] = {}  # noqa: RUF012  # an attribute of autocast, too
-    caches = True
+
+class _NoCasts:
+    """Takes the place of autocast if autocast is off: checks the inputs of ops, and casts nothing.
+
+    An autocast that is entered inside the capture takes over `check`.
+    """
+
+    check = staticmethod(_check_inputs)
 
     def spares(self, op: Any, x: Any) -> bool:
         """Returns False. See `spares` in `ddp.amp.autocast_mode`."""
         return False
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        for x in inputs:
-            if isinstance(x, TensorBase) and x.device is _device.CPU:
-                raise CaptureError(f"{op.name} computes on the CPU, on a tensor of shape {x.array.shape}")
+        self.check(op, inputs)
         return inputs
-
-
-def _refuse_node(node: Any) -> None:
-    if node.xp is _device.CPU.xp:
-        raise CaptureError(f"{node.op.name} computes on the CPU")
 
 
 def _explain(error: BaseException) -> BaseException:

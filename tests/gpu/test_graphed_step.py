@@ -248,18 +248,22 @@ CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "from the CPU": (lambda x: x + ddp.tensor([1.0, 2.0, 3.0], device="cuda"), "tensor"),
     "moved up": (lambda x: x + ddp.ones(3).to("cuda"), "to"),
     "on the CPU": (lambda x: ddp.ones(3).add(1).sum() and x, "add"),
+    "on the CPU, with casts": (ddp.autocast("cuda")(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
+    "on the CPU, without": (ddp.autocast("cuda", enabled=False)(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
 }
 
 
 @on_both
+@pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("what", CANNOT)
-def test_what_cannot_be_captured_is_named(gpu: Any, what: str) -> None:
+def test_what_cannot_be_captured_is_named(gpu: Any, what: str, casts: bool) -> None:
     body, op = CANNOT[what]
     x = ddp.ones(3, device="cuda")
     step = ddp.cuda.graphed_step(lambda x: body(x * 2), warmup=1)
-    step(x)
-    with pytest.raises(CaptureError) as caught:
+    with ddp.autocast("cuda", enabled=casts):
         step(x)
+        with pytest.raises(CaptureError) as caught:
+            step(x)
     assert f"`{op}`" in str(caught.value)
     assert f"{__file__}:" in str(caught.value)
     assert not ddp.cuda.is_current_stream_capturing()
