@@ -366,10 +366,12 @@ def generator(target: device, given: BaseGenerator | None = None) -> Any:
     """The generator to draw from on `target`: that of `given`, or this thread's if `given` is None.
 
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is on another
-    device.
+    device; DtypeError if it is no generator.
     """
     if given is None:
         return thread_generator(target).rng
+    if not isinstance(given, BaseGenerator):
+        raise DtypeError(f"generator: expected a ddp.Generator, got {type(given).__name__}")
     if given.device.type != target.type or (
         target.index is not None and given.device.index not in (None, target.index)
     ):

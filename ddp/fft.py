@@ -14,7 +14,7 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.creation import arange, rename, zeros_like
 from ddp._tensor.dtypes import HALVES
 from ddp._tensor.functions import view_as_complex, view_as_real
-from ddp._tensor.operands import REJECTED, as_ddp_error, floating
+from ddp._tensor.operands import REJECTED, as_ddp_error, check_tensor, floating
 from ddp._tensor.reductions import resolve_axes
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import fft as ops
@@ -25,6 +25,8 @@ __all__ += ["irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
 
 def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
     is_real = not isinstance(input, ComplexTensor)
+    if is_real:
+        check_tensor(name, input)
     x: Any = floating(input) if is_real else input.real
     if x.dtype in HALVES or (name == "rfft" and not is_real):
         raise DtypeError(f"{name}: expected float32 or float64, real ones for rfft, got {x.dtype}")

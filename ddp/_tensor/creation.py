@@ -20,7 +20,7 @@ from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, wrap
 from ddp._tensor.dtypes import Dtype, Number
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
-from ddp._tensor.operands import as_method, parse_int, parse_sizes
+from ddp._tensor.operands import REJECTED, as_ddp_error, as_method, check_tensor, parse_int, parse_sizes
 from ddp._tensor.results import Size as Shape
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
@@ -73,7 +73,10 @@ def as_number(value: Any, name: str) -> Any:
 
     Raises: ArgumentError for anything else.
     """
-    number = value.item() if hasattr(value, "item") else value
+    try:
+        number = value.item() if hasattr(value, "item") else value
+    except ValueError as error:
+        raise as_ddp_error(name, error) from error
     if not isinstance(number, Number):
         raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
     return number
@@ -88,6 +91,14 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
     if shape and min(shape) < 0:
         raise ShapeError(f"{name}: {shape} has a negative size")
     return shape
+
+
+def parse_count(n: Any, name: str) -> int:
+    """Converts a number of elements to an int. Raises: DtypeError for no integer; ArgumentError if it is negative."""
+    count = parse_int(n, name, "a number of elements")
+    if count < 0:
+        raise ArgumentError(f"{name}: expected a number of elements, got {count}")
+    return count
 
 
 def pin(x: Tensor) -> Tensor:
@@ -211,7 +222,7 @@ def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Te
     Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for steps that are no integer,
     or an unknown dtype.
     """
-    points = _points(start, end, steps, "linspace")
+    points = _points(start, end, parse_count(steps, "linspace"), "linspace")
     return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
 
 
@@ -220,19 +231,17 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 
     One step: base ** start alone. Raises: as linspace.
     """
-    points = _points(start, end, steps, "logspace")
-    return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
+    points = _points(start, end, parse_count(steps, "logspace"), "logspace")
+    radix = float(as_number(base, "logspace"))
+    return new(_QUIET(lambda xp, dtype: (radix ** points(xp, dtype)).astype(dtype)), **options)
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
     """Returns a function of array module and dtype that computes the points in float64.
 
-    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for steps that are no integer.
+    Raises: ArgumentError if start or end is no number.
     """
     first, last = as_number(start, name), as_number(end, name)
-    steps = parse_int(steps, name, "steps")
-    if steps < 0:
-        raise ArgumentError(f"{name}: steps={steps} is negative")
 
     def points(xp: Any, dtype: Dtype) -> Any:
         # For an integer dtype, truncates the ends before it computes the steps, as PyTorch does.
@@ -262,10 +271,12 @@ def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
 def like_form(make: TensorFunction) -> TensorFunction:
     """Makes the function NAME_like, which calls `make` with the shape, dtype and device of another tensor."""
 
+    name = make.__name__
+
     def of_input(input: TensorBase, *arguments: Any, **options: Any) -> Tensor:
+        check_tensor(f"{name}_like", input)
         return make(input.array.shape, *arguments, **options_like(input, options))
 
-    name = make.__name__
     of_input.__module__ = make.__module__
     return rename(of_input, f"{name}_like", f"{name}() in the shape, dtype and device of `input`, unless given.")
 
@@ -525,12 +536,12 @@ def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, req
     """A 1-d tensor that shares the memory of an object with the buffer protocol, from byte `offset` on.
 
     Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`, or if `offset` is outside
-    of the buffer; DtypeError for an unknown dtype; TypeError if `buffer` does not support the protocol.
+    of the buffer; DtypeError for an unknown dtype, or an object without the buffer protocol.
     """
     try:
         array = np.frombuffer(buffer, dtypes.parse(dtype), count, offset)
-    except ValueError as error:
-        raise ArgumentError(f"frombuffer: {error}") from error
+    except REJECTED as error:
+        raise as_ddp_error("frombuffer", error) from error
     return from_array(array, CPU, requires_grad)
 
 

@@ -247,7 +247,9 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def complex(real: Tensor, imag: Tensor) -> ComplexTensor:
-    """real + i*imag, of tensors of one shape and dtype."""
+    """real + i*imag, of tensors of one shape and dtype. Raises: ShapeError."""
+    if real.shape != imag.shape:
+        raise ShapeError(f"complex: expected tensors of one shape, got {tuple(real.shape)} and {tuple(imag.shape)}")
     return ComplexTensor(real, imag)
 
 
@@ -257,7 +259,9 @@ def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
 
 
 def view_as_complex(input: Tensor) -> ComplexTensor:
-    """Pairs of real numbers as complex numbers: input (..., 2), result (...)."""
+    """Pairs of real numbers as complex numbers: input (..., 2), result (...). Raises: ShapeError."""
+    if input.size(-1) != 2:
+        raise ShapeError(f"view_as_complex: expected a shape (..., 2), got {tuple(input.shape)}")
     return ComplexTensor(*input.unbind(-1))
 
 

@@ -314,9 +314,9 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     dims: a number n: the last n dimensions of `a` with the first n of `b`; or a list for `a` and a list for `b`
 
-    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions, for anything but a number
-    or two lists, and if a list names a dimension twice; RangeError if a list has a dimension that does not exist;
-    ShapeError if sizes of a pair differ, or the lists have different lengths; DtypeError if the dtypes differ;
+    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions, for anything but a
+    number or two lists, and if a list names a dimension twice; RangeError if a list has a dimension that does not
+    exist; ShapeError if sizes of a pair differ, or the lists have different lengths; DtypeError if the dtypes differ;
     DeviceError if the devices differ.
     """
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):

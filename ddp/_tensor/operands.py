@@ -148,6 +148,12 @@ def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
     return check_operand(array_as_tensor(x, y) if isinstance(x, TensorBase) else None, name, y)
 
 
+def check_tensor(name: str, x: Any) -> None:
+    """Raises: DtypeError if `x` is no tensor."""
+    if not isinstance(x, TensorBase):
+        raise DtypeError(f"{name}: input is a Tensor, not {type(x).__name__}")
+
+
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     """Converts tensors to the dtype of their common result.
 

@@ -17,11 +17,22 @@ from ddp import _device
 from ddp._device import CPU, BaseGenerator, on, thread_generator
 from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, guarded_function, to_common_device, wrap
-from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
+from ddp._tensor.creation import (
+    Options,
+    Size,
+    Where,
+    like_form,
+    new,
+    options_like,
+    parse_count,
+    parse_shape,
+    rename,
+    resolve_device,
+)
 from ddp._tensor.dtypes import Dtype
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record, operand_array
-from ddp._tensor.operands import as_method
+from ddp._tensor.operands import as_method, check_tensor, parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
@@ -138,7 +149,9 @@ def _sampled(
 
     usual: see `creation.new`
     """
-    target = resolve_device(device) if generator is None or device is not None else generator.device
+    if device is None and isinstance(generator, BaseGenerator):
+        device = generator.device
+    target = resolve_device(device)
 
     @np.errstate(all="ignore")  # numbers too large for the dtype become infinite
     def make(xp: Any, dtype: Dtype) -> Any:
@@ -182,8 +195,8 @@ def randint(
 
     int64 unless `dtype` says otherwise; rounding to a floating dtype may give `high`.
 
-    Raises: ArgumentError for an empty range, for one beyond that of the dtype, or for other arguments; DtypeError for a
-    size that is no integer, or an unknown dtype.
+    Raises: ArgumentError for an empty range, for one beyond that of the dtype, or for other arguments; DtypeError for
+    bounds or a size that are no integers, or an unknown dtype.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -194,10 +207,9 @@ def randint(
         low, high = (0, arguments[0]) if high is None else (arguments[0], high)
     if len(arguments) > 2 or size is None or high is None:
         raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
-    if int(high) <= int(low):
-        raise ArgumentError(f"randint: no integer is in [{low}, {high})")
-    first = int(low)
-    last = int(high)
+    first, last = parse_sizes((low, high))
+    if last <= first:
+        raise ArgumentError(f"randint: no integer is in [{first}, {last})")
     shape = parse_shape((), size, "randint")
 
     def sample(rng: Any, dtype: Dtype) -> Any:
@@ -210,11 +222,10 @@ def randint(
 def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     """0 to n - 1 in random order, int64 unless `dtype` says otherwise.
 
-    Raises: ArgumentError for a negative n, or for numbers that the dtype does not represent; DtypeError for an unknown
-    dtype.
+    Raises: ArgumentError for a negative n, or for numbers that the dtype does not represent; DtypeError if n is no
+    integer, or for an unknown dtype.
     """
-    if n < 0:
-        raise ArgumentError(f"randperm({n}): expected a count")
+    n = parse_count(n, "randperm")
 
     def sample(rng: Any, dtype: Dtype) -> Any:
         most = _COUNTS.get(dtype.name) or dtypes.iinfo(dtype).max + 1
@@ -229,8 +240,9 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Random integers in [low, high), or [0, low) without `high`, in the shape, dtype and device of `input`.
 
-    Raises: as randint.
+    Raises: as randint; DtypeError if `input` is no tensor.
     """
+    check_tensor("randint_like", input)
     low, high = (0, low) if high is None else (low, high)
     return randint(low, high, input.array.shape, **options_like(input, options))
 
@@ -269,8 +281,9 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
     """Draws 1 with the probability in `input` (floating) for each element, or with `p`; otherwise 0. Outside the graph.
 
     Raises: ArgumentError for probabilities outside [0, 1], for a tensor on a GPU at the next call that waits for it;
-    DtypeError for integers without `p`; DeviceError for a generator on another device.
+    DtypeError for integers without `p`, or for no tensor; DeviceError for a generator on another device.
     """
+    check_tensor("bernoulli", input)
     x = input.array
     xp = input._device.xp
     chance = _probability(required_float(input, "bernoulli") if p is None else p, "bernoulli")
@@ -302,6 +315,7 @@ def multinomial(
     negative, not finite or all 0, for num_samples < 1, or if fewer weights are positive than are drawn without
     replacement.
     """
+    check_tensor("multinomial", input)
     x = input.array
     xp = input._device.xp
     required_float(input, "multinomial")
