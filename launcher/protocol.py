@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 ADDRESS = "DDP_LAUNCH_ADDRESS"
 #: Variable of an agent's environment: the secret of the job.
 SECRET = "DDP_LAUNCH_SECRET"
-#: Variable of an agent's environment: the pid of the launcher. An agent that has it among its ancestors runs on the
-#: launcher's host, below the launcher's reaper.
+#: Variables of an agent's environment: the launcher's host and pid. An agent on this host that has the pid among its
+#: ancestors runs below the launcher's reaper.
+LAUNCHER_HOST = "DDP_LAUNCH_HOST"
 LAUNCHER_PID = "DDP_LAUNCH_PID"
 #: Variable of an agent's environment: how many files a rank on the launcher's host may open (soft limit). The launcher
 #: has raised its own limit, which the engine and these agents inherit.

@@ -51,8 +51,10 @@ def main(args: Sequence[str]) -> NoReturn:
     """
     engine = os.getppid()
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
+    # On another host the launcher's pid may be that of an ancestor: in a container the launcher is often pid 1.
+    on_its_host = os.environ.pop("DDP_LAUNCH_HOST", None) == os.uname().nodename
     ancestors = [engine]
-    if launcher is not None and not is_above(int(launcher)):
+    if launcher is not None and not (on_its_host and is_above(int(launcher))):
         # Imported late: on the launcher's own host it is needed only after the fork.
         from launcher.agent.agent_supervisor import run_agent_supervisor
 
@@ -69,8 +71,7 @@ def main(args: Sequence[str]) -> NoReturn:
     placement = Placement(os.environ.pop(PLACEMENT, ""), os.environ, world)
     become_subreaper()
     agent = os.getpid()
-    # Only on other hosts than the launcher's: ranks there cannot reach the launcher's state memory.
-    slots = _make_slots(world.rank) if ancestors[1:] else []
+    slots = _make_slots(world.rank, on_its_host)
     agent_ends, rank_ends = _pipes()
     # Memory that the rank and its agent share.
     stacks = os.memfd_create(STACKS_NAME)
@@ -139,17 +140,29 @@ def _leave_group(pid: int) -> None:
         pass  # The rank has done it and runs another program already, or it has ended.
 
 
-def _make_slots(rank: int) -> list[str]:
-    """Makes memory for the rank's state, and names it in the environment.
+def _make_slots(rank: int, on_launchers_host: bool) -> list[str]:
+    """Makes memory for the rank's state where ranks cannot reach the launcher's, and names it in the environment.
 
-    Returns: its slots; [] if this job keeps no state in memory.
+    Returns: its slots; [] if the rank uses the launcher's, or this job keeps no state in memory.
     """
     words = os.environ.get(STATE_MEMORY, "").split()
-    name = f"{STATE_MEMORY_NAME}-{words[0]}" if words else ""
-    slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in words[:2]]
+    if not words:
+        return []
+    name = f"{STATE_MEMORY_NAME}-{words[0]}"
+    if on_launchers_host and _is_memory(f"/proc/{words[1]}", name):
+        return []
+    slots = [f"{os.getpid()}/fd/{os.memfd_create(name)}" for _ in range(2)]
     words[2 * rank + 1 : 2 * rank + 3] = slots
     os.environ[STATE_MEMORY] = " ".join(words)
     return slots
+
+
+def _is_memory(path: str, name: str) -> bool:
+    """True if `path` is a file descriptor of anonymous memory with this name."""
+    try:
+        return os.readlink(path).startswith(f"/memfd:{name} ")
+    except OSError:
+        return False
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:

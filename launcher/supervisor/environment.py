@@ -18,7 +18,7 @@ from launcher import engines, placement
 from launcher.agent.rank import quote_colons
 from launcher.engines import Engine, slurm
 from launcher.job import Job
-from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
+from launcher.protocol import ADDRESS, LAUNCHER_HOST, LAUNCHER_PID, SECRET
 from launcher.supervisor.rank_table import RankTable
 from launcher.supervisor.reaper import Reaper
 
@@ -37,7 +37,13 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
     # With these backends, ranks that share a GPU go through host memory. NCCL before 2.30 refuses to share one.
     share_gpu = job.share_gpu or job.backend in ("mpi", "single")
     rules = placement.rules(bind=job.bind, share_gpu=share_gpu, nodes=engines.ranks_per_host(job, engine))
-    return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
+    return {
+        ADDRESS: address,
+        SECRET: secret,
+        LAUNCHER_HOST: os.uname().nodename,
+        LAUNCHER_PID: str(os.getpid()),
+        placement.PLACEMENT: rules,
+    }
 
 
 class StateMemory:

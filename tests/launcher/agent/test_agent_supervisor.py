@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from collectives.world import STATE_MEMORY
 from launcher.linux import is_above, stat_of
-from launcher.protocol import LAUNCHER_PID
+from launcher.protocol import LAUNCHER_HOST, LAUNCHER_PID
+from launcher.supervisor.environment import StateMemory
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+HERE = os.uname().nodename
 
 # The child lives in a session of its own, as data loaders and services do.
 SLEEP = """
@@ -27,7 +31,7 @@ time.sleep(60)
 def guarded(keep: Any) -> Any:
     """Starts an agent that finds no launcher above itself."""
     with subprocess.Popen(["true"]) as gone:
-        return lambda body, **more: keep(body, **more, **{LAUNCHER_PID: str(gone.pid)})
+        return lambda body, **more: keep(body, **{LAUNCHER_HOST: HERE, LAUNCHER_PID: str(gone.pid), **more})
 
 
 @pytest.fixture
@@ -41,9 +45,28 @@ def sleeping(guarded: Any) -> Any:
 
 
 def test_below_the_launcher_the_engine_starts_the_agent_itself(keep: Any) -> None:
-    kept = keep("pass", **{LAUNCHER_PID: str(os.getpid())})
+    kept = keep("pass", **{LAUNCHER_HOST: HERE, LAUNCHER_PID: str(os.getpid())})
     assert kept.hello["started"] == kept.hello["agent"] == kept.job.process.pid
     kept.end()
+
+
+def test_on_another_host_the_launchers_pid_is_another_process(keep: Any) -> None:
+    kept = keep("pass", **{LAUNCHER_HOST: "elsewhere", LAUNCHER_PID: str(os.getpid())})
+    assert kept.hello["started"] != kept.hello["agent"]
+    kept.end()
+
+
+@pytest.mark.parametrize(("host", "slots"), [(HERE, 0), ("elsewhere", 2)])
+def test_only_where_the_launchers_memory_is_out_of_reach_the_agent_makes_its_own(
+    guarded: Any, host: str, slots: int
+) -> None:
+    memory = StateMemory(1)
+    token, *of_launcher = memory.variable.split()
+    kept = guarded(f"print(os.environ[{STATE_MEMORY!r}])", **{LAUNCHER_HOST: host, STATE_MEMORY: memory.variable})
+    kept.end()
+    memory.close()
+    assert len(kept.hello["slots"]) == slots
+    assert kept.out.decode().split() == [token, *(kept.hello["slots"] or of_launcher)]
 
 
 def test_elsewhere_it_starts_the_guard(sleeping: Any) -> None:
