@@ -49,8 +49,9 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
 class StateMemory:
     """Memory in which the ranks store their state for the next start of the job: two slots per rank.
 
-    The launcher holds it, because nothing else on this machine lives longer than one start. On other hosts the agents
-    hold it, and stay until the ranks of a later start have copied their state. The memory has no name in a file system,
+    The launcher holds it, because nothing else on this machine lives longer than one start. Where ranks cannot reach
+    the launcher's, on other hosts, their agents hold it, and stay until the ranks of a later start have copied their
+    state. The memory has no name in a file system,
     so that it is freed when launcher, agents and ranks have ended, however they end.
 
     held: number of the newest start whose ranks have all copied their state; -1: none
