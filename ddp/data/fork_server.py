@@ -1,14 +1,16 @@
-"""A fork server of worker processes, like the standard library's, but fit for the workers of a rank.
+"""A fork server of worker processes: like the standard library's, but made for the workers of a rank.
 
-`multiprocessing.get_context("forkserver")` has five faults here. Its one server is shared with everything else that the
-process starts in that way. It inherits the variables that make a process a rank of the job, and starts MPI as soon as a
-module that it preloads does. In Python 3.11 it never preloads the user's script. Instead, each process that it forks
-imports the script again, needed or not. The processes that it forks outlive a server that was killed. And it listens at
-a path in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
+The server of `multiprocessing.get_context("forkserver")` has five faults here. A process has only one such server, for
+everything that it starts in that way. The server inherits the variables that make a process a rank of the job, and
+starts MPI as soon as a module that it preloads does. In Python 3.11 it never preloads the user's script. Instead, each
+process that it forks imports the script again, needed or not. These processes live on if the server is killed. And the
+server listens at a path in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be
+bound.
 
-One server serves all loaders of the process. It is started when the first loader with workers is made, so that it has
-imported their modules by the time that workers are wanted. It is replaced if it has ended, if a loader needs other
-modules, or if a module was loaded again; a worker pool keeps the server that forked its workers.
+One server serves all loaders of the process. It is started when the first loader with workers is made, so that it can
+import the modules of the workers before they are wanted. When a loader needs a server, the server is replaced if it has
+ended, if the loader needs more modules, if this process has loaded a module again, or if this process is a fork of the
+one that started the server. A worker pool keeps the server that forked its workers.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; wor
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of workers: that of this process, without the variables of a rank, and with one BLAS thread."""
+    """The environment of workers: that of this process, without the variables by which engines mark a rank for MPI.
+
+    It sets one BLAS thread, keeps mpi4py from starting MPI, and names the rank for which the workers work.
+    """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PMIX_")}
     for name in _OF_A_RANK:
         environ.pop(name, None)
@@ -66,13 +71,13 @@ def preparation_data(script: bool) -> dict[str, Any]:
 
 
 class ForkServer:
-    """A fork server that has imported `modules`. It ends when this object is freed.
+    """A process that imports `modules`, and then forks workers. It ends when this object is freed.
 
     Requests go through a socket pair, and the server inherits one end of it. So no file and no folder is needed.
 
-    modules: names; "__main__" stands for the user's script
+    modules: names; "__main__" stands for the user's script. A module that cannot be imported is skipped
 
-    Raises: ArgumentError if the script is needed, and there is none; WorkerError if the server cannot be started.
+    Raises: ArgumentError if the script is needed, and has no file; WorkerError if the server cannot be started.
     """
 
     def __init__(self, modules: set[str]) -> None:
@@ -100,7 +105,8 @@ class ForkServer:
     def fits(self, modules: set[str]) -> bool:
         """Whether the server can fork workers that need `modules`.
 
-        It must run, have imported `modules`, and no module may have been loaded again since it was started.
+        It must run, have been started by this process, and import `modules`. Since its start, this process must not have
+        loaded a module again.
         """
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
         if not (same and modules <= self.modules and self.owner == os.getpid()):
@@ -112,8 +118,8 @@ class ForkServer:
     def fork(self, fds: list[int]) -> int:
         """Asks for a worker process that inherits these descriptors.
 
-        Returns the descriptor of a socket. The process reads from its other end what it is to run, and the server
-        writes there the pid of the process, then its exit code. Raises: WorkerError if the server has ended.
+        Returns the descriptor of a socket. At the socket's other end the process reads what it is to run. There the
+        server writes the pid of the process, then its exit code. Raises: WorkerError if the server has ended.
         """
         tracker: Any = resource_tracker.getfd()  # never None on Linux
         ours, child_end = make_pipe()
@@ -134,14 +140,14 @@ class ForkServer:
 
 def _loaded_modules() -> dict[str, Any]:
     """The spec of each module of this process. A module that is loaded again has a new spec."""
-    # A copy, which is one step: a list of the items lets another thread import a module between two of them.
+    # A copy, which no other thread can interrupt. Another thread may import a module during a loop over the dict.
     return {name: getattr(module, "__spec__", None) for name, module in sys.modules.copy().items()}
 
 
 def _in_background(work: Callable[..., Any], *args: Any) -> None:
     """Runs `work`, which waits for processes, in a thread.
 
-    Does nothing while the interpreter exits: the server ends with it.
+    Does nothing if no thread can be started: for example while the interpreter exits, when the server ends anyway.
     """
 
     def run() -> None:
@@ -157,9 +163,9 @@ _lock = threading.Lock()
 
 
 def fork_server(names: Iterable[str]) -> ForkServer:
-    """Returns the fork server of this process, which has imported the modules `names`; starts one if none fits.
+    """Returns the fork server of this process, which imports the modules `names`. Starts one if the last does not fit.
 
-    Raises: WorkerError if it cannot be started; ArgumentError if the script is needed and there is none, or if this is
+    Raises: WorkerError if it cannot be started; ArgumentError if the script is needed and has no file, or if this is
     called in a fork server that imports the script.
     """
     global _server
@@ -173,7 +179,7 @@ def fork_server(names: Iterable[str]) -> ForkServer:
 
 
 def modules_of(*objects: Any) -> set[str]:
-    """The modules that define these functions and classes, without those that every server has."""
+    """The modules that define these functions and classes, without `builtins` and the modules of ddp."""
     names = {name for item in objects if isinstance(name := getattr(item, "__module__", None), str)}
     return {name for name in names if name.partition(".")[0] not in ("builtins", "ddp")}
 
@@ -181,7 +187,7 @@ def modules_of(*objects: Any) -> set[str]:
 class WorkerProcess(popen_forkserver.Popen):
     """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
 
-    `pid` is set by `wait_for_start`, not by the constructor: so several processes are forked at the same time.
+    `wait_for_start` sets `pid`. The constructor does not wait for the fork, so that several can be asked for at once.
     """
 
     pid = 0
@@ -207,7 +213,10 @@ class WorkerProcess(popen_forkserver.Popen):
             start.write(file.getbuffer())
 
     def wait_for_start(self) -> None:
-        """Waits until the server has forked it, and sets `pid`. Raises: WorkerError if the server has ended."""
+        """Waits until the server has forked the process, and sets `pid`.
+
+        Raises: WorkerError if the server has ended.
+        """
         try:
             self.pid = self.pid or forkserver.read_signed(self.sentinel)
         except (EOFError, OSError):
@@ -215,7 +224,10 @@ class WorkerProcess(popen_forkserver.Popen):
 
 
 def end_workers(processes: list[WorkerProcess]) -> None:
-    """Kills workers that have not ended after `_GRACE` seconds. Does not wait. Their connections are closed already."""
+    """Kills the workers that have not ended after `_GRACE` seconds. Returns at once: a thread does this.
+
+    The caller has closed the connections of the workers.
+    """
 
     def reap() -> None:
         deadline = time.monotonic() + _GRACE

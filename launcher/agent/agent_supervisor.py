@@ -1,9 +1,10 @@
-"""Agent supervisor: the process between the engine and an agent, on hosts other than the launcher's.
+"""Agent supervisor: the process between the engine and an agent that is no descendant of the launcher's reaper.
 
-`kill -9` of an agent ends its rank, but not the processes that the rank started. The kernel makes the agent supervisor,
-a subreaper, their parent: it kills them and then exits like the agent. The engine starts the agent supervisor, which
-forks the agent before either imports more, so that both share memory, and then only waits. On the launcher's own host
-the launcher's reaper kills the processes that agents leave behind.
+This is the case on other hosts, and for agents that Slurm starts on any host. `kill -9` of an agent ends its rank, but
+not the processes that the rank started. The kernel makes the agent supervisor, a subreaper, their parent: it kills them
+and then exits like the agent. The engine starts the agent supervisor, which forks the agent before either imports more,
+so that both share memory. Then it only forwards signals and waits. The reaper kills the processes that its descendants
+leave behind, so agents below it need no supervisor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def run_agent_supervisor() -> int:
-    """Forks the agent. Returns only in the agent: the pid of the supervisor, its parent. Raises: StartError"""
+    """Forks the agent. Returns only in the agent: the pid of the supervisor, its parent.
+
+    Raises: StartError if this user may have no more processes.
+    """
     engine = os.getppid()
     started_at = time.time()
     become_subreaper()
@@ -48,8 +52,8 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:
             code = os.waitstatus_to_exitcode(status)
-            # If the agent failed, its MPI may have left files in /dev/shm. Those that other ranks still use now are
-            # left to the supervisors of these ranks.
+            # If the agent failed, its rank's MPI may have left files in /dev/shm, which `sweep` removes. It leaves the
+            # files that other ranks still use: the supervisors of these ranks remove them.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.
@@ -74,7 +78,8 @@ def exit_like(code: int) -> NoReturn:
 
 
 def kill_and_exit() -> NoReturn:
-    """Kills every process below this one, and exits with 1."""
-    # Other hosts than the launcher's have no reaper. Files that other ranks there still use are left to their agents.
+    """Kills every process below this one, removes unused files of the MPI in /dev/shm, and exits with 1."""
+    # Also removes files of the rank's MPI in /dev/shm: not every agent is below the launcher's reaper, which does it,
+    # too. Files that other ranks on this host still use stay.
     sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

@@ -46,13 +46,14 @@ class RankReader:
         try:
             self._reader = FlightReader.of_fd(self._pid, fd)
         except RecordError:
-            self._reader = None  # The rank has closed it already, or the system hides its files.
+            self._reader = None  # The rank has closed it already, or it cannot be read.
 
     def heartbeat(self) -> Message:
         """The rank's heartbeat of this moment.
 
-        Keys: state; cpu: of the rank since its start (s); below: CPU time of its descendants (s); rss (bytes); and the
-        keys of `FlightReader.newest`
+        Keys: state: a letter, as in `Stat`; cpu: CPU time of the rank since its start (s); below: CPU time of its
+        descendants (s), read at the last heartbeat at which the rank was idle; rss: its resident memory (bytes); and
+        the keys of `FlightReader.newest`
         """
         stat = stat_of(self._pid)
         # What descendants do matters only while the rank itself is idle. Reading it takes a millisecond: a rank with a

@@ -1,4 +1,4 @@
-"""Event loop of an agent: forwards between rank and launcher, watches the rank to its end, kills what it leaves."""
+"""Event loop of an agent: forwards between rank and launcher, watches the rank, and kills what it leaves at its end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ class Agent:
         self.released = False
 
     def run(self, address: str, secret: str, identity: Message) -> NoReturn:
-        """Watches the rank to its end, and exits like it. identity: the first message to the launcher"""
+        """Watches the rank to its end, and exits like it. identity: the first message to the launcher
+
+        If the launcher cannot be reached, or the launcher or the engine is lost, kills the rank and exits with 1.
+        """
         self.wakeup = signal_pipe((signal.SIGCHLD, *FORWARDED_SIGNALS))
         try:
             self.channel, messages = connect(address, secret, identity)
@@ -141,7 +144,7 @@ class Agent:
     def _send_heartbeat(self) -> None:
         # Checked before anything is sent: what was sent a second ago has been acknowledged by now.
         if self.channel.unacknowledged() >= self.heartbeat_timeout:
-            kill_and_exit()  # The launcher's machine cannot be reached, and the launcher has given this one up.
+            kill_and_exit()  # The launcher's machine cannot be reached. The launcher has given up this rank, too.
         if self.status is not None:
             self.channel.send({})  # An empty message, so that the launcher's machine has something to acknowledge.
         elif self.channel.backlog < _BACKLOG:
@@ -150,7 +153,7 @@ class Agent:
     # -- the rank
 
     def _forward_output(self, name: str) -> None:
-        """Reads from the pipe `name` of the rank, and sends what it has written to the launcher."""
+        """Reads from the pipe `name` of the rank: sends output to the launcher, and handles reports."""
         try:
             data = os.read(self.pipes[name], _CHUNK)
         except BlockingIOError:
@@ -203,7 +206,10 @@ class Agent:
         self._handle_ends(reap_all())  # The rank may have ended between the two calls.
 
     def _handle_ends(self, statuses: dict[int, int]) -> None:
-        """Records the end of the rank if it was reaped. statuses: the wait status of each reaped process, by pid"""
+        """If the rank was reaped, records its end and kills what it left.
+
+        statuses: the wait status of each reaped process, by pid
+        """
         if self.pid in statuses and self.status is None:
             self.status = statuses[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
@@ -231,7 +237,7 @@ class Agent:
         self._reap()
 
     def _dead_ancestor(self) -> int | None:
-        """The pid of an ancestor that has died, agent supervisor or engine; None if all live."""
+        """The pid of an ancestor that has died, the agent supervisor or the engine; None if all are alive."""
         child = os.getpid()
         for pid in self.ancestors:
             if stat_of(child).parent != pid:
@@ -247,7 +253,7 @@ class Agent:
             return None
 
     def _handle_commands(self, messages: list[Message] | None) -> None:
-        """Executes what the launcher has sent. messages: None if the launcher has closed the connection"""
+        """Executes what the launcher has sent. messages: None if the connection is lost or not usable any more"""
         if messages is None:
             kill_and_exit()
         for message in messages:
@@ -291,7 +297,7 @@ class Agent:
     # -- the end
 
     def _report_end(self) -> None:
-        """Reports the rank's end, after its output. Waits for the end of the output until `drain_deadline` at most."""
+        """Reports the rank's end once its pipes have been read to their end, or `drain_deadline` has passed."""
         if self.status is None or self.reported:
             return
         if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(("out", "err", "report")):

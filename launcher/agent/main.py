@@ -1,9 +1,10 @@
 """Agent: the process beside each rank. It forks the rank, and does what must not go through the MPI engine.
 
 Engines tear output lines apart, kill surviving ranks before these can report, and leave orphans. An agent is the rank's
-parent and subreaper. It forwards output, exit status and signals over one connection to the launcher. When the launcher
-or the engine dies, it kills the rank and everything that the rank has started. When the agent itself dies, the kernel
-kills the rank, and the launcher's reaper or the agent supervisor kills the rest. The engine starts this file by path,
+parent and subreaper. One connection to the launcher carries the rank's output and exit status, and the signals and
+standard input for the rank. When the launcher or the engine dies, the agent kills the rank and everything that the rank
+has started. When the agent itself dies, the kernel kills the rank, and the launcher's reaper or the agent supervisor
+kills the rest. The engine starts this file by path,
 so that no module in the user's working folder can shadow one of the launcher's. This file imports as little as possible
 before the fork, because the rank keeps all of it in memory.
 """
@@ -14,8 +15,8 @@ import sys
 
 if __name__ == "__main__":
     # Replaces the folder of this file on the path by the one with the packages, which the rank then replaces by the
-    # script's folder. With PYTHONSAFEPATH (Python 3.11 on) the folder of this file is not on the path, and nothing is
-    # replaced.
+    # script's folder. With PYTHONSAFEPATH (Python 3.11 on) the folder of this file is not on the path. Then the folder
+    # with the packages is only added, and the rank removes it.
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
@@ -55,12 +56,12 @@ def main(args: Sequence[str]) -> NoReturn:
     on_its_host = os.environ.pop("DDP_LAUNCH_HOST", None) == os.uname().nodename
     ancestors = [engine]
     if launcher is not None and not (on_its_host and is_above(int(launcher))):
-        # Imported late: on the launcher's own host it is needed only after the fork.
+        # Imported late: an agent below the launcher needs this module only after the fork.
         from launcher.agent.agent_supervisor import run_agent_supervisor
 
         ancestors.insert(0, run_agent_supervisor())
     files = os.environ.pop("DDP_LAUNCH_FILES", None)
-    if files is not None and len(ancestors) == 1:  # Agents on the launcher's host have inherited its raised limit.
+    if files is not None and len(ancestors) == 1:  # Agents below the launcher have inherited its raised limit.
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     world = world_from_env() or World("", 0, 1, 0, 1)
     # Removed from the environment, so that no process that the rank starts inherits them.
@@ -105,7 +106,7 @@ def main(args: Sequence[str]) -> NoReturn:
     _leave_group(pid)
     for fd in rank_ends.values():
         os.close(fd)
-    # From here on, SIGTERM means that the engine ends the job, or that the parent has died.
+    # From here on, a SIGTERM may also come from the kernel, because the parent has died.
     die_with_parent(ancestors[0], signal.SIGTERM)
     from launcher.agent.loop import Agent  # Imported late, because the rank has no use for it.
 
@@ -141,9 +142,9 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int, on_launchers_host: bool) -> list[str]:
-    """Makes memory for the rank's state where ranks cannot reach the launcher's, and names it in the environment.
+    """Makes memory for the rank's state if the rank cannot open the launcher's. Names the slots in the environment.
 
-    Returns: its slots; [] if the rank uses the launcher's, or this job keeps no state in memory.
+    Returns: the slots; [] if the rank uses the launcher's memory, or this job keeps no state in memory.
     """
     words = os.environ.get(STATE_MEMORY, "").split()
     if not words:

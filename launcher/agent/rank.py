@@ -50,15 +50,15 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
     mask: the signal mask to set when the script begins; from then on Ctrl-C can interrupt the rank
 
-    An uncaught exception or exit status is reported before exit handlers run. These inform the other ranks, whose
-    errors must not be reported first. A module or program that cannot be run is reported as wrong use, because the
-    user's code has not failed.
+    An uncaught exception, or an exit status other than 0, is reported before exit handlers run. Exit handlers inform
+    the other ranks, whose errors must not be reported first. A module or program that cannot be run is reported as
+    wrong use, because the user's code has not failed.
 
     Raises: SystemExit, unless a program has replaced this process.
     """
     rank_pid = os.getpid()
     reported = False
-    # The handler is written in C: it also runs while a thread holds the GIL, or never returns to Python.
+    # The handler is written in C: it also runs while C code holds the GIL, or never returns to Python.
     faulthandler.register(STACKS, file=stacks, all_threads=True, chain=False)
 
     def report_exception(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -71,8 +71,8 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
 
     if not os.environ.get("PYTHONBREAKPOINT"):  # Else the user has chosen a debugger.
         sys.breakpointhook = _breakpoint
-    # The launcher prints the traceback: only that of the first failure, once, after everything else. A hook that is set
-    # later, as `collectives` does, calls this one.
+    # In the rank the hook prints nothing: at the end of the job the launcher prints one traceback, that of the failure
+    # that caused the others. A hook that is set later, such as that of `collectives`, calls this one.
     sys.excepthook = report_exception
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -182,7 +182,10 @@ def _load_script(main: ModuleType, path: str) -> Any:
 
 
 def _load_module(main: ModuleType, name: str) -> Any:
-    """The code that `python -m name` runs in `main`. Raises: StartError if there is none."""
+    """The code that `python -m name` runs in `main`.
+
+    Raises: StartError if there is no such module, or it has no code to run; what a package's `__init__` raises.
+    """
     import runpy
 
     # The working folder comes first, and is on the path before the module is searched.
@@ -206,7 +209,7 @@ def _set_spec(main: ModuleType, spec: ModuleSpec) -> Any:
 
 
 def _exit_status(code: object) -> int:
-    """The exit status of a Python program that calls `sys.exit(code)`."""
+    """The exit status of a Python program that calls `sys.exit(code)`. Prints a code that is no int to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -219,7 +222,10 @@ def _exit_status(code: object) -> int:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without its first frames, those of this module; None if the script could not be loaded."""
+    """The traceback without its first frames, those of this module.
+
+    None if no user code has run, because the script could not be loaded.
+    """
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -246,14 +252,14 @@ def _format(error: BaseException, trace: TracebackType | None) -> str:
         import traceback
 
         text = "".join(traceback.format_exception(type(error), error, trace))
-    except Exception:  # Memory or file descriptors may have run out. Python's own printer needs neither, nor an import.
+    except Exception:  # Memory or file descriptors may have run out. Python's own hook needs less, and no import.
         sys.__excepthook__(type(error), error, trace)
         return ""
     return _truncate(text, _TRACEBACK_LIMIT)
 
 
 def _truncate(text: str, limit: int) -> str:
-    """The text. If it has more characters than `limit`: its beginning and its end, and how many are left out."""
+    """The text. If it has more characters than `limit`: its beginning, how many are left out, and its end."""
     half = limit // 2
     if len(text) <= limit:
         return text

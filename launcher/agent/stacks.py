@@ -43,7 +43,7 @@ class Stacks:
         return self._deadline is not None
 
     def request(self, now: float) -> str | None:
-        """Makes the rank write its stacks. If it cannot, returns the reason at once. now: monotonic, s"""
+        """Makes the rank write its stacks. Returns: the reason if it cannot, else None. now: monotonic, s"""
         if self._deadline is not None:
             return None  # One answer serves both requests.
         reason = self._why_impossible()

@@ -1,1 +1,1 @@
-"""Runs a job: the event loop, its ranks, signals, standard input, the reaper above the engine, restarts."""
+"""Runs a job: event loop, ranks, signals, standard input, the reaper above the engine, restarts, resizing."""

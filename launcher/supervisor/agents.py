@@ -21,7 +21,10 @@ _EARLY_EXIT_LIMIT = 1.0
 
 
 def authenticate(attempt: Attempt, fileno: int) -> None:
-    """Handles an event of the listener. If an agent has authenticated itself, adds its rank to the attempt."""
+    """Handles an event of the listener. If an agent has authenticated itself, adds its rank to the attempt.
+
+    The attempt fails if the agent's world has another size than the job, or if its rank has been added already.
+    """
     authenticated = attempt.listener.serve(fileno)
     if authenticated is None:
         return
@@ -48,7 +51,7 @@ def authenticate(attempt: Attempt, fileno: int) -> None:
 
 
 def receive(attempt: Attempt, process: RankProcess) -> None:
-    """Called when an agent has sent something, or has closed its connection."""
+    """Called when an agent has sent something or closed its connection, or when queued messages can be sent to it."""
     process.channel.flush()
     try:
         messages = process.channel.receive()
@@ -70,7 +73,7 @@ def receive(attempt: Attempt, process: RankProcess) -> None:
 
 
 def _handle_message(attempt: Attempt, process: RankProcess, message: Message) -> None:
-    """Handles what an agent has sent: its own messages, and reports of its rank."""
+    """Handles one message of an agent: about the agent itself, or a report of its rank."""
     observers = attempt.observers
     kind, value = type_and_value(message)
     match kind:
@@ -127,7 +130,10 @@ def _handle_message(attempt: Attempt, process: RankProcess, message: Message) ->
 
 
 def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> None:
-    """Called when a rank begins or ends waiting in `collectives.init`. limit: of the wait (s); None: it has ended"""
+    """Called when a rank begins or ends its wait in `collectives.init`.
+
+    limit: the time limit of the wait (s); None: the wait has ended
+    """
     process.joining = limit
     process.joined = process.joined or limit is None
     attempt.observers.joining(process.rank, limit is not None)
@@ -139,7 +145,11 @@ def _on_joining(attempt: Attempt, process: RankProcess, limit: float | None) -> 
 
 
 def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> None:
-    """Called when a rank enters or leaves a debugger. While any rank is in one, all time limits are suspended."""
+    """Called when a rank enters or leaves a debugger, and when it has ended.
+
+    While any rank is in a debugger, the ranks' time limits are paused. Until the launcher begins to end the ranks, the
+    job's clock is stopped, too.
+    """
     before = attempt.ranks.debugging()
     process.debugging = debugging
     after = attempt.ranks.debugging()
@@ -155,11 +165,14 @@ def _set_debugging(attempt: Attempt, process: RankProcess, debugging: bool) -> N
 
 
 def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
-    """Handles the end of a rank. It is a failure if its status is neither 0 nor STOPPED, or if others wait for it."""
+    """Handles the end of a rank.
+
+    This is a failure if the status is neither 0 nor STOPPED, or if it is 0 and other ranks wait for this one.
+    """
     _set_debugging(attempt, process, False)
     process.status = int(message["end"])
     attempt.observers.rank_ended(process.rank, process.status)
-    # However a rank ends after the launcher's own signal, that is not a failure.
+    # Once the launcher has begun to end the ranks, their statuses are no failures.
     if attempt.ending:
         return
     failure = _rank_failed(process, status=process.status, memory=message.get("memory"))
@@ -173,7 +186,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """If ranks wait in `collectives.init`, reports a rank as failed that ended with 0 and did not get through it."""
+    """If ranks wait in `collectives.init`, reports one rank, if any, that ended with 0 and never left that call."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():

@@ -1,8 +1,8 @@
 """One attempt to run a job: starts the engine, handles what the agents report, and ends the job.
 
-It has one event loop and no threads: every event is a file descriptor that becomes readable or writable, and every wait
-has a deadline. `agents` handles what the agents send. `resizing` handles requests for another number of ranks.
-`launcher.diagnosis.failures` decides which failure is the root cause.
+It has one event loop and no threads. The loop waits until a file descriptor becomes readable or writable, or until the
+next deadline, and for 1 s at most. `agents` handles what the agents send. `resizing` handles requests for another
+number of ranks. `launcher.diagnosis.failures` decides which failure is the root cause.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from launcher.supervisor.stdin import StdinForwarder
 _FAILURE_GRACE = 2.0
 # After a rank has reported that it failed because of a peer: for how long to wait for the failure of the peer itself.
 _PEER_FAILURE_LIMIT = 0.5
-# For how long to wait for reports on killed ranks. They come within milliseconds, unless an agent is stopped or dead.
-# In that case the reaper kills everything.
+# For how long to wait for the agents' reports on killed ranks. The reports come within milliseconds, unless an agent is
+# stopped or dead. After this time `Attempt.close` makes the reaper kill what is left.
 _KILL_LIMIT = 0.5
 # For how long to wait for the engine, which cleans up once all agents have ended.
 _ENGINE_LIMIT = 1.5
 # Most bytes that are kept of what the engine prints: the last ones.
 _ENGINE_OUTPUT_LIMIT = 1 << 16
-# A signal that comes again sooner than this is the same Ctrl-C: `timeout` of the coreutils signals its child, and then
-# its child's whole group.
+# A signal that comes again sooner than this does not count as a second one: `timeout` of the coreutils signals its
+# child, and then the child's whole process group.
 _REPEAT_INTERVAL = 0.1
 # The longest wait for an event.
 _MAX_WAIT = 1.0
@@ -76,16 +76,19 @@ _STOPPED_LIMIT = 2.0
 
 
 class Attempt:
-    """One start of a job, until all of its processes have ended.
+    """One start of a job, from the start of its engine to the end of its ranks.
 
     console: shows what the ranks write; stdin: forwards the standard input; observers: see every event
-    wakeup: file descriptor on which signals arrive; environ: environment of the ranks
-    clock: all time limits are on this clock; deadline: the time on it at which the whole job must have ended
+    wakeup: file descriptor on which signals arrive; environ: what the environment of the ranks is made from
+    clock: the clock of the job's time limits; deadline: the time on this clock at which the whole job is ended
     resizing: the requests to resize the job, and the state of the one in progress
 
     failures: what went wrong, in the order in which the launcher learned of it
-    end_signal: number of the signal with which the user ended the job, SIGPIPE if nothing reads its output; 0: none
+    end_signal: number of the signal with which the user ended the job; SIGINT if the user quit a rank's debugger;
+        SIGPIPE if the output cannot be written any more; 0: none
     stop: how the ranks stopped, if they stopped on request; engine_output: the end of what the engine printed
+
+    Raises: UsageError if the job cannot be started: see `choose_engine`, `Listener` and `Reaper`.
     """
 
     def __init__(
@@ -116,18 +119,18 @@ class Attempt:
         self.clock = clock
         self._job_deadline = deadline
         self.resizing = resizing
-        # Times on the clock, by name. `_on_deadlines` says what happens then.
+        # Times on the clock, by name. `_on_deadlines`, `_finished` and `wait` act on them.
         self.deadlines = {"start": self.job_time(job.start_limit), "limit": deadline}
         if job.min_ranks is not None:
             self.deadlines["hosts"] = self.job_time(resizing.hosts.interval)
-        self.ending = False  # The ranks have been asked to end, or the attempt is over.
-        self.killed = False  # The ranks have been killed.
-        self._released = False  # The agents have been sent `release`: they may end.
+        self.ending = False  # The launcher has begun to end the ranks, or the attempt is over.
+        self.killed = False  # The agents have been sent `kill`.
+        self._released = False  # The agents that may end have been sent `release`, or the attempt is closed.
         self._closed = False
-        # The message that asked the ranks to end, for ranks that start later.
+        # The last message that asked the ranks to end or killed them. Ranks that start later get it, too.
         self.end_command: Message | None = None
-        self._signalled_at = -math.inf  # When the last signal to end came.
-        # The first rank that ended with 0 although others may be waiting for it.
+        self._signalled_at = -math.inf  # When a signal last asked the job to end (monotonic).
+        # The failure to report if other ranks wait for the first rank that ended with 0 without leaving its world.
         self.early_exit: RankFailed | None = None
         self.engine = engines.choose_engine(job, environ)
         self.listener = Listener(self.engine.remote_hosts, job.size)
@@ -138,7 +141,7 @@ class Attempt:
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:
-        """The variables that agents get besides `environ`: those of `agents_environment`, and the terminal's size."""
+        """Variables for the agents: those of `agents_environment`, and the terminal's size without the line prefix."""
         listener = self.listener
         variables = agents_environment(self.job, self.engine, listener.address, listener.secret)
         if size := self.console.terminal.size():
@@ -173,7 +176,7 @@ class Attempt:
 
     @property
     def resized(self) -> bool:
-        """Whether all ranks have saved their state for a next start with another number of ranks."""
+        """Whether all ranks have saved their state for a next start with another number of ranks, without a failure."""
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def unreachable_ranks(self) -> frozenset[int]:
@@ -181,23 +184,26 @@ class Attempt:
         # If ssh has named a host, ranks of other hosts may only be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
         on_host = ranks_on(self.job.hosts, self.job.size, host)
-        # All ranks have been killed. The agents of those that are not over have not answered.
+        # A rank that is not over has been killed, and its agent has not reported its end.
         lost = {rank for rank, process in self.ranks.items() if process.disconnected or not process.over}
         return on_host or frozenset({*lost, *self.ranks.missing()})
 
     def drain(self) -> None:
-        """Called when the job is over: waits until all output has been written, or a signal such as Ctrl-C comes."""
+        """Called when the job is over: waits until all output has been written, or a signal such as Ctrl-C drops it."""
         self.console.flush()
         while self.console.terminal.waiting_for is not None:
             self._run_once()
 
     @property
     def slots(self) -> list[str]:
-        """The slots on other hosts whose state a restart can load, if the agents there stay."""
+        """The slots in agents whose state the next start can load if these agents stay.
+
+        [] unless the attempt has failed, or has ended to be resized.
+        """
         return self.ranks.slots() if self.failures or self.resized else []
 
     def close(self, memory: StateMemory | None = None) -> None:
-        """Ends what still runs. memory: keeps the agents on other hosts if they hold the state for the next start"""
+        """Ends what still runs. memory: takes the agents that hold state for the next start; None: they end, too"""
         self._closed = self.ending = self._released = True
         self.listener.close()
         ranks = self.ranks
@@ -218,9 +224,10 @@ class Attempt:
             self._run_once()
 
     def fail(self, failure: Failure) -> None:
-        """Records a failure. The first one ends the job, at once or, if a peer's failure caused it, a moment later.
+        """Records a failure, and ends the job at once, or after a moment if the failure of a peer caused this one.
 
-        Ignores the failure if all ranks have saved their state, or after the user's signal (see `_explains_stop`).
+        A job that is already being ended continues to end as before. The failure is ignored if all ranks have saved
+        their state, and, unless `_explains_stop`, after a signal of the user.
         """
         if self.ranks.saved or (self.end_signal and not self._explains_stop(failure)):
             return
@@ -241,9 +248,10 @@ class Attempt:
             self._shut_down(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE), "peer_failed")
 
     def _explains_stop(self, failure: Failure) -> bool:
-        """True for an exception that a rank raised after the user's signal: most likely its state was not saved.
+        """True if a rank raised an exception after a signal of the user: most likely its state was not saved.
 
-        Not after Ctrl-C, where exceptions are common, because Python raises KeyboardInterrupt anywhere.
+        False after Ctrl-C, where exceptions are common, because Python raises KeyboardInterrupt anywhere. False also if
+        the failure of a peer caused the exception.
         """
         raised = isinstance(failure, RankFailed) and failure.raised is not None
         return raised and self.end_signal != signal.SIGINT and not is_peer_failure(failure)
@@ -257,8 +265,11 @@ class Attempt:
         self.ranks.send({"stacks": True})
 
     def stopped_engine(self) -> str:
-        """Name and pid of a stopped process: one of the engine on this machine, or the reaper; "" if there is none."""
-        if not self._reaper.engine:  # The reaper has not started it yet.
+        """Name and pid of a stopped process of the engine on this machine; "" if there is none.
+
+        Before the reaper has started the engine, the reaper itself is looked at instead.
+        """
+        if not self._reaper.engine:
             return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
         here = os.uname().nodename
         pids = {self._reaper.engine, *(process.engine for process in self.ranks.values() if process.host == here)}
@@ -268,7 +279,10 @@ class Attempt:
     # -- the end of a job
 
     def _shut_down(self, number: int, grace: float, command: str = "signal") -> None:
-        """Sends the ranks a signal to end; after `grace` seconds they are killed. command: its name in the protocol"""
+        """Sends the ranks a signal to end; after `grace` seconds they are killed.
+
+        command: the protocol's message that carries the signal, "signal" or "peer_failed"
+        """
         self._begin_ending()
         self.deadlines = {"kill": self.job_time(grace)}
         self.end_command = {command: number}
@@ -276,7 +290,7 @@ class Attempt:
         self.ranks.send(self.end_command, lambda process: not process.over and not process.leaving)
 
     def _kill(self, limit: float = _KILL_LIMIT) -> None:
-        """Kills all ranks. limit: seconds after which the job counts as over, even if agents have not reported"""
+        """Kills all ranks. limit: seconds after which the attempt is over, even if agents have not reported"""
         self._begin_ending()
         self.killed = True
         self.deadlines = {"sweep": self.job_time(limit)}
@@ -290,7 +304,7 @@ class Attempt:
         self.clock.release(self.now)
 
     def end_by_signal(self, number: int) -> None:
-        """Ends the job because of a signal from the user; SIGPIPE: because nothing reads our output any more."""
+        """Ends the job as a signal from the user does. SIGPIPE: the output cannot be written any more"""
         self.end_signal = number
         self._signalled_at = self.now
         self._shut_down(number if number != signal.SIGPIPE else signal.SIGTERM, self.job.grace)
@@ -386,7 +400,7 @@ class Attempt:
             self.resizing.memory.release()
         if "joining" in due:
             self.fail(NotStarted(message=self.ranks.joining_timeout()))
-        if "stopping" in due:  # Asks the ranks that did not stop with the others; they may save their state, too.
+        if "stopping" in due:  # Some ranks have not stopped yet. This signal lets them save their state.
             self._shut_down(signal.SIGTERM, self.job.grace)
         if "peer failure" in due:
             self._end_after_failure(self.failures[0])
@@ -399,7 +413,10 @@ class Attempt:
         self.listener.drop_silent(self.now)
 
     def _report_overdue(self) -> None:
-        """Says which ranks are killed because they have not ended within `Job.grace`, unless the `Stop` says it."""
+        """Names the ranks that are killed because they have not ended within `Job.grace`.
+
+        Prints nothing if another rank has stopped as asked: after a signal of the user, `Stop` names the late ranks.
+        """
         late = sorted(rank for rank, process in self.ranks.items() if not process.over)
         if self.ranks.stop() is None:
             consequence = "killed, and what was not saved is lost (more time: --grace)"
@@ -433,7 +450,10 @@ class Attempt:
         return EngineEnded(pid=pid, status=status, missing=self.ranks.missing(), name=name)
 
     def _on_engine_output(self) -> None:
-        """Keeps what the engine itself prints: the report quotes it if nothing else explains a failure."""
+        """Keeps the end of what the engine itself prints, for the report on a failure.
+
+        The attempt fails if the output says why ranks cannot start.
+        """
         self.engine_output = (self.engine_output + self._reaper.read_output())[-_ENGINE_OUTPUT_LIMIT:]
         if self.ranks.complete or self.failures:
             return
@@ -479,7 +499,7 @@ class Attempt:
         self._skip_stopped_time(seconds)
 
     def _skip_stopped_time(self, seconds: float) -> None:
-        """Leaves the time in which this process was stopped out of all time limits, and continues the ranks."""
+        """Leaves the time in which this process was stopped out of the job's time limits, and continues the ranks."""
         self.clock.skip(seconds)
         self.observers.resumed(seconds)
         self.ranks.send({"suspend": False})

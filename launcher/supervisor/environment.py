@@ -1,7 +1,7 @@
-"""Environment of agents and ranks, and the command that the engine starts once for every rank.
+"""Environment of agents and ranks, memory for their state, and the command that the engine starts once for every rank.
 
 MASTER_ADDR and MASTER_PORT are for other libraries, such as PyTorch. Another program may take the port before rank 0
-listens on it; every restart chooses a new one.
+listens on it. Unless the user has set MASTER_PORT, every restart chooses a new one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def agent_command(job: Job) -> list[str]:
 
 
 def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
-    """The variables that agents get besides those of their ranks. address: where the launcher listens"""
-    # With these backends, ranks that share a GPU go through host memory. NCCL before 2.30 refuses to share one.
+    """The variables for agents, which remove them before they start their ranks.
+
+    address, secret: of the launcher's `Listener`
+    """
+    # These backends work for ranks that share a GPU. NCCL before 2.30 refuses such ranks.
     share_gpu = job.share_gpu or job.backend in ("mpi", "single")
     rules = placement.rules(bind=job.bind, share_gpu=share_gpu, nodes=engines.ranks_per_host(job, engine))
     return {
@@ -49,15 +52,17 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
 class StateMemory:
     """Memory in which the ranks store their state for the next start of the job: two slots per rank.
 
-    The launcher holds it, because nothing else on this machine lives longer than one start. Where ranks cannot reach
-    the launcher's, on other hosts, their agents hold it, and stay until the ranks of a later start have copied their
-    state. The memory has no name in a file system,
-    so that it is freed when launcher, agents and ranks have ended, however they end.
+    The launcher holds the memory, because nothing else on this machine lives longer than one start. A rank that cannot
+    open the launcher's memory, such as a rank on another host, stores its state in memory that its agent holds. These
+    agents stay until the ranks of a later start have copied their own state, or `copy_limit` has passed. The memory has
+    no name in a file system, so that it is freed when launcher, agents and ranks have ended, however they end.
 
+    ranks: number of ranks; 0: there is no memory
     held: number of the newest start whose ranks have all copied their state; -1: none
     """
 
-    #: How long (s) agents that hold the state stay after the next ranks have begun their loop, if these copy nothing.
+    #: Kept agents end at the latest this long (s) after all ranks of the next start have begun their loop, even if
+    #: these ranks have not copied their own state by then.
     copy_limit = 600.0
 
     def __init__(self, ranks: int) -> None:
@@ -72,7 +77,7 @@ class StateMemory:
 
     @property
     def variable(self) -> str:
-        """The value for the environment of ranks.
+        """The value of `collectives.world.STATE_MEMORY` for the ranks.
 
         "" if there are no slots: the job has no restarts, or the system grants no memory or too few open files.
         """
@@ -116,7 +121,7 @@ class StateMemory:
         return True
 
     def close(self) -> None:
-        """Releases the memory, which is freed as soon as no rank has it mapped any more."""
+        """Ends the agents that were kept, and closes the memory. It is freed once no rank has it open or mapped."""
         self.release()
         for reaper in self._ending:
             reaper.close()
@@ -126,7 +131,10 @@ class StateMemory:
 
 
 def ranks_environment(job: Job, attempt: int, memory: StateMemory) -> dict[str, str]:
-    """The variables that carry the job's options to its ranks. attempt: number of the start, 0 for the first"""
+    """The variables that tell ranks the job's options and where to store their state.
+
+    attempt: number of the start, 0 for the first
+    """
     variables = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
     variables |= {STATE_MEMORY: memory.variable, STATE_HELD: str(memory.held)}
     if job.backend != "auto":
@@ -142,7 +150,7 @@ def master_address(environ: Mapping[str, str], host: str, port: object) -> dict[
     >>> master_address({"MASTER_PORT": "29500"}, "127.0.0.1", 20417)
     {'MASTER_ADDR': '127.0.0.1'}
     """
-    # In a rank of another job the variables are that job's, whose rank 0 uses this port: they are not kept.
+    # In a rank of another job, these variables belong to that job, whose rank 0 uses the port. So they are replaced.
     user_variables = () if AGENT in environ else environ
     variables = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     return {name: value for name, value in variables.items() if name not in user_variables}
@@ -155,7 +163,7 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
     first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
     if first in engine.remote_hosts or not job.hosts:
         return first
-    from launcher import network  # Imported late: a job on one machine does not need it.
+    from launcher import network
 
     return network.addresses(engine.remote_hosts)[0]
 

@@ -1,4 +1,4 @@
-"""Listener of a job: accepts agents that prove that they know its secret, and closes all other connections."""
+"""Listener of one start of a job: accepts agents that prove that they know its secret, and closes other connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.protocol import Channel, Message, ProtocolError
 
 # Time that a peer has to authenticate itself (s). An agent takes milliseconds.
 _LIMIT = 10.0
-# Connections that wait to be accepted. All agents of a large job connect at the same moment.
+# Most connections that may wait to be accepted. All agents of a large job connect at the same moment.
 _BACKLOG = 1024
 # Most unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
 # number gives agents on a busy host more time to answer if strangers open many connections.
@@ -27,11 +27,11 @@ _PAUSE = 0.01
 
 
 class Listener:
-    """Listens on a free port: of the loopback interface, or of all interfaces if the job has ranks on other hosts.
+    """Listens on a free port: of the loopback interface, or of all interfaces if the job may have ranks on other hosts.
 
     remote_hosts: names of other hosts from which agents will connect; agents: number of agents
     address: "ADDRESS:PORT", or several with commas between them, the likeliest first
-    secret: of this start of the job, known only to the launcher and its agents
+    secret: of this start of the job; launcher and agents prove to each other that they know it
 
     Raises: UsageError if all agents are on this machine and 127.0.0.1 cannot be used.
     """
@@ -63,7 +63,10 @@ class Listener:
         return min((peer.deadline for peer in self._unauthenticated.values()), default=float("inf"))
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
-        """Handles an event on `fileno`. Returns: an agent that has just authenticated itself, and its first message"""
+        """Handles an event on `fileno`.
+
+        Returns: the connection of an agent that has just authenticated itself, and what it has sent; None if none has
+        """
         if fileno == self._listener.fileno():
             self._accept()
             return None

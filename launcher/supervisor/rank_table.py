@@ -25,14 +25,15 @@ class RankProcess:
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
         self.threads = str(hello.get("threads", ""))  # Its OMP_NUM_THREADS.
-        # The memory for the state of a rank on another host, as in `collectives.world.STATE_MEMORY`.
+        # The agent's memory for the rank's state, as in `collectives.world.STATE_MEMORY`. [] if the agent holds none:
+        # the rank uses the launcher's memory, or the job keeps no state in memory.
         self.slots: list[str] = hello.get("slots", [])
         self.held = False  # It has reported that the state of all ranks is in memory.
         # For how long the rank waits in `collectives.init` for the others at most (s); None while it does not wait.
         self.joining: float | None = None
         self.joined = False  # It has left `collectives.init`.
         self.leaving = False  # It has reported why it ends.
-        self.saved = False  # It stops as it was asked to, even if its exit handlers fail.
+        self.saved = False  # It ends with STOPPED, or has reported so. Then its exit handlers may fail.
         self.step: int | None = None  # The step after which it stops as it was asked to.
         # The most ranks to which its loop can be resized; 0: any number; None: it has reported no such loop.
         self.resizable: int | None = None
@@ -40,13 +41,13 @@ class RankProcess:
         self.status: int | None = None  # Exit code, or minus the signal that killed it.
         self.asked = False  # Its agent got a signal to end that did not come from the launcher.
         self.debugging = False
-        self.lost = False  # Its agent closed the connection before the rank had ended.
+        self.lost = False  # The connection to its agent ended before the agent had reported the rank's end.
         self.disconnected = False  # `lost`, although the launcher had not killed the ranks.
         self.closed = False  # The connection is closed.
 
     @property
     def over(self) -> bool:
-        """Whether the rank or its agent has ended."""
+        """Whether the rank has ended, or the connection to its agent is lost."""
         return self.lost or self.status is not None
 
 
@@ -74,7 +75,10 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def max_ranks(self) -> float | None:
-        """The most ranks to which the job can be resized. None: not all have reported that they can be"""
+        """The most ranks to which the job can be resized; inf: any number.
+
+        None: some rank has not reported that it is in a loop that can be resized
+        """
         limits = [process.resizable for process in self.values() if process.resizable is not None]
         return min(limit or math.inf for limit in limits) if len(limits) == self.n else None
 
@@ -84,10 +88,10 @@ class RankTable(dict[int, RankProcess]):
         return self.complete and all(process.held for process in self.values())
 
     def slots(self) -> list[str]:
-        """The slots of agents on other hosts that a next start can read if these agents stay.
+        """The slots in agents, rather than in the launcher, that the next start can read if these agents stay.
 
-        [] if the state of some rank is not in memory, or while a rank on this machine runs: to end that rank, the
-        reaper must end everything.
+        [] if the state of some rank is not in memory, or while a rank that uses the launcher's memory runs: to end that
+        rank, the reaper must end everything.
         """
         if not self.held or any(not process.over and not process.slots for process in self.values()):
             return []

@@ -1,8 +1,8 @@
 """Reaper: a fork of the launcher that starts the engine, survives a `kill -9` of the launcher, and kills what is left.
 
 Ranks may put their children into sessions of their own, and mpiexec, its proxies or an agent may be killed. The reaper
-is a subreaper: it becomes the parent of every orphan among its descendants. When the launcher closes the socket between
-the two, or dies, the reaper kills everything below itself.
+is a subreaper: it becomes the parent of its orphaned descendants, unless a subreaper between them, such as an agent,
+does. When the launcher closes the socket between the two, or dies, the reaper kills everything below itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launcher.linux import (
 
 # After this long (s) the reaper gives up killing what is left.
 _SWEEP_LIMIT = 3.0
-# Exit code of the engine's process if the engine cannot be started.
+# Exit code of the engine's process, and the status that the reaper sends, if the engine cannot be started.
 _CANNOT_START = 127
 # Bytes of a number that the reaper sends.
 _NUMBER_BYTES = 12
@@ -44,9 +44,9 @@ class Reaper:
 
     start: `Engine.start` with its arguments
     scratch: path of a folder for the engine's files; made here, and removed when the reaper ends
-    pid: of the reaper; engine: pid of the engine, 0 until the reaper has reported it
-    status: how the engine ended (exit code, or minus the signal), None while it runs
-    lost: True if the reaper has died
+    pid: of the reaper; engine: pid of the engine, 0 until the reaper has reported it, `pid` if it could not be forked
+    status: how the engine ended (exit code, or minus the signal), None until then
+    lost: True once the reaper has died
     engine_output: file descriptor of what the engine itself prints; output_closed: True once it can print no more
 
     Raises: UsageError if the folder cannot be made, or the user may have no more processes.
@@ -102,7 +102,7 @@ class Reaper:
             self.status = int(number)
 
     def read_output(self) -> bytes:
-        """What the engine has printed since the last call; `engine_output` must not block."""
+        """What the engine has printed since the last call. `engine_output` must be nonblocking."""
         data = b""
         try:
             while chunk := os.read(self.engine_output, _CHUNK):
@@ -127,7 +127,7 @@ class Reaper:
             _, status = os.waitpid(self.pid, 0)  # It gives up by itself after _SWEEP_LIMIT.
         except ChildProcessError:  # This process ignores SIGCHLD, so the status is unknown.
             status = -1
-        if status != 0:  # It was killed before it could clean up.
+        if status != 0:  # It may have been killed before it could clean up.
             _remove(self._scratch)
             remove_stale_segments(self._started_at)
         os.close(self.engine_output)
@@ -179,14 +179,17 @@ def _remove(folder: str) -> None:
         os.rmdir(folder)
     except FileNotFoundError:
         pass  # The reaper has removed it.
-    except OSError:  # It is not empty, because the engine was killed.
+    except OSError:  # It is not empty, for example because the engine was killed.
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)  # No other job uses this name, so what cannot be removed may stay.
 
 
 def _run_engine(start: Callable[[], int], reaper: int, output: int) -> NoReturn:
-    """Starts the engine in this process, a child of the reaper, and exits with its code."""
+    """Starts the engine in this process, a child of the reaper, and exits with its code.
+
+    If the engine cannot be started, prints the reason and exits with _CANNOT_START.
+    """
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)

@@ -5,7 +5,8 @@
 2. The agents set a byte that their ranks check after each step. No signal is sent: it would kill a rank that has just
    left its loop. All ranks agree on a step, copy their state to memory or save it on disk, and exit with 75.
 3. The job starts again with N ranks, which load that state. When all of them have begun their loop, it is resized.
-4. If they fail before that, the job starts again with as many ranks as before, from the same state.
+4. If they fail before that, the job starts again with as many ranks as before, from the same state. It ends instead if
+   its time limit has passed, or a signal has ended it.
 
 Between 2 and 3 the state may be in memory alone. A signal that ends the job is postponed in that time: the next ranks
 load the state, and then they are asked to stop, which saves it on disk.
@@ -46,7 +47,8 @@ class Resizing:
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
     step: the step after which the ranks left their loop
-    since: when the first rank left its loop (s, job clock); None before that, and once the next ranks have the state
+    since: when the launcher learned that a rank leaves its loop (s, job clock); None before that, and once the request
+        has been answered
     failure: why the target's ranks failed, and the job was started as before; "" if they have not failed
     postponed: number of the signal that ends the job when ranks have loaded the state; 0: none
     """
@@ -79,7 +81,12 @@ class Resizing:
             self.listener = None
 
     def handle_request(self, job: Job, ranks: RankTable) -> None:
-        """Accepts a connection, and begins to resize the job, or refuses it. job: as it is now; ranks: its ranks"""
+        """Accepts a connection. Begins to resize the job, or answers why it cannot be resized.
+
+        Closes the connection without an answer if the client belongs to another user, or sends no number in time.
+
+        job: as it is now; ranks: its ranks
+        """
         assert self.listener is not None
         try:
             client, _ = self.listener.accept()
@@ -158,7 +165,7 @@ class Resizing:
     def loaded(self, now: float) -> int:
         """Called when all ranks have loaded the state and begun their loop. Answers the client. now: s, job clock
 
-        Returns: the number of the signal that ends the job now; 0: none
+        Returns: the number of the signal that ends the job now; 0: none, or the job is not being resized
         """
         if self.before is None:
             return 0
@@ -175,14 +182,14 @@ class Resizing:
         return self.postponed
 
     def answer(self, text: str, done: bool = False) -> None:
-        """Answers the client, and ends its request. done: the job has the requested number of ranks"""
+        """Ends the request, and answers its client, if any. done: the job has the requested number of ranks"""
         if self._client is not None:
             _answer(self._client, done, text)
         self._client = self.since = self.target = self.before = None
         self.failure = ""
 
     def close(self) -> None:
-        """Called when the job has ended: answers the client, and closes everything."""
+        """Called when the job has ended: answers the client, closes the listener, and stops asking hosts."""
         self.answer("the job ended before it could have another number of ranks")
         self.hosts.close()
         if self.listener is not None:

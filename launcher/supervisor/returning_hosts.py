@@ -1,8 +1,9 @@
 """Hosts that a job with `min_ranks` does without: a lost host that is back, or a new line of the hostfile.
 
-While the job could have more ranks, each of these hosts is asked by the remote shell to run `import ddp`, and is asked
-again every second. When some have done so, the job is resized onto them, as `ddp-launch --resize` does it. If the ranks
-there fail, the job goes on as it was, and the hosts are asked less often, until a resize succeeds.
+While the job could have more ranks, the launcher asks each of these hosts, through the remote shell, to run
+`import ddp`. A host that fails is asked again a second later, and one that does not answer a minute later. When a host
+has succeeded, the job is resized onto it, as `ddp-launch --resize` does it. If the ranks of that resize fail, the job
+goes on as it was, and the hosts are asked less often, until a resize succeeds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from launcher.network import Host
 
 # Seconds from one question to the next, while no resize has failed.
 _INTERVAL = 1.0
-# The most seconds from one question to the next, after many resizes have failed.
+# The most seconds from one question to the next, after many resizes have failed or were refused.
 _LONGEST = 300.0
 # Seconds after which a host that has not answered is asked anew.
 _ANSWER_LIMIT = 60.0
@@ -36,7 +37,7 @@ class ReturningHosts:
     """Asks the hosts that a job could use, but does without, whether they can be reached.
 
     requested: the job as the user asked for it; environ: of the launcher
-    max_ranks: the largest number of ranks; None: as many as hosts have slots
+    max_ranks: the number of ranks that the user asked for, at first or by a resize; None: as many as hosts have slots
     interval: seconds from one question to the next
     """
 
@@ -56,6 +57,8 @@ class ReturningHosts:
     def ask(self, job: Job, limit: float) -> None:
         """Asks each host that the job does without, unless it is being asked, or the job can have no more ranks.
 
+        Discards the answers so far.
+
         job: as it is now; limit: the most ranks that it can have, 0 before its ranks are in their loop
         """
         now = time.monotonic()
@@ -65,12 +68,12 @@ class ReturningHosts:
         hosts = self._wanted()
         if self._ranks_on(hosts, limit) <= job.size:
             return
-        import subprocess  # here, because most jobs have all hosts
+        import subprocess  # Imported late, because most jobs have all hosts.
 
         for host in hosts:
             if host in job.hosts or host in self._questions:
                 continue
-            # This also brings the files that ranks import into that host's page cache.
+            # `import ddp` also brings the files that ranks import into that host's page cache.
             code = f"import sys; sys.path.insert(0, {ROOT!r}); import ddp"
             with suppress(OSError):  # there is no such program
                 command = [*self._shell, host.name, shlex.join([sys.executable, "-c", code])]
@@ -86,7 +89,7 @@ class ReturningHosts:
                 self._questions[host] = question, now + _ANSWER_LIMIT
 
     def has_answer(self) -> bool:
-        """Whether a host has answered since it was asked."""
+        """Whether a host that was asked has run `import ddp`. The answer counts until `ask` or `close` discards it."""
         return any(question.poll() == 0 for question, _ in self._questions.values())
 
     def answered(self, current_hosts: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
@@ -99,7 +102,7 @@ class ReturningHosts:
         return hosts, self._ranks_on(hosts, limit)
 
     def _ranks_on(self, hosts: tuple[Host, ...], limit: float) -> int:
-        """The number of ranks on these hosts."""
+        """The number of ranks that the job would have on these hosts."""
         return int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
 
     def failed(self) -> None:
@@ -107,11 +110,11 @@ class ReturningHosts:
         self.interval = min(2 * self.interval, _LONGEST)
 
     def succeeded(self) -> None:
-        """Called when the ranks on the hosts that had answered train: hosts are asked every second again."""
+        """Called when the ranks of a resize have begun to train: hosts are asked every second again."""
         self.interval = _INTERVAL
 
     def close(self) -> None:
-        """Ends the questions that have no answer yet."""
+        """Ends all questions, and discards the answers so far."""
         for host in [*self._questions]:
             self._end(host)
 
@@ -121,9 +124,9 @@ class ReturningHosts:
         question.wait()
 
     def _wanted(self) -> tuple[Host, ...]:
-        """The hosts that the job may use: those in its hostfile now, or those that it began with.
+        """The hosts that the job may use: those in its hostfile now.
 
-        The latter are used if there is no hostfile, or it cannot be read at this moment.
+        If there is no hostfile, or it is not valid at this moment: those that the user asked for when the job began.
         """
         if self._hostfile is not None:
             with suppress(UsageError):  # it is being written

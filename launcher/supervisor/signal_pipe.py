@@ -13,7 +13,8 @@ from launcher.linux import FORWARDED_SIGNALS
 
 #: Ctrl-Z, which suspends the ranks and the launcher.
 SUSPENDING = signal.SIGTSTP
-# The launcher is in the foreground again, or its terminal has another size: the event loop checks both.
+# These signals only wake the event loop. After SIGCONT the launcher may be in the foreground again. After SIGWINCH its
+# terminal has another size.
 _WAKING = (signal.SIGCONT, signal.SIGWINCH)
 
 
@@ -32,7 +33,7 @@ def stop_until_continued() -> float:
 class SignalPipe:
     """A context manager that gives a file descriptor, on which the number of each signal arrives as a byte.
 
-    Outside the main thread no signal arrives: Python handles signals only there.
+    If it is entered outside the main thread, no signal arrives: Python handles signals only in the main thread.
     """
 
     def __enter__(self) -> int:

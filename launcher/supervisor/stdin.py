@@ -16,8 +16,8 @@ class StdinForwarder:
     """Reads the standard input and sends it to one rank. It reads on only when the rank has taken all that was sent.
 
     rank: the rank that gets it; fd: file descriptor to read from
-    typed: called with what was typed in a terminal, which has shown it
-    program: the standard input if it holds the program to run: it has been read as a whole, and every rank gets it
+    typed: called with the data if it was typed in a terminal that echoes what is typed
+    program: the whole standard input if it holds the program to run, which every rank gets; None: it does not
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StdinForwarder:
         return self._fd if ready else None
 
     def read(self, ranks: RankTable) -> None:
-        """Reads from the file descriptor and sends the data to the rank, "" at the end of the input."""
+        """Reads from the file descriptor and sends the data to the rank; at the end of the input, sends ""."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _CHUNK)

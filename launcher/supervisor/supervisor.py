@@ -1,4 +1,4 @@
-"""Supervises a job from its first start to its end: observers, restarts, and the report on what went wrong."""
+"""Supervises a job from its first start to its end: observers, restarts, resizes, and the report on failures."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     """Runs a job to its end.
 
     observers: see every event; explain: print why a rank failed, or that `job.timeout` has passed
-    Returns: the exit code. 0 if every rank ended with 0; 75 if ranks were asked to stop, and have saved their state;
-    124 after `job.timeout`; 130 after Ctrl-C; 143 after SIGTERM, unless all ranks have saved their state; 2 if an agent
-    cannot start its rank. Otherwise the code of the first failure: of a rank 128 + N if signal N killed it, 1 if it
-    raised; 1 if the job hung or an agent died. docs/launcher.md lists all codes.
-    Raises: UsageError if the job cannot be started as it was asked for. For example, there is no MPI for several ranks,
-    or fewer files may be opened than the job needs.
+    Returns: the exit code. 0 if every rank ended with 0; 75 if ranks stopped with their state saved (exit code 75), and
+    the others ended with 0; 124 after `job.timeout`; 130 after Ctrl-C; 143 or 129 after SIGTERM or SIGHUP, unless the
+    code is 75; 141 if nothing reads the output any more. Otherwise the code of the root cause: the exit code of a rank,
+    128 + N if signal N killed it, 1 if it raised; 1 if the job hung or an agent died; 2 if an agent reports that its
+    rank cannot be started, or ssh that it cannot reach a host. 1 also if the output cannot be written, for example
+    because the disk is full. docs/launcher.md has a table of codes.
+    Raises: UsageError if the job cannot be started or restarted as it was asked for. For example, there is no MPI for
+    several ranks, or fewer files may be opened than the job needs.
     """
     fill_standard_streams()
     if not stat_of(os.getpid()).state:
@@ -109,7 +111,10 @@ class _Supervisor:
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
     def _optional_observers(self) -> list[Observer]:
-        """The status, and what the job asks for: metrics, log files, events, the hang detector. Imports only these."""
+        """The status, and what the job asks for: metrics, log files, events, the hang detector.
+
+        Imports none of the latter that the job does not ask for.
+        """
         job = self.job
         console = self.console
         status = Status(job)
@@ -133,7 +138,7 @@ class _Supervisor:
         if min(hang, heartbeat) < math.inf:
             from launcher.diagnosis.hang_detector import HangDetector
 
-            # A function, because each start has another log folder.
+            # A function, because each start of the job has a log folder of its own.
             folder = lambda: None if logs is None else logs.folder  # noqa: E731
             observers.append(HangDetector(job.size, hang, heartbeat, console, folder, lambda: self.attempt))
         return observers
@@ -173,7 +178,8 @@ class _Supervisor:
             try:
                 attempt.run()
                 if (attempt.ranks.max_ranks or math.inf) < math.inf:
-                    # With micro-batches the last bits depend on the number of BLAS threads, not on the number of ranks.
+                    # With micro-batches results do not depend on the number of ranks, but their last bits depend on the
+                    # number of BLAS threads. So later starts keep this number.
                     self.environ.setdefault(THREADS, attempt.ranks[0].threads)
                 resized = self._after_resize()
                 if resized is None:
@@ -196,7 +202,7 @@ class _Supervisor:
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             restarts += 1
             smaller_job = without_hosts(self.job, lost)
-            # A restart that needs the lost hosts waits longer: they are hardly back at once.
+            # A restart that needs the lost hosts waits longer, because they are hardly back at once.
             delay = restart_delay(failed_in_a_row + (smaller_job is None))
             text = f"restart {restarts} of {self.job.max_restarts}"
             if delay:
@@ -211,10 +217,10 @@ class _Supervisor:
                 return self._report()
 
     def _after_resize(self) -> Job | None:
-        """The job to start next if the attempt ended in order to be resized; None if it ended for another reason.
+        """The job to start next if a resize is in progress; None if there is no resize, or it is given up.
 
-        That is the job with the requested number of ranks; or the job as before, if its new ranks failed before they
-        trained.
+        If all ranks have saved their state for it: the job with the requested number of ranks. If the new ranks failed
+        before they trained: the job as it was before.
         """
         resizing = self.resizing
         attempt = self.attempt
@@ -236,7 +242,10 @@ class _Supervisor:
         return resizing.go_back(sentence)
 
     def _lost_hosts(self, number: int, restarts: int) -> list[Host] | None:
-        """The hosts that were lost, if the job is to be restarted; None if it is not. restarts: number so far"""
+        """The hosts that were lost, if the job is to be restarted; None if it is not.
+
+        number: of the attempt, 0 for the first; restarts: number of restarts so far
+        """
         attempt = self.attempt
         if attempt.end_signal or not attempt.failures or restarts >= self.job.max_restarts:
             return None
@@ -248,14 +257,14 @@ class _Supervisor:
         return lost_hosts(self.job.hosts, self.job.size, attempt.unreachable_ranks())
 
     def _set_job(self, job: Job) -> None:
-        """Sets the job to start next, and the ranks that the console shows and that get the standard input."""
+        """Sets the job to start next, the ranks that the console shows, and the rank that gets the standard input."""
         self.job = job
         self.stdin.rank = job.debug_rank
         self.console.choose(job.ranks, _asking(job))
         self.tail.hidden = _hidden(job)
 
     def _report(self) -> tuple[int, str]:
-        """Prints how the ranks stopped and what went wrong. Returns: the exit code and the sentence that explains it"""
+        """Prints how the ranks stopped and what went wrong. Returns: the exit code, and a sentence on it ("" for 0)"""
         attempt = self.attempt
         if attempt.stop is not None:
             self.console.say(str(attempt.stop))
@@ -304,9 +313,9 @@ _LONG_RUN = 600.0
 
 
 def restart_delay(in_a_row: int) -> float:
-    """Seconds to wait before a restart: 0, 1, 2, 4, ... 60. Most failures do not come back, so the first is immediate.
+    """Seconds to wait before a restart: 0, 1, 2, 4, ... 60. Most failures do not come back, so the first wait is 0.
 
-    in_a_row: failures without a long run between them, this one included
+    in_a_row: failures without a long run between them, this one included; one more if the restart needs lost hosts
 
     >>> [restart_delay(number) for number in (1, 2, 3, 4, 9)]
     [0.0, 1.0, 2.0, 4.0, 60.0]
@@ -315,12 +324,12 @@ def restart_delay(in_a_row: int) -> float:
 
 
 def count_in_a_row(before: int, ran: float) -> int:
-    """Counts failures in a row. before: their number before this attempt, which failed; ran: its length (s)"""
+    """Counts failures in a row. before: their number before this attempt, which failed; ran: its duration (s)"""
     return 1 if ran >= _LONG_RUN else before + 1
 
 
 def lost_hosts(hosts: Sequence[Host], n: int, unreachable: Collection[int]) -> list[Host]:
-    """The hosts whose ranks are all unreachable, of a job of `n` ranks. unreachable: ranks
+    """The hosts whose ranks are all unreachable, of a job of `n` ranks. unreachable: numbers of ranks
 
     If the ranks of all hosts are unreachable, most likely the cause is not the hosts: then the list is empty.
 
@@ -349,7 +358,7 @@ def describe_hosts(lost: Sequence[Host], smaller_job: Job | None) -> str:
 def without_hosts(job: Job, lost: Collection[Host]) -> Job | None:
     """The job without the lost hosts; `job` itself if none is lost.
 
-    Returns: None if hosts are lost and `job.min_ranks` is None, or the other hosts have room for fewer ranks.
+    Returns: None if hosts are lost and `job.min_ranks` is None or more than the slots of the other hosts.
     """
     if not lost:
         return job
