@@ -105,8 +105,8 @@ class ForkServer:
     def fits(self, modules: set[str]) -> bool:
         """Whether the server can fork workers that need `modules`.
 
-        It must run, have been started by this process, and import `modules`. Since its start, this process must not have
-        loaded a module again.
+        It must run, have been started by this process, and import `modules`. Since the server was started, this process
+        must not have loaded a module again.
         """
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
         if not (same and modules <= self.modules and self.owner == os.getpid()):
