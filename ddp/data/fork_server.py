@@ -185,7 +185,7 @@ def modules_of(*objects: Any) -> set[str]:
 
 
 class WorkerProcess(popen_forkserver.Popen):
-    """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
+    """A worker process, which runs `worker.run(*args)`. `wait`, `kill` and `poll` are the standard library's.
 
     `wait_for_start` sets `pid`. The constructor does not wait for the fork, so that several can be asked for at once.
     """

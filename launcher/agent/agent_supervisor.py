@@ -52,8 +52,8 @@ def _wait_for_agent(agent: int, started_at: float) -> NoReturn:
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:
             code = os.waitstatus_to_exitcode(status)
-            # If the agent failed, its rank's MPI may have left files in /dev/shm, which `sweep` removes. It leaves the
-            # files that other ranks still use: the supervisors of these ranks remove them.
+            # If the agent failed, its rank's MPI may have left files in /dev/shm. `sweep` removes those that no other
+            # process uses.
             sweep(SWEEP_LIMIT, started_at=None if code == 0 else started_at)
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # There is no agent to forward them to.

@@ -48,7 +48,7 @@ class Agent:
     pid: of the rank
     pipes: the agent's ends of the pipes "in", "out", "err" and "report"
     stacks: file descriptor of the memory to which the rank writes its stacks
-    page: file descriptor of the memory page that tells the rank of pauses, failed ranks and resizing
+    page: file descriptor of the memory page from which the rank reads pauses, failed peers and resizes
     ancestors: pid of the parent; and of the parent's parent, if the parent is an agent supervisor
     """
 

@@ -1,7 +1,7 @@
-"""Pauses a rank's time limits while the job is suspended or a rank is debugged; if suspended, also stops its processes.
+"""Pauses a rank's time limits while the job is suspended or some rank is debugged.
 
-Both reasons may hold at the same time. Only processes that were stopped here are continued here: a process that
-the user has stopped stays stopped.
+While the job is suspended, the rank's processes are stopped, too. Both reasons may hold at the same time. Only
+processes that were stopped here are continued here: a process that the user has stopped stays stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEBUGGING = "debugging"
 class Suspension:
     """The reasons for which one rank's time limits are paused, and whether its processes are stopped, too.
 
-    page: file descriptor of the memory page that tells the rank of pauses (see `collectives.world.PAUSE_FD`)
+    page: file descriptor of the memory page from which the rank reads pauses (see `collectives.world.PAUSE_FD`)
     """
 
     def __init__(self, page: int) -> None:

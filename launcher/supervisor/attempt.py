@@ -71,7 +71,8 @@ _ENGINE_OUTPUT_LIMIT = 1 << 16
 _REPEAT_INTERVAL = 0.1
 # The longest wait for an event.
 _MAX_WAIT = 1.0
-# If a wait took this much longer than it should have, the launcher was stopped.
+# If a wait, with the handling of the events before it, took this much longer than planned, the launcher counts as
+# having been stopped.
 _STOPPED_LIMIT = 2.0
 
 
@@ -226,8 +227,8 @@ class Attempt:
     def fail(self, failure: Failure) -> None:
         """Records a failure, and ends the job at once, or after a moment if the failure of a peer caused this one.
 
-        A job that is already being ended continues to end as before. The failure is ignored if all ranks have saved
-        their state, and, unless `_explains_stop`, after a signal of the user.
+        A job that is already being ended continues to end as before. Ignores the failure if all ranks have saved their
+        state. After a signal of the user, ignores every failure for which `_explains_stop` is False.
         """
         if self.ranks.saved or (self.end_signal and not self._explains_stop(failure)):
             return
