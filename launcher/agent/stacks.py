@@ -50,6 +50,7 @@ class Stacks:
         if reason is not None:
             return f"{reason}; {self._rank_reader.last_position()}\n"
         os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)  # The rank writes at this offset, which both share.
         self._deadline = now + _TIME_LIMIT
         self._size = 0
         self._grown_at = now

@@ -416,10 +416,10 @@ class Attempt:
     def _report_overdue(self) -> None:
         """Names the ranks that are killed because they have not ended within `Job.grace`.
 
-        Prints nothing if another rank has stopped as asked: after a signal of the user, `Stop` names the late ranks.
+        Prints nothing if `Stop` will name them: a rank has stopped as asked, and nothing has failed.
         """
         late = sorted(rank for rank, process in self.ranks.items() if not process.over)
-        if self.ranks.stop() is None:
+        if self.failures or self.ranks.stop() is None:
             consequence = "killed, and what was not saved is lost (more time: --grace)"
             self.console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {consequence}")
 

@@ -41,6 +41,7 @@ class SignalPipe:
         for fd in (self._read, self._write):
             os.set_blocking(fd, False)
         self._handlers: dict[int, Any] = {}
+        self._wakeup: int | None = None
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             for number in (*FORWARDED_SIGNALS, SUSPENDING, *_WAKING):
@@ -52,7 +53,7 @@ class SignalPipe:
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._handlers:
+        if self._wakeup is not None:
             signal.set_wakeup_fd(self._wakeup)
         os.close(self._read)
         os.close(self._write)

@@ -57,6 +57,17 @@ class TestOfARank:
         kept.send(signal=int(signal.SIGTERM))
         assert kept.end()["end"] == -signal.SIGTERM
 
+    def test_a_second_request_gets_the_stacks_alone(self, keep: Any) -> None:
+        kept = keep(READY + "time.sleep(60)\n")
+        kept.says("ready")
+        for _ in range(2):
+            kept.send(stacks=True)
+            text = kept.next("stacks")
+            assert "kept.py" in text
+            assert "\0" not in text
+        kept.send(kill=True)
+        kept.end()
+
     def test_a_rank_that_has_ended(self, keep: Any) -> None:
         kept = keep("")
         kept.until(lambda: [message for message in kept.heard if "end" in message])

@@ -129,6 +129,12 @@ def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_la
     job.wait(15, code=143, err=f"{TERM}ddp-launch: rank 0 {lost}\n")
 
 
+def test_the_ranks_that_a_time_limit_kills_are_named_though_others_have_saved(ddp_launch: Any) -> None:
+    body = "signal.signal(15, lambda *_: os._exit(75) if rank == 0 else None)\ntime.sleep(60)"
+    done = ddp_launch(body, options=("--timeout", "4", "--grace", "0.5"), code=124)
+    assert "ddp-launch: rank 1 did not end within 0.5 s: killed" in done.stderr
+
+
 def test_an_exception_on_the_way_to_a_stop_is_shown(start_launch: Any) -> None:
     fails = "def save(*a):\n    raise OSError('no room')\nsignal.signal(15, save)\nprint('ready', flush=True)"
     job = start_launch(fails + "\ntime.sleep(60)", 1)
