@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from collectives.errors import ROOT
 from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_HELD, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
-from launcher import engines, placement
+from launcher import engines, network, placement
 from launcher.agent.rank import quote_colons
 from launcher.engines import Engine, slurm
 from launcher.job import Job
@@ -163,8 +163,6 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
     first = job.hosts[0].name if job.hosts else slurm.nodes(environ)[0]
     if first in engine.remote_hosts or not job.hosts:
         return first
-    from launcher import network
-
     return network.addresses(engine.remote_hosts)[0]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from collectives.handshake import is_proof, nonce, proof
+from launcher import network
 from launcher.errors import UsageError
 from launcher.protocol import Channel, Message, ProtocolError
 
@@ -40,8 +41,6 @@ class Listener:
         self.secret = nonce()
         self._max_unauthenticated = agents + _STRANGERS
         if remote_hosts:
-            from launcher import network
-
             self._listener = _listen_on_all_interfaces()
             addresses = [f"[{host}]" if ":" in host else host for host in network.addresses(remote_hosts)]
         else:
