@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "RankError", "UsageError", "launch", "run"]
 
-# The module of each public name.
+# The module from which each public name is imported.
 _MODULES = {
     "Job": "launcher.job",
     "RankError": "launcher.function",

@@ -1,4 +1,4 @@
-"""`ddp-launch`, and `python -m launcher` for places where the command is not on PATH."""
+"""The command `ddp-launch`. If it is not on PATH, `python -m launcher` runs it, too."""
 
 from __future__ import annotations
 

@@ -87,6 +87,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)` with the known name that is most similar; "" if none is similar."""
     from difflib import get_close_matches
 
-    names = {option.lstrip("-"): option for option in known}  # Compared without dashes, which all options share.
+    names = {option.lstrip("-"): option for option in known}  # Without dashes: all options share them.
     matches = get_close_matches(name.lstrip("-"), names, n=1)
     return f" (did you mean {names[matches[0]]}?)" if matches else ""

@@ -32,7 +32,7 @@ _NO_OPTIONS = ("config", "version", "help", "resize", "job")
 
 
 def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Reads a job file. Returns: its options by name, among them `script`; and the arguments of the script.
+    """Reads a job file. Returns: its options by name, also `script` if the file has it; and the script's arguments.
 
     Raises: UsageError if the file cannot be read, or has an invalid key or value; the message names the file.
     """
@@ -97,7 +97,7 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
 
 
 def word(value: object) -> str:
-    """A string, number or boolean as it is written on a command line."""
+    """A TOML value that is no table and no list, as it is written on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -109,5 +109,5 @@ def read_toml(path: str, what: str) -> dict[str, Any]:
             return dict(tomllib.load(file))
     except OSError as error:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # RecursionError: tables are nested too deeply.
+    except (ValueError, RecursionError) as error:  # RecursionError: values are nested too deeply.
         raise UsageError(f"{path} is not valid TOML: {error}") from None

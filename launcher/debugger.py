@@ -1,7 +1,8 @@
 """`breakpoint()` in a rank: pdb on one rank of the job, with all time limits paused while its prompt is open.
 
 Quitting the debugger ends the job like Ctrl-C, because the other ranks would wait for a rank that left. On the
-other ranks `breakpoint()` only prints a note; they wait for the debugged rank in the next collective.
+other ranks `breakpoint()` only prints a note, once for each line. They wait for the debugged rank in the next
+collective.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The launcher's errors, and two texts for messages: a hint, and numbers with a noun.
+"""The launcher's errors, and texts for messages: the line that reports a StartError, a hint, numbers with a noun.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
-RankError       a call of `launcher.run` failed, but not by an exception that can be raised again
+RankError       a call of `launcher.run` failed: raised if the rank's exception cannot be raised again, else its cause
 StartError      the engine, an agent or a rank cannot be started; the launcher reports it as wrong use
 
 An agent imports this module before it forks its rank, so this module imports nothing.
@@ -39,7 +39,7 @@ def start_error_line(error: StartError) -> str:
 
 
 def find_start_error(engine_output: str) -> str | None:
-    """The message of the first StartError in the engine's output; None if there is none."""
+    """The message of the first StartError in the engine's output; None if there is none, or its line is unfinished."""
     _, _, rest = engine_output.partition(_MARK)
     sentence, newline, _ = rest.partition("\n")
     return sentence.rstrip("\r") if newline else None

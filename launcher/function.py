@@ -29,8 +29,9 @@ from launcher.supervisor.supervisor import launch
 
 T = TypeVar("T")
 
-# What the driver runs. It replaces the first entry of sys.path, which is the working folder: a module of the user there
-# may shadow one of the launcher's. With PYTHONSAFEPATH sys.path has no such entry, and nothing is replaced.
+# What the driver runs. ROOT replaces the first entry of sys.path, which is the working folder: a module of the user
+# there may shadow one of the launcher's. With PYTHONSAFEPATH sys.path has no such entry.
+# Then ROOT is put before the first one.
 _START = (
     "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
     " from launcher.function import main; sys.exit(main(sys.argv[1:]))"
@@ -52,16 +53,17 @@ def run(
 ) -> list[T]:
     """Calls `fn(*args, **kwargs)` on `nproc` ranks, each a process, and returns their results in rank order.
 
-    timeout: seconds for the whole call; None: no limit
+    timeout: seconds, from the start of the launcher, after which the ranks are ended; None: no limit
 
     What ranks print appears on `sys.stdout` and `sys.stderr` of this process. `fn`, its arguments, results and
     exceptions are pickled. A function that pickle does not support (a lambda, a closure, a function of `__main__` or of
     a notebook) needs cloudpickle: `pip install cloudpickle`. May be called from any thread; Ctrl-C ends the ranks.
 
-    Raises: the exception of the first rank that failed, with that rank's traceback as its `__cause__`; RankError if a
-        rank ended in another way (killed, sys.exit), or its exception cannot be pickled; TimeoutError after `timeout`;
-        UsageError if `nproc` or `timeout` is invalid, `fn` or its arguments cannot be pickled, or there is no MPI for
-        several ranks.
+    Raises: the exception of the rank whose failure is the root cause, with a RankError as its `__cause__` that holds
+        that rank's traceback; RankError if a rank ended in another way (killed, sys.exit), its exception cannot be
+        pickled, or the job failed otherwise (it hung, an agent died); TimeoutError after `timeout`; UsageError if
+        `nproc` or `timeout` is invalid, `fn` or its arguments cannot be pickled, or the ranks cannot be started (for
+        example, there is no MPI for several ranks); KeyboardInterrupt after Ctrl-C.
     """
     if nproc < 1:
         raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
@@ -122,7 +124,7 @@ def _load_results(folder: str, nproc: int) -> list[Any]:
 
 
 def _raise(folder: str, rank: int, nproc: int) -> NoReturn:
-    """Raises the exception that a rank has stored."""
+    """Raises the exception that a rank has stored, or a RankError if the exception cannot be unpickled."""
     summary, trace, pickled = load(folder, ERROR.format(rank))
     cause = RankError(f"rank {rank} of {nproc}:\n\n{trace}")
     try:

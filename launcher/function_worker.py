@@ -40,7 +40,10 @@ def store(folder: str, name: str, value: Any, library: Any = pickle) -> None:
 
 
 def main(folder: str) -> None:
-    """Runs one rank. folder: of the call, written by `launcher.function`. Raises: what the function raises."""
+    """Runs one rank. folder: of the call, written by `launcher.function`
+
+    Raises: what the function raises; or the error of unpickling the call, or of pickling the result.
+    """
     rank = os.environ["RANK"]
     sys.argv[1:] = []
     try:

@@ -28,7 +28,7 @@ BACKENDS = ("auto", "single", "mpi", "nccl")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A script, a module or a program that several ranks run. Exactly one of `script` and `module` is given.
+    """A script, a module or a program that one or more ranks run. Exactly one of `script` and `module` is given.
 
     script: path of whatever `python SCRIPT` takes: a Python file, a compiled file, a folder or zip file with a
     `__main__.py`; `-`: each rank runs the script that the launcher reads from its standard input
@@ -181,7 +181,7 @@ class Job:
 
 
 def _foreign(path: str) -> str:
-    """Returns: the kind of file if it is an ELF program, or a script for an interpreter other than Python; else ""."""
+    """The kind of file: an ELF program, or a script for another interpreter that is not valid Python; else ""."""
     with open(path, "rb") as file:
         line = file.readline(200)
         if line.startswith(b"\x7fELF"):

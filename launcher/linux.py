@@ -81,7 +81,7 @@ def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
 
 
 def stat_of(pid: int) -> Stat:
-    """The state of process `pid` at this moment."""
+    """What /proc says of process `pid` at this moment."""
     return parse_stat(read(f"/proc/{pid}/stat"))
 
 
@@ -122,7 +122,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def fork(start: Callable[[], int] = os.fork) -> int:
-    """Forks. start: the function that forks. Raises: StartError if the system allows no more processes."""
+    """Forks. start: the function that forks. Raises: StartError if a limit on processes or memory forbids it."""
     try:
         return start()
     except OSError as error:
@@ -215,8 +215,10 @@ def sweep(
     """Kills and reaps all descendants of this process, which must be a subreaper, except those in `spare`.
 
     limit: seconds after which it gives up (a process in uninterruptible sleep does not die)
-    spare: pids of children, whose descendants are spared, too
-    started_at: `time.time()` when the job began: segment files that the job has left are also removed; None: none are
+    spare: pids of descendants that are not killed; neither are their descendants. Children among them that have ended
+    are reaped
+    started_at: `time.time()` when the job began: the segment files that `remove_stale_segments` finds are removed at
+    the end; None: no files are removed
     Returns: the wait status of each reaped child, by pid.
     """
     statuses: dict[int, int] = {}
@@ -250,7 +252,8 @@ _SWEEP_LIMIT = 1.0
 def sweeping() -> Iterator[None]:
     """Inside `with`, this process adopts the orphans of a job. At the end it kills what is left, and ignores Ctrl-C.
 
-    Spares children that the process had at the beginning: the program that it ran before exec may have started some.
+    It also removes the segment files that the job has left. Spares the descendants that the process had at the
+    beginning: the program that it ran before exec may have started some.
     """
     started_at = time.time()
     # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
@@ -265,7 +268,7 @@ def sweeping() -> Iterator[None]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Sends a signal. Returns: False if the process has ended, or runs as another user"""
+    """Sends a signal. Returns: False if there is no such process, or this user may not signal it"""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

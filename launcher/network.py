@@ -103,9 +103,8 @@ _DISCARD = 9
 
 
 def addresses(hosts: Iterable[str]) -> list[str]:
-    """The addresses of this machine. The first is the one from which it reaches `hosts`; the others are IPv4.
-
-    Only "127.0.0.1" if it has no network.
+    """The addresses of this machine. The first is the one from which it reaches the first of `hosts` to which it has
+    a route. The others are the IPv4 addresses of its network interfaces. Only "127.0.0.1" if there is no address.
     """
     first = next((local for host in hosts for local, _ in _routes(host)), "")
     return list(dict.fromkeys(filter(None, (first, *_interfaces())))) or ["127.0.0.1"]

@@ -67,7 +67,7 @@ class Placement:
             self.cores = split_cores(by_topology(allowed), self.local_rank, self.local_size)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables for the rank's environment. If the user has set OMP_NUM_THREADS, it is left as it is."""
+        """Variables for the rank's environment. If `environ` has OMP_NUM_THREADS, it is left as it is."""
         variables = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
         if self.node is not None:
             variables["NODE_RANK"] = variables["GROUP_RANK"] = str(self.node)
@@ -146,7 +146,7 @@ def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
 
 
 def by_topology(cores: set[int]) -> list[int]:
-    """Sorts cores by package and, within it, by physical core, so that threads of one physical core are neighbours."""
+    """Sorts cores by package and, within it, by physical core, so that hardware threads of one are neighbours."""
     return sorted(cores, key=lambda core: (_topology(core, "physical_package_id"), _topology(core, "core_id"), core))
 
 

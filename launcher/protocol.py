@@ -1,7 +1,7 @@
 """Protocol between launcher and agents: JSON lines on a TCP socket, after both sides have authenticated each other.
 
-Each side proves that it holds the job's secret without sending it. So a stranger that finds the port can neither send
-messages to the launcher nor commands to a rank. Bytes that ranks wrote travel as text with `surrogateescape`.
+Each side proves that it holds the job's secret without sending it. A stranger who finds the port can therefore send
+neither messages to the launcher nor commands to a rank. Bytes that ranks wrote travel as text with `surrogateescape`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`. Surrogates that `to_text` never makes become escapes, like \\ud800."""
+    """Undoes `to_text`. If the text has a surrogate that `to_text` never makes, all become escapes (\\ud800)."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -55,7 +55,7 @@ class Raised:
     traceback: str
 
     def same_as(self, other: Raised) -> bool:
-        """True if the other has the same type and message, wherever it was raised."""
+        """True if both have the same type and message, apart from the parts that `_comparable_message` removes."""
         return self.type == other.type and self._comparable_message() == other._comparable_message()
 
     def _comparable_message(self) -> str:
@@ -243,7 +243,8 @@ class HeartbeatLost(Failure):
     """Agents have stopped sending anything.
 
     ranks: the ranks of these agents; hosts: their hosts, if the job has several, and all ranks on these are silent
-    seconds: how long they have been silent; limit: `Job.heartbeat_timeout` has passed, so that a longer one would help
+    seconds: how long they have been silent
+    limit: `Job.heartbeat_timeout` has passed and is more than `liveness.SILENCE`, so that a longer one would help
     """
 
     ranks: tuple[int, ...]
@@ -317,7 +318,7 @@ def _may_be_consequence(failure: Failure) -> bool:
 
 
 def describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line about the ranks that failed besides that of `first`, "" if none did."""
+    """One line about the other ranks that raised or ended with an error, besides that of `first`; "" if none did."""
     seen = {first.rank} if isinstance(first, RankFailed | AgentLost) else set()
     raised = first.raised if isinstance(first, RankFailed) else None
     clauses = []
@@ -346,7 +347,7 @@ def exit_code(status: int) -> int:
 
 
 def signal_name(number: int, hint: bool = True) -> str:
-    """A signal's name and number, with a hint what it usually means.
+    """A signal's name and number, with a hint at what it usually means, if there is one.
 
     >>> signal_name(9)
     'SIGKILL (signal 9); often the kernel, out of memory'

@@ -1,4 +1,4 @@
-"""Hang detector: follows the heartbeats, warns at half the time limit, and ends a job that makes no progress.
+"""Hang detector: follows the heartbeats, warns at half the time limit, ends a job without progress or heartbeats.
 
 `launcher.diagnosis.liveness` decides what counts as progress, `launcher.diagnosis.hang_diagnosis` which ranks are to
 blame. This module decides when to report it, and collects the ranks' stacks before they are ended.
@@ -55,7 +55,8 @@ class HangDetector(Observer):
     hang_timeout: seconds without progress after which the job hangs
     heartbeat_timeout: seconds without output or a heartbeat of a rank's agent after which that rank is lost; less than
         SILENCE acts as SILENCE
-    folder: returns the folder for files of stacks; if that is None, the console shows the most informative stacks
+    folder: returns the folder for files of stacks. If that is None, or the files cannot be written, the console shows
+        the stacks of `HangDiagnosis.samples`
     attempt: returns the attempt that runs now
     clock: monotonic, s
     """
@@ -147,7 +148,7 @@ class HangDetector(Observer):
     # -- decisions
 
     def _check(self) -> float:
-        """Reports lost ranks and a hang, if there are any. Returns: seconds until the next check"""
+        """Reports lost ranks, a hang, or that one is near, if there is any. Returns: seconds until the next check"""
         self._report_lost(self._heartbeat_timeout)
         if self._over:
             return _NEVER
@@ -178,7 +179,7 @@ class HangDetector(Observer):
         return min(until_end, _CHECK_INTERVAL)
 
     def _report_lost(self, timeout: float) -> None:
-        """Ends the job if agents have been silent for `timeout` seconds."""
+        """Ends the job if agents have been silent for `timeout` seconds, and for more than SILENCE."""
         states = self._liveness.ranks(self._job_time)
         lost = [state for state in states if state.silent and state.silence >= timeout]
         if not lost:
@@ -201,7 +202,10 @@ class HangDetector(Observer):
         )
 
     def _collect_stacks(self, now: float) -> float:
-        """Once the ranks' stacks have come, or their time is over, ends the job. Returns: the time of the next call"""
+        """Once the ranks' stacks have come, or their time is over, ends the job if any rank still runs.
+
+        Returns: the time of the next call.
+        """
         running = {state.rank for state in self._liveness.ranks(self._job_time)}
         awaited = {state.rank for state in self._hung if not state.unresponsive} & running
         if now < self._stacks_deadline and not awaited <= self._stacks.keys():

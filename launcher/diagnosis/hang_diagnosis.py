@@ -2,7 +2,8 @@
 
 A rank is blamed if it is stopped, if its agent is silent, or if it is outside of collectives while others wait in one.
 If all ranks wait, their calls are compared: the same call points to the network, different calls to a program that does
-not make the same calls on every rank.
+not make the same calls on every rank. If none waits, ranks that are stuck in the kernel are blamed, else those that
+have made fewer calls than others.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class HangDiagnosis(NamedTuple):
 
     ranks: those that are blamed, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
-    samples: at most three ranks whose stacks are shown: of those that are blamed, or one of each group of equal calls
+    samples: at most three ranks whose stacks are shown: of those that are blamed; one of each group of equal calls, if
+    all ranks wait; or any, if none stands out
     """
 
     ranks: tuple[int, ...]
@@ -68,7 +70,8 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
         return _compare_calls(waiting)
     if waiting:
         most = max(state.calls for state in waiting)
-        # A root may have finished the call in which the others wait for another rank: it is not behind.
+        # A rank outside that has made as many calls is not behind: the root of a collective may have finished it
+        # while the others still wait in it for another rank.
         behind = [state for state in outside if state.calls < most]
         if not (unresponsive or behind):
             behind = outside

@@ -162,7 +162,11 @@ class Liveness:
             state.active_seconds = cpu_seconds
 
     def quiet(self, now: float) -> float:
-        """For how many seconds nothing has moved; 0.0 before all ranks have started."""
+        """For how many seconds nothing has moved; 0.0 before all ranks have started, and if none runs.
+
+        If no rank has made a collective or waits in `collectives.init`: for how long all agents have been silent, but
+        0.0 up to SILENCE.
+        """
         states = self._ranks.values()
         if self._missing > 0 or not states:
             return 0.0
