@@ -57,7 +57,8 @@ def diagnose_hang(states: Sequence[RankState], engine: str = "") -> HangDiagnosi
     """Finds the ranks that hold the others up.
 
     states: of all ranks that run, at least one
-    engine: name and pid of a stopped process of the MPI, without which no rank can leave `collectives.init`; or ""
+    engine: name and pid of a stopped process of the engine, or of the stopped reaper, without which no rank can leave
+    `collectives.init`; "" if none is stopped
     """
     if len({state.host for state in states}) == 1:
         states = [replace(state, host="") for state in states]  # The sentence names hosts only if there are several.
