@@ -32,7 +32,6 @@ FORWARDED_SIGNALS = (*ENDING_SIGNALS, *USER_SIGNALS)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CHUNK = 1 << 16
 
 # Loaded before any fork: a child should do as little as possible between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)

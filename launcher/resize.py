@@ -37,12 +37,14 @@ def resize(pid: int, n: int) -> tuple[bool, str]:
     Returns: whether the job has `n` ranks now, and a sentence for the user
     """
     answer = b""
+    failure = f"{pid} is no ddp-launch of yours that runs on this machine (ddp-top shows them)"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, suppress(OSError):
         sock.connect(address(pid))
         if peer(sock) == (pid, os.geteuid()):
             sock.sendall(str(n).encode())
+            failure = f"ddp-launch {pid} ended before it answered"
             answer = sock.recv(_MAX_ANSWER)
     if not answer:
-        return False, f"{pid} is no ddp-launch of yours that runs on this machine (ddp-top shows them)"
+        return False, failure
     done, text = json.loads(answer)
     return bool(done), str(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,22 @@ def test_what_is_no_job_of_this_user_is_not_asked(monkeypatch: Any) -> None:
     monkeypatch.setattr(client.os, "geteuid", lambda: os.getuid() + 1)
     assert resize(here, 2) == (False, no_job)
     job.close()
+
+
+def test_a_job_that_ends_before_it_answers() -> None:
+    here = os.getpid()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as job:
+        job.bind(address(here))
+        job.listen()
+
+        def read_request() -> None:
+            with job.accept()[0] as connection:
+                connection.recv(9)
+
+        ends = threading.Thread(target=read_request)
+        ends.start()
+        assert resize(here, 2) == (False, f"ddp-launch {here} ended before it answered")
+        ends.join()
 
 
 NOT_ALL = "not all ranks of the job are in the loop of a ddp.checkpoint.Checkpointer"
