@@ -31,11 +31,11 @@ PAUSED_AT = 8
 PEER_FAILED_AT = 16
 #: Byte RESIZE_AT of that page is nonzero once the job is to go on with another number of ranks after a step.
 RESIZE_AT = 24
-#: Set by `ddp-launch`: a token of the job, then the slots that keep the ranks' state for the next start, each as a file
-#: descriptor below /proc ("4711/fd/5"). "" if there are no slots, for example if the job is never started again. First
-#: come two slots for each rank. The launcher holds them, or the rank's agent if the agent is on another host. Then come
-#: the slots that agents of an earlier start still hold on other hosts. Each slot is a memfd, whose name is
-#: STATE_MEMORY_NAME, a hyphen and the token.
+#: Set by `ddp-launch`: a token of the job, then the slots that keep the ranks' state for the next start, each as a
+#: file descriptor below /proc ("4711/fd/5"). "" if there are no slots, for example if the job is never started
+#: again. First come two slots for each rank. The launcher holds them, or the rank's agent if the rank cannot open
+#: the launcher's. Then come the slots that agents of an earlier start still hold. Each slot is a memfd, whose name
+#: is STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
 #: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to STATE_MEMORY, or "-1".

@@ -8,6 +8,7 @@ Copies, streams and errors of CUDA are in modules of `ddp._cuda`, which are load
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import struct
 import threading
@@ -93,11 +94,13 @@ def _parse(text: Any, index: int | None) -> tuple[str, int | None]:
         index = int(digits)
     if index is None:
         return device_type, None
-    if not hasattr(index, "__index__"):
-        raise DtypeError(f"device({text!r}, index={index!r}): expected an integer")
+    try:
+        index = operator.index(index)
+    except TypeError:
+        raise DtypeError(f"device({text!r}, index={index!r}): expected an integer") from None
     if index < 0 or (device_type == "cpu" and index > 0):
         raise ArgumentError(f"device({text!r}, index={index}): there is no such {device_type} device")
-    return device_type, int(index) if device_type == "cuda" else None  # cpu:0 is cpu
+    return device_type, index if device_type == "cuda" else None  # cpu:0 is cpu
 
 
 def _cupy(asked: device) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 from ddp._tensor.base import apply
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import arange, rename, zeros_like
+from ddp._tensor.creation import arange, parse_count, rename, zeros_like
 from ddp._tensor.dtypes import HALVES
 from ddp._tensor.functions import view_as_complex, view_as_real
-from ddp._tensor.operands import REJECTED, as_ddp_error, check_tensor, floating
+from ddp._tensor.operands import REJECTED, as_ddp_error, as_sequence, check_tensor, floating
 from ddp._tensor.reductions import resolve_axes
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import fft as ops
@@ -68,6 +68,7 @@ irfft, irfft2, irfftn = _named("irfft", "The inverse of rfft: a Tensor, of 2*(m 
 
 def fftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
     """The frequencies of fft's results in cycles per unit: (n,). d: sample distance. options: dtype, device"""
+    n = parse_count(n, "fftfreq")
     return ((arange(n, **options) + n // 2) % n - n // 2) / (n * d)
 
 
@@ -77,10 +78,13 @@ def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
 
 
 def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
-    """Moves the frequency 0 to the middle, along `dim` or all dimensions. Raises: RangeError."""
+    """Moves the frequency 0 to the middle, along `dim` or all dimensions.
+
+    Raises: RangeError for a dimension that does not exist; DtypeError if it is no integer.
+    """
     if dim is None:
         dim = range(input.ndim)
-    dims = [dim] if isinstance(dim, int) else dim
+    dims = as_sequence(dim)
     return input.roll([input.size(d) // 2 * _sign for d in dims], dims)
 
 

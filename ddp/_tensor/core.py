@@ -17,7 +17,7 @@ from ddp._tensor.gradients import GradFn, Gradients
 from ddp._tensor.indexing import Indexing
 from ddp._tensor.interop import Interop
 from ddp._tensor.linear_algebra import LinearAlgebra
-from ddp._tensor.operands import numpy_names
+from ddp._tensor.operands import numpy_names, parse_int
 from ddp._tensor.printing import text_of
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.results import Size
@@ -68,11 +68,14 @@ class Tensor(
         return Size(self.array.shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of dimension `dim`. Raises: RangeError if there is no such dimension."""
+        """The shape, or the size of dimension `dim`.
+
+        Raises: RangeError if there is no such dimension; DtypeError if it is no integer.
+        """
         if dim is None:
             return Size(self.array.shape)
         try:
-            return self.array.shape[dim]
+            return self.array.shape[parse_int(dim, "size", "a dimension")]
         except IndexError:
             raise RangeError(f"size: dimension {dim} of shape {self.array.shape}") from None
 

@@ -394,9 +394,11 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """
     if isinstance(data, Number) and not isinstance(data, np.generic):
         dtype = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
-        if dtype in dtypes.INTEGERS and math.isfinite(data):
-            data = int(data)
         try:
+            if dtype in dtypes.INTEGERS and math.isfinite(data):
+                data = int(data)
+            elif dtypes.is_float(dtype):
+                data = float(data)  # NumPy has no conversion of large integers to bfloat16
             with np.errstate(over="ignore"):
                 return np.array(data, dtype), True
         except (OverflowError, ValueError) as error:

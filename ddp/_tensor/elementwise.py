@@ -460,6 +460,11 @@ class Elementwise(TensorBase):
     __ilshift__, __irshift__ = bitwise_left_shift_, bitwise_right_shift_
 
 
+for _name, _function in vars(Elementwise).items():
+    if getattr(_function, "__name__", "") == "<lambda>":  # an operator: it was made without its name
+        as_method(_function, _name, None)
+
+
 def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
     """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x.
 

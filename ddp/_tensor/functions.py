@@ -22,7 +22,7 @@ from ddp._tensor.dtypes import Dtype, Number, of_number, parse, promote, promote
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
-from ddp._tensor.operands import convert, numpy_names
+from ddp._tensor.operands import check_tensor, convert, numpy_names
 from ddp._tensor.reductions import resolve_axis, searchsorted
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
@@ -247,10 +247,10 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def complex(real: Tensor, imag: Tensor) -> ComplexTensor:
-    """real + i*imag, of tensors of one shape and dtype. Raises: ShapeError."""
-    if real.shape != imag.shape:
-        raise ShapeError(f"complex: expected tensors of one shape, got {tuple(real.shape)} and {tuple(imag.shape)}")
-    return ComplexTensor(real, imag)
+    """real + i*imag, of tensors of one dtype, which broadcast. Raises: DtypeError for no tensor; ShapeError."""
+    for x in (real, imag):
+        check_tensor("complex", x)
+    return ComplexTensor(*broadcast_tensors(real, imag))
 
 
 def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
@@ -260,7 +260,8 @@ def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
 
 def view_as_complex(input: Tensor) -> ComplexTensor:
     """Pairs of real numbers as complex numbers: input (..., 2), result (...). Raises: ShapeError."""
-    if input.size(-1) != 2:
+    check_tensor("view_as_complex", input)
+    if input.array.shape[-1:] != (2,):
         raise ShapeError(f"view_as_complex: expected a shape (..., 2), got {tuple(input.shape)}")
     return ComplexTensor(*input.unbind(-1))
 

@@ -11,7 +11,7 @@ import numpy as np
 from ddp._device import CPU, to_device
 from ddp._tensor.base import Parameters, Tensor, TensorBase, TensorFunction, apply, copy_if_needed, wrap
 from ddp._tensor.creation import array_of
-from ddp._tensor.dtypes import Number
+from ddp._tensor.dtypes import INTEGERS, Number, is_float
 from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, check_operand, convert
 from ddp._tensor.reductions import at_least_1d, resolve_axis
@@ -312,11 +312,15 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     if isinstance(value, TensorBase):
         if value.array.ndim:
             raise ShapeError(f"{name}: the value is a number or a 0-d tensor, not of shape {value.array.shape}")
-        return convert(value, x.array.dtype)
+        if x.array.dtype not in INTEGERS or not is_float(value.array.dtype):
+            return convert(value, x.array.dtype)
+        value = value.array.item()  # NaN, for example, is no integer.
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, Number):
         raise DtypeError(f"{name}: the value is a number or a 0-d tensor, not {type(value).__name__}")
+    if isinstance(value, float) and is_float(x.array.dtype):
+        return value
     return array_of(value, x.array.dtype, name)[0].item()
 
 

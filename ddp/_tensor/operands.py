@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -177,8 +177,13 @@ def parse_int(value: Any, name: str, argument: str) -> int:
     """Converts an integer of any type, an argument of `name`, to an int. Raises: DtypeError for anything else."""
     try:
         return operator.index(value)
-    except TypeError:
+    except (TypeError, ValueError):
         raise DtypeError(f"{name}: {argument} is an integer, not {value!r}") from None
+
+
+def as_sequence(value: Any) -> Sequence[Any]:
+    """Returns `value`, or a sequence of it alone: dimensions may be given as one number."""
+    return value if isinstance(value, Sequence) else (value,)
 
 
 def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
@@ -199,8 +204,9 @@ def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
 
 
 def as_method(function: Any, name: str, doc: str | None, wrapped: Any = None) -> Any:
-    """Gives `function` its public name as a method of `Tensor`, by which it is also pickled."""
+    """Gives `function` its public name as a method of `Tensor`, by which it is pickled and shown in tracebacks."""
     function.__name__ = name
+    function.__code__ = function.__code__.replace(co_name=name)
     function.__qualname__ = f"Tensor.{name}"
     function.__module__ = "ddp._tensor.core"
     function.__doc__ = doc

@@ -12,7 +12,7 @@ from ddp._tensor import results
 from ddp._tensor.base import Self, Tensor, TensorBase, apply, guarded_function, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.inplace import in_place
-from ddp._tensor.operands import as_method, convert, floating, parse_int
+from ddp._tensor.operands import as_method, as_sequence, convert, floating, parse_int
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops import indexing as ops
@@ -46,7 +46,7 @@ def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
     ndim: int = x.array.ndim
     if dim is None:
         return tuple(range(ndim))
-    named = [resolve_axis(x, d, name) for d in (dim if isinstance(dim, Sequence) else [dim])]
+    named = [resolve_axis(x, d, name) for d in as_sequence(dim)]
     if len(set(named)) < len(named):
         raise ArgumentError(f"{name}: dimensions {tuple(named)} name one twice")
     return tuple(named or range(ndim)) if ndim else ()

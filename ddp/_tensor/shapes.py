@@ -12,7 +12,7 @@ from ddp._tensor.base import Tensor, TensorBase, Tensors, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
-from ddp._tensor.operands import parse_sizes
+from ddp._tensor.operands import as_sequence, parse_int, parse_sizes
 from ddp._tensor.reductions import at_least_1d, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -152,7 +152,7 @@ class Shapes(TensorBase):
         Raises: RangeError if one does not exist; ArgumentError if one is named twice, or the numbers of sources and
         destinations differ.
         """
-        pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
+        pairs = [as_sequence(source), as_sequence(destination)]
         taken, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
         if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
             raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
@@ -209,7 +209,7 @@ class Shapes(TensorBase):
         among: Sequence[int] = ()
         if dim is None:
             among = range(len(old))
-        elif dim not in ((), []):
+        elif as_sequence(dim):
             among = resolve_axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
@@ -453,12 +453,10 @@ class Shapes(TensorBase):
     def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
         """Shifts elements along `dims`; those beyond the end come first. Without `dims`: in the flattened order.
 
-        Raises: ArgumentError unless there are as many shifts as dims; RangeError.
+        Raises: ArgumentError unless there are as many shifts as dims; RangeError; DtypeError for no integers.
         """
-        by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-        if dims is None:
-            dims = ()
-        along = (dims,) if isinstance(dims, int) else tuple(dims)
+        by = tuple([parse_int(shift, "roll", "a shift") for shift in as_sequence(shifts)])
+        along = () if dims is None else as_sequence(dims)
         if len(along or (0,)) != len(by):
             raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {along}: expected as many")
         if not along:

@@ -1,8 +1,9 @@
 """Keeps the state of training in memory that outlives the ranks, so that a restart does not read the disk.
 
-`ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`); on
-other hosts the rank's agent holds them. A rank writes the contents of a checkpoint into its two slots in turn, so that
-once the first write has ended, one of them is always complete. A slot consists of
+`ddp-launch --max-restarts` holds two slots of anonymous memory for each rank (`collectives.world.STATE_MEMORY`). For a
+rank that cannot open the launcher's memory, such as one on another host, its agent holds them. A rank writes the
+contents of a checkpoint into its two slots in turn, so that once the first write has ended, one of them is always
+complete. A slot consists of
 
     8 bytes    the commit word: 0 while the slot is being written, then a checksum of the header
     header     format, job, and the fields of `Stamp`

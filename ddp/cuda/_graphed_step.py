@@ -341,12 +341,15 @@ def _refuse_cpu() -> Iterator[None]:
     """A context in which ops on CPU tensors raise, because their values would be constants of the graph."""
     state = modes.state
     autocast: Any = state.autocast
+    observers = state.observers
     # With an empty cache: a cast that was cached before the capture would not be part of the graph.
     state.autocast = _NoCasts() if autocast is None else type(autocast)(autocast.rules, autocast.caches, _check_inputs)
+    state.observers = (_check_node, *observers)  # for nodes of other functions than ops
     try:
         yield
     finally:
         state.autocast = autocast
+        state.observers = observers
 
 
 def _check_inputs(op: Any, inputs: Sequence[Any]) -> None:
@@ -354,6 +357,12 @@ def _check_inputs(op: Any, inputs: Sequence[Any]) -> None:
     for x in inputs:
         if isinstance(x, TensorBase) and x.device is _device.CPU:
             raise CaptureError(f"{op.name} computes on the CPU, on a tensor of shape {x.array.shape}")
+
+
+def _check_node(node: Any) -> None:
+    """Raises: CaptureError if a recorded node computes on the CPU."""
+    if node.xp is _device.CPU.xp:
+        raise CaptureError(f"{node.op.name} computes on the CPU")
 
 
 class _NoCasts:

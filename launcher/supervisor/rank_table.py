@@ -21,6 +21,8 @@ class RankProcess:
         self.pid = int(hello["pid"])
         self.agent = int(hello["agent"])
         self.started = int(hello["started"])  # Pid of the process that the engine started: agent or agent supervisor.
+        # If the engine has started the agent itself, the agent is a descendant of the launcher's reaper.
+        self.below_reaper = self.started == self.agent
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])
         self.host = str(hello.get("host", ""))
@@ -90,10 +92,10 @@ class RankTable(dict[int, RankProcess]):
     def slots(self) -> list[str]:
         """The slots in agents, rather than in the launcher, that the next start can read if these agents stay.
 
-        [] if the state of some rank is not in memory, or while a rank that uses the launcher's memory runs: to end that
-        rank, the reaper must end everything.
+        [] if the state of some rank is not in memory, or while a rank below the reaper runs: to end that rank, the
+        reaper must end everything.
         """
-        if not self.held or any(not process.over and not process.slots for process in self.values()):
+        if not self.held or any(not process.over and process.below_reaper for process in self.values()):
             return []
         return [slot for process in self.values() if process.over and not process.lost for slot in process.slots]
 

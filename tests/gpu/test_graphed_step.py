@@ -238,6 +238,19 @@ def test_a_replay_asks_for_nothing(gpu: Any) -> None:
     assert gpu.launches == {"graph": 3, "copy": 6}
 
 
+class Halved(ddp.autograd.Function):
+    """Computes with NumPy, so that no op runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return ddp.from_numpy(x.detach().numpy() / 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g / 2
+
+
+ON_CPU = ddp.ones(3, requires_grad=True)
 CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "item": (lambda x: x * x.sum().item(), "item"),
     "bool": (lambda x: x if x.sum() > 0 else -x, "__bool__"),
@@ -248,6 +261,7 @@ CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "from the CPU": (lambda x: x + ddp.tensor([1.0, 2.0, 3.0], device="cuda"), "tensor"),
     "moved up": (lambda x: x + ddp.ones(3).to("cuda"), "to"),
     "on the CPU": (lambda x: ddp.ones(3).add(1).sum() and x, "add"),
+    "on the CPU, in a function of the user": (lambda x: Halved.apply(ON_CPU) is None or x, "apply"),
     "on the CPU, with casts": (ddp.autocast("cuda")(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
     "on the CPU, without": (ddp.autocast("cuda", enabled=False)(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
 }

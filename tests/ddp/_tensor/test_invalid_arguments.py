@@ -35,6 +35,7 @@ CALLS: dict[type[Exception], Any] = {
         "300 does not fit uint8": lambda x: ddp.full((2,), 300, dtype=ddp.uint8),
         "full: nan does not fit int64": lambda x: ddp.full((2,), float("nan"), dtype=ddp.int64),
         "masked_fill: nan does not fit int64": lambda x: I.masked_fill(I > 1, float("nan")),
+        "index_fill: nan does not fit int64": lambda x: I.index_fill(0, ddp.tensor([0]), ddp.tensor(float("nan"))),
         "fill_: expected a number, got NoneType": lambda x: x.fill_(None),
         "without a copy": lambda x: ddp.asarray(np.zeros(3, np.float32), dtype=ddp.float64, copy=False),
         "a tensor on the CPU has no stream": lambda x: ddp.zeros(3).__dlpack__(stream=1),
@@ -82,6 +83,10 @@ CALLS: dict[type[Exception], Any] = {
         "'max'": lambda x: X.scatter(0, ddp.tensor([[0]]), X, reduce="max"),
     },
     DtypeError: {
+        "fftfreq: a number of elements is an integer, not 2.5": lambda x: ddp.fft.fftfreq(2.5),
+        "roll: a shift is an integer, not 1.5": lambda x: x.roll(1.5, 0),
+        "size: a dimension is an integer, not 0.0": lambda x: x.size(0.0),
+        "complex: input is a Tensor, not list": lambda x: ddp.complex([1.0], x),
         "linspace: a number of elements is an integer, not 2.5": lambda x: ddp.linspace(0, 1, 2.5),
         "logspace: a number of elements is an integer, not '3'": lambda x: ddp.logspace(0, 1, "3"),
         "randperm: a number of elements is an integer, not None": lambda x: ddp.randperm(None),
@@ -133,7 +138,7 @@ CALLS: dict[type[Exception], Any] = {
         "bool tensor, not ndarray": lambda x: X.masked_fill(np.array([True]), 0),
     },
     ShapeError: {
-        r"complex: expected tensors of one shape, got \(2,\) and \(3,\)": lambda x: ddp.complex(x[0, 0, :2], X[:, 0]),
+        r"broadcast_tensors: shapes .* do not broadcast": lambda x: ddp.complex(x[0, 0, :2], X[:, 0]),
         r"view_as_complex: expected a shape \(..., 2\), got \(2, 3, 4\)": lambda x: ddp.view_as_complex(x),
         r"add_: shapes \(2, 3\) and \(2,\)": lambda x: ddp.zeros(2, 3).add_(ddp.zeros(2)),
         r"\(4, 2, 3\) does not broadcast to \(2, 3\)": lambda x: ddp.zeros(2, 3).copy_(ddp.zeros(4, 2, 3)),
@@ -191,3 +196,10 @@ CALLS: dict[type[Exception], Any] = {
 def test_an_error_says_what_was_wrong(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call(ddp.arange(24.0).reshape(2, 3, 4).clone())
+
+
+@pytest.mark.parametrize("name", ["__add__", "__rtruediv__", "__lt__", "__and__", "__rlshift__", "atan2", "eq_"])
+def test_a_traceback_names_the_method(name: str) -> None:
+    with pytest.raises(ShapeError) as raised:
+        getattr(ddp.ones(2), name)(ddp.ones(3))
+    assert raised.traceback[1].name == name

@@ -116,6 +116,8 @@ ALIKE: dict[str, Any] = {
     "stack promotes": lambda t: t.stack([t.tensor(1), t.tensor(2.5)]),
     "squeeze none": lambda t: t.zeros(1, 2, 1).squeeze(()),
     "squeeze an empty list": lambda t: t.zeros(1, 2, 1).squeeze([]),
+    "squeeze by NumPy's integer": lambda t: t.zeros(1, 2, 1).squeeze(np.int64(0)),
+    "movedim by NumPy's integers": lambda t: t.zeros(1, 2, 3).movedim(np.int64(0), np.int64(1)),
     "unfold 0-d": lambda t: t.tensor(3.0).unfold(0, 1, 1),
     "pad bfloat16": lambda t: t.nn.functional.pad(t.ones(1, 3, dtype=t.bfloat16), (1, 2), "reflect").float(),
     "one_hot": lambda t: t.nn.functional.one_hot(t.tensor([[0, 2], [1, 0]])),
