@@ -25,10 +25,10 @@ _TOO_NEW = "2.15"  # not tested
 
 def check_version(version: str) -> None:
     """Warns if PyTorch is newer than the versions that are tested. Raises: BackendError if it is too old."""
-    found = torch.torch_version.TorchVersion(version)
-    if found < _OLDEST:
+    installed = torch.torch_version.TorchVersion(version)
+    if installed < _OLDEST:
         raise BackendError(f'the backend "ddp" needs PyTorch {_OLDEST} or later, this one is {version}')
-    if found >= _TOO_NEW:
+    if installed >= _TOO_NEW:
         warnings.warn(
             f'the backend "ddp" is tested with PyTorch before {_TOO_NEW}, this one is {version}', stacklevel=2
         )

@@ -176,7 +176,7 @@ class GroupCalls:
             return _DONE
         work = _start(call.func.__name__, inputs, lambda: [call(async_op=True)], result, after)
         if recorder is not None:
-            recorder.add(work.calls[0], sum(getattr(each, "nbytes", 0) for each in call.args))
+            recorder.add(work.calls[0], sum(getattr(x, "nbytes", 0) for x in call.args))
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif not opts.asyncOp:
@@ -367,8 +367,8 @@ class GroupCalls:
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULTS) -> TorchWork:
         self._check_parts(outputs, "outputs")
         self._check_parts(inputs, "inputs")
-        sends = [as_data(each).size for each in inputs]
-        expected = [as_data(each).size for each in outputs]
+        sends = [as_data(x).size for x in inputs]
+        expected = [as_data(x).size for x in outputs]
         call = partial(self._comm.all_to_all, joined(inputs), lengths=sends, out_lengths=expected)
         return self._run(call, opts, inputs, outputs, partial(split_into, outputs))
 
@@ -611,13 +611,13 @@ def _by_device(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _device_type(args: Iterable[Any]) -> str:
     """The device type of the first argument that is or has a device, also inside lists; "" if there is none."""
-    for each in args:
-        if isinstance(each, list | tuple):
-            kind = _device_type(each)
+    for arg in args:
+        if isinstance(arg, list | tuple):
+            device_type = _device_type(arg)
         else:
-            kind = getattr(getattr(each, "device", each), "type", "")
-        if kind:
-            return kind
+            device_type = getattr(getattr(arg, "device", arg), "type", "")
+        if device_type:
+            return device_type
     return ""
 
 
@@ -642,10 +642,10 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
         return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))
 
 
-def _one(each: Sequence[Any]) -> Any:
-    if len(each) != 1:
-        raise ArgumentError(f"each rank has one device, and one tensor here: got {len(each)}")
-    return each[0]
+def _one(tensors: Sequence[Any]) -> Any:
+    if len(tensors) != 1:
+        raise ArgumentError(f"each rank has one device, and one tensor here: got {len(tensors)}")
+    return tensors[0]
 
 
 class _Thread(threading.local):

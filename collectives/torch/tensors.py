@@ -20,8 +20,19 @@ from collectives.native import BFLOAT16, Array
 
 Tensors = Sequence[torch.Tensor]
 _NAMES = (
-    *("float16", "float32", "float64", "complex64", "complex128"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 )
 DTYPES: dict[Any, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in _NAMES}
 DTYPES |= {torch.bool: np.dtype(np.bool_), torch.bfloat16: BFLOAT16}

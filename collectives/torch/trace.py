@@ -88,7 +88,7 @@ class StepRecorder:
         """The record of the backward that has just ended."""
         since = self._ended
         self._ended = self._now()
-        times = [[each - self._ahead for each in work.times() or ()] for work, _ in self._calls]
+        times = [[time - self._ahead for time in work.times() or ()] for work, _ in self._calls]
         return {
             "number": next(self._numbers),
             "contents": [([str(work)], nbytes) for work, nbytes in self._calls],
@@ -97,8 +97,8 @@ class StepRecorder:
             "begun": self._begun,
             "computed": self._computed,
             "ended": self._ended,
-            "ready": [each[0] if each else self._begun for each in times],
-            "times": [each[1:] or None for each in times],
+            "ready": [call[0] if call else self._begun for call in times],
+            "times": [call[1:] or None for call in times],
         }
 
     def _write(self) -> None:

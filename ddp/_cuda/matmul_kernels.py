@@ -20,6 +20,7 @@ from ddp.errors import DtypeError
 from ddp.ops.activation import gelu
 from ddp.ops.arrays import BFLOAT16, Array, total, where_or_zero
 from ddp.ops.op import Gradients, Needs, Saved
+from ddp.ops.products import rows_of
 
 # A simple kernel, with a thread for each element of the result, for integers and for what cuBLASLt does not support.
 PRODUCT = KernelSource(
@@ -89,16 +90,12 @@ def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
     return product(xp, xp.ones((1, g.shape[0]), g.dtype), g, None if out is None else out[None]).reshape(g.shape[1])
 
 
-def _rows(x: Array) -> Array:
-    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
 def _gradient_rows(xp: Any, g: Array) -> Array:
     """A gradient as (rows, n). Copied if cuBLASLt cannot read it, for example the broadcast gradient of a sum.
 
     Otherwise every product that reads the gradient would copy it.
     """
-    g = _rows(g)
+    g = rows_of(g)
     row_stride, column_stride = g.strides
     readable = (column_stride == g.itemsize and row_stride > 0) or (row_stride == g.itemsize and column_stride > 0)
     return g if readable else xp.array(g, order="C")
@@ -158,7 +155,7 @@ def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
 
 
 def linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
-    out = _affine(xp, _rows(x), w, b)
+    out = _affine(xp, rows_of(x), w, b)
     return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0]), x.shape
 
 
@@ -172,7 +169,7 @@ def linear_backward(
         dx = dx.reshape(shape)
     if not needs[1]:
         return dx, None, column_sums(xp, g, _unless_accumulating(grad_outs[2])) if needs[2] else None
-    return dx, *_parameter_gradients(xp, g, _rows(x), needs[1:], grad_outs[1:])
+    return dx, *_parameter_gradients(xp, g, rows_of(x), needs[1:], grad_outs[1:])
 
 
 class LayerResult(NamedTuple):
@@ -225,7 +222,7 @@ def _activation_backward(xp: Any, g: Array, layer: LayerResult) -> Array:
 
 def linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
     # No `aux` for ReLU: its derivative follows from its result.
-    layer = _layer(xp, _rows(x), w, b, activation, keep and activation != "relu")
+    layer = _layer(xp, rows_of(x), w, b, activation, keep and activation != "relu")
     out = layer.out if x.ndim == 2 else layer.out.reshape(*x.shape[:-1], w.shape[0])
     return out, (layer if activation == "relu" else layer._replace(out=None), x.shape)
 
@@ -234,13 +231,13 @@ def linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, grad_outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     layer, shape = residual
-    return linear_backward(xp, _activation_backward(xp, _rows(g), layer), needs, saved[:2], shape, grad_outs)
+    return linear_backward(xp, _activation_backward(xp, rows_of(g), layer), needs, saved[:2], shape, grad_outs)
 
 
 def feed_forward(
     xp: Any, x: Array, w1: Array, b1: Array | None, w2: Array, b2: Array | None, activation: str, keep: bool
 ) -> tuple[Array, Any]:
-    hidden = _layer(xp, _rows(x), w1, b1, activation, keep)
+    hidden = _layer(xp, rows_of(x), w1, b1, activation, keep)
     out = _affine(xp, hidden.out, w2, b2)
     return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w2.shape[0]), (hidden, x.shape)
 
@@ -259,7 +256,7 @@ def feed_forward_backward(
         if needs[0]:
             dx = product(xp, dz, w1).reshape(shape)
         if needs[1]:
-            dw1 = _product_into(xp, dz.T, _rows(x), grad_outs[1])
+            dw1 = _product_into(xp, dz.T, rows_of(x), grad_outs[1])
     return dx, dw1, db1, dw2, db2
 
 

@@ -49,7 +49,10 @@ def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]
     return functions
 
 
-N, P, FLAG, REAL = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+N = ctypes.c_ssize_t
+P = ctypes.c_void_p
+FLAG = ctypes.c_int
+REAL = ctypes.c_double
 _count_threads: Callable[[int], int] = library.count_threads
 library.count_threads.argtypes = (N,)
 
@@ -639,7 +642,8 @@ SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("sigmoid", "erf", "erf
 GELU = kernels("gelu", N, P, P, P, chars="f")
 GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu_tanh", "silu"))
 LEAKY_RELU_BACKWARD = kernels("leaky_relu_backward", N, REAL, P, P, P)
-CLAMP, CLAMP_BACKWARD = kernels("clamp", N, REAL, REAL, P, P), kernels("clamp_backward", N, REAL, REAL, P, P, P)
+CLAMP = kernels("clamp", N, REAL, REAL, P, P)
+CLAMP_BACKWARD = kernels("clamp_backward", N, REAL, REAL, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
 CHANNEL_MOMENTS, CHANNEL_NORM = (
@@ -655,7 +659,8 @@ CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REA
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", *[P] * 8, FLAG)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
-IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
+IM2COL = kernels("im2col", P, N, N, N, N, FLAG, P, P)
+MAX_POOL = kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
 LSTM = kernels("lstm", *[N] * 4, *[P] * 4, chars="f")
 LSTM_BACKWARD = kernels("lstm_backward", *[N] * 4, *[P] * 7, chars="f")

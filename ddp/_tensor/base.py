@@ -157,7 +157,10 @@ class TensorBase:
         """
         self.check_replaceable()
         leaf = self.accumulate_grad
-        self.array, self._device, self.version, self._epoch = array, device, Version(), 0
+        self.array = array
+        self._device = device
+        self.version = Version()
+        self._epoch = 0
         self.accumulate_grad = self.grad_view = None
         if leaf is not None:
             if leaf.grad_buffer.full:

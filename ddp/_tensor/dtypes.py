@@ -164,7 +164,9 @@ class finfo(_Limits):
         limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # it has no annotations
         self.dtype = dtype.name
         self.bits = dtype.itemsize * 8
-        self.eps, self.max, self.min = float(limits.eps), float(limits.max), float(limits.min)
+        self.eps = float(limits.eps)
+        self.max = float(limits.max)
+        self.min = float(limits.min)
         self.tiny = self.smallest_normal = float(limits.smallest_normal)
         self.resolution = 10.0**-limits.precision
 

@@ -90,7 +90,8 @@ class Gradients(TensorBase):
     def detach(self) -> Tensor:
         """A tensor over the same memory, outside the graph. In-place changes show in both; backward notices them."""
         x = wrap(self.array, self._device)
-        x.version, x._epoch = self.version, -1  # x does not depend on this tensor's edge
+        x.version = self.version
+        x._epoch = -1  # x does not depend on this tensor's edge
         if x.version.base is None:
             x.version.base = weakref.ref(self)
         return x
@@ -105,14 +106,14 @@ class Gradients(TensorBase):
         edge = required_edge(self, "register_hook")
         hooks = edge.ensure_metadata().hooks if isinstance(edge, Node) else edge.hooks
         like = (self.array.shape, self.array.dtype)
-        where = self._device
+        device = self._device
 
         def run(g: Any) -> Any:
             if isinstance(g, TensorBase):  # under create_graph
                 changed = hook(apply(elementwise.clone, (g,)))
                 gradient_array("hook", changed, like)
                 return changed
-            (gradient,) = gradient_tensors(g, [like], where)
+            (gradient,) = gradient_tensors(g, [like], device)
             return gradient_array("hook", hook(gradient), like)
 
         hooks.append(run)
@@ -171,15 +172,15 @@ def hold_grad(x: TensorBase, g: TensorBase) -> None:
 Like = tuple[Ints, Any]  # the gradient has this shape and dtype
 
 
-def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:
+def gradient_tensors(g: Any, likes: Sequence[Like], device: device, zeros: bool = True) -> list[Tensor | None]:
     """Copies the gradients of a node's results to tensors for the user's code, since the arrays may be shared.
 
     g: an array, or a list with an array or None for each result. zeros: replaces None by zeros; otherwise None stays.
     """
-    xp = where.xp
+    xp = device.xp
     grads = g if isinstance(g, list) else [g]
     return [
-        wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), where)
+        wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), device)
         if zeros or one is not None
         else None
         for one, (shape, dtype) in zip(grads, likes, strict=True)

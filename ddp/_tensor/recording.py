@@ -264,7 +264,8 @@ def _function(module: Any, name: str, of_arrays: Callable[..., Any]) -> Callable
             return _constant(of_arrays(*map(as_array, args), **named))
         if not _is_recorded((*args, *named.values())):
             return of_arrays(*args, **named)
-        out, dtype = named.pop("out", None), named.pop("dtype", None)
+        out = named.pop("out", None)
+        dtype = named.pop("dtype", None)
         if name in _FLAT:
             return _constant(module.asarray(of_arrays(*map(as_array, args))))
         if dtype is not None:

@@ -375,8 +375,8 @@ class Reductions(TensorBase):
         if weights.array.shape != x.shape:
             raise ShapeError(f"bincount: weights of shape {weights.array.shape} for shape {x.shape}")
         w = to_device(weights.array, self._device)
-        kind = w.dtype if w.dtype == "float32" else np.dtype("float64")
-        return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
+        dtype = w.dtype if w.dtype == "float32" else np.dtype("float64")
+        return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(dtype, copy=False), self._device)
 
     def histc(self, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
         """Counts the elements in each of `bins` equal parts of [min, max]; min == max: of the range of all elements.

@@ -165,7 +165,7 @@ def _floats(name: str, method: str, doc: str) -> TensorFunction:
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
         shape = parse_shape(sizes_, size, name)
-        return _sampled(lambda rng, kind: draw(rng, method, shape, kind), **options)
+        return _sampled(lambda rng, dtype: draw(rng, method, shape, dtype), **options)
 
     return rename(make, name, f"{doc} generator, dtype, device, requires_grad, pin_memory: by name.")
 
@@ -273,7 +273,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
         shape = parse_shape((), size, "normal")
-    return _sampled(lambda rng, kind: draw(rng, "standard_normal", shape, kind) * width + centre, **options)
+    return _sampled(lambda rng, dtype: draw(rng, "standard_normal", shape, dtype) * width + centre, **options)
 
 
 @guarded_function

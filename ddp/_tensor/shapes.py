@@ -84,13 +84,13 @@ class Shapes(TensorBase):
         return out
 
     def _as_dtype(self, dtype: Any) -> Tensor:
-        kind = parse(dtype)
-        if kind == self.array.dtype:
+        dtype = parse(dtype)
+        if dtype == self.array.dtype:
             return self.reshape(self.array.shape)
         try:
-            return wrap(self.array.view(kind), self._device, self)
+            return wrap(self.array.view(dtype), self._device, self)
         except ValueError as error:
-            raise ShapeError(f"view({kind}) of shape {self.array.shape} of {self.array.dtype}: {error}") from error
+            raise ShapeError(f"view({dtype}) of shape {self.array.shape} of {self.array.dtype}: {error}") from error
 
     def view_as(self, other: TensorBase) -> Tensor:
         """As view, in the shape of `other`. Raises: ShapeError as view."""

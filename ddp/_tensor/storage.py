@@ -72,7 +72,9 @@ class Storage(TensorBase):
                 f"become {new.dtype} {new.shape} on {value._device}"
             )
         if alike:  # `edge` and `accumulate_grad` stay valid
-            self.array, self.version, self._epoch = new, Version(), 0
+            self.array = new
+            self.version = Version()
+            self._epoch = 0
         else:
             self.replace_storage(new, value._device)
 

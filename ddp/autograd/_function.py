@@ -70,16 +70,16 @@ class _FunctionBackward:
         self.name = function.__name__
 
     def backward(self, xp: Any, g: Any, needs: Sequence[bool], saved: Sequence[Any], residual: Any) -> list[Any]:
-        ctx, _, outputs, where, _ = residual
-        grads = gradient_tensors(g, outputs, where, ctx.materialize_grads)
+        ctx, _, outputs, device, _ = residual
+        grads = gradient_tensors(g, outputs, device, ctx.materialize_grads)
         with no_grad():
-            gradients = self._call(residual, grads, [None if x is None else wrap(x, where) for x in saved], needs)
+            gradients = self._call(residual, grads, [None if x is None else wrap(x, device) for x in saved], needs)
         return [None if dx is None else dx.array for dx in gradients]
 
     def record_backward(self, node: Node, g: Any, needs: Sequence[bool]) -> list[Any]:
         """Computes gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
-        ctx, _, outputs, where, origins = node.residual
-        grads = gradient_tensors([None] * len(outputs), outputs, where, ctx.materialize_grads)
+        ctx, _, outputs, device, origins = node.residual
+        grads = gradient_tensors([None] * len(outputs), outputs, device, ctx.materialize_grads)
         for i, one in enumerate(g if isinstance(g, list) else [g]):
             grads[i] = grads[i] if one is None else one.clone()
         results = output_nodes(node) if isinstance(node, MultiOutputNode) else [node]
@@ -207,7 +207,7 @@ def _record(
     tensors = [x for x in outputs if isinstance(x, TensorBase)]
     if not tensors:
         raise DtypeError(f"{cls.__name__}: forward returned no tensor")
-    where = tensors[0].device
+    device = tensors[0].device
     for x in ctx._dirty:
         written_in_graph(x)
     saved = tuple([None if x is None else x.array for x in ctx._to_save])
@@ -218,9 +218,9 @@ def _record(
     shapes = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
     # The origin of a saved tensor: the number of a result, or the edge of another tensor.
     origins = [next((i for i, y in enumerate(outputs) if y is x), None if x is None else x.edge) for x in ctx._to_save]
-    residual = (ctx, inputs, shapes, where, origins)
-    kind = Node if len(outputs) == 1 else MultiOutputNode
-    node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
+    residual = (ctx, inputs, shapes, device, origins)
+    node_class = Node if len(outputs) == 1 else MultiOutputNode
+    node = node_class(cls._op, device.xp, edges, ctx.needs_input_grad, saved, versions, residual)
     for x in outputs:
         if _is_in(x, ctx._to_save):
             x.version.saved_by = weakref.ref(node)

@@ -212,7 +212,8 @@ class DistributedSampler(IndexSampler):
             raise ArgumentError(f"epoch should be a number of at least 0, is {epoch}")
         if self._loaded is not None and self._loaded["epoch"] != epoch:
             self._loaded = None
-        self.epoch, self._counted = int(epoch), False  # int: json cannot write NumPy's integers
+        self.epoch = int(epoch)  # int: json cannot write NumPy's integers
+        self._counted = False
 
     def begin_again(self) -> None:
         """Makes the next `iter` repeat the epoch of the last pass, even if a loader has read ahead to the pass's end.

@@ -81,7 +81,8 @@ class ForkServer:
     """
 
     def __init__(self, modules: set[str]) -> None:
-        self.modules, self.owner = modules, os.getpid()
+        self.modules = modules
+        self.owner = os.getpid()
         self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]

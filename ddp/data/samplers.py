@@ -91,7 +91,8 @@ class IndexSampler(Sampler[int]):
         """Begins a pass; returns its first position."""
         self._began = self._loaded or self._next(draw=True)
         self._loaded = None
-        self._cursor, self._chunk = self._began["cursor"], iter(())
+        self._cursor = self._began["cursor"]
+        self._chunk = iter(())
         return self._began
 
     def _chunks(self, began: State) -> Iterator[Iterator[int]]:
@@ -217,7 +218,8 @@ class _Drawn(IndexSampler):
         Raises: StateDictError for the state of another dataset or sampler.
         """
         check_mapping(self, state_dict)
-        seed, snapshot = state_dict.get("seed"), state_dict.get("generator")
+        seed = state_dict.get("seed")
+        snapshot = state_dict.get("generator")
         if seed is not None:
             check_count(self, state_dict, "seed", 2**63 - 1)
         if (snapshot is None) != (self.generator is None):

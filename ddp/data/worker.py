@@ -270,10 +270,20 @@ class _Worker:
 # Attributes that Python's own exceptions do not have in their `__dict__`. Left out: `args`, which becomes the message,
 # and the `obj` of an AttributeError, which may be the whole dataset.
 _FIELDS = (
-    *("errno", "strerror", "filename", "filename2"),
-    *("name", "path"),
-    *("lineno", "offset", "text"),
-    *("encoding", "object", "start", "end", "reason"),
+    "errno",
+    "strerror",
+    "filename",
+    "filename2",
+    "name",
+    "path",
+    "lineno",
+    "offset",
+    "text",
+    "encoding",
+    "object",
+    "start",
+    "end",
+    "reason",
 )
 
 

@@ -152,7 +152,8 @@ class TransformerDecoderLayer(_TransformerLayer, attentions=("self_attn", "multi
             return self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask, is_causal=tgt_is_causal)[0]
 
         def attend_to_memory(x: Tensor) -> Tensor:
-            padding, mask = memory_key_padding_mask, memory_mask
+            padding = memory_key_padding_mask
+            mask = memory_mask
             return self.multihead_attn(x, memory, memory, padding, False, mask, is_causal=memory_is_causal)[0]
 
         tgt = self._residual(2, self._residual(1, tgt, attend), attend_to_memory)

@@ -153,7 +153,8 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
     first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
     rest = [i for i in range(len(shape)) if i not in axes]
     order = [*range(first, first + many), *range(first), *range(first + many, g.ndim)]
-    sizes, others = tuple(shape[i] for i in axes), tuple(shape[i] for i in rest)
+    sizes = tuple(shape[i] for i in axes)
+    others = tuple(shape[i] for i in rest)
     rows = g.transpose(order).reshape(arrays[0].size, math.prod(others))
     sums = add_rows(xp, math.prod(sizes), flat(arrays, sizes).reshape(-1), rows).reshape(sizes + others)
     back = [0] * len(shape)

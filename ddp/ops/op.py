@@ -53,11 +53,6 @@ class Op:
     device_form: the op for CuPy arrays; the reference, unless `ddp._cuda.register` attached another form.
     """
 
-    __slots__ = (
-        *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
-        *("derived", "grad_out", "name", "reference", "reference_residual", "saves", "supports_bfloat16", "view"),
-    )
-
     def __init__(
         self,
         name: str,

@@ -296,7 +296,8 @@ def _pad_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 
 def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """The slices of x that are kept, and their places in the result."""
-    kept, inside = [], []
+    kept = []
+    inside = []
     for (before, after), n in zip(widths, shape, strict=True):
         first = max(-before, 0)
         last = n - max(-after, 0)

@@ -154,7 +154,8 @@ def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, h
     rest = 1 - half
     gates *= half
     recurrent = xp.ascontiguousarray(w * half)
-    room, inner = xp.empty_like(gates[0]), xp.empty_like(cs[0])
+    room = xp.empty_like(gates[0])
+    inner = xp.empty_like(cs[0])
     for t in range(len(gates)):
         a = gates[t]
         a += product(xp, hs[t], recurrent, room)

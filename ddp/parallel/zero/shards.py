@@ -146,7 +146,9 @@ class Shard:
         self.optimizer: Any = None
         self._groups: list[tuple[Group, Group]] = []  # (group of `optimizer`, the group whose settings it takes)
 
-    def make_optimizer(self, kind: type[Optimizer], settings: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    def make_optimizer(
+        self, optimizer_class: type[Optimizer], settings: Mapping[str, Any], groups: Sequence[Group]
+    ) -> None:
         """Makes the optimizer of this range. groups: of all parameters; their settings apply at each step"""
         leaf_of = {id(self.params[number]): leaf for number, leaf in self.leaves.items()}
         sources = []
@@ -157,7 +159,7 @@ class Shard:
                 sources.append(group)
                 leaf_groups.append({**_settings(group), "params": leaves})
         if leaf_groups:
-            self.optimizer = kind(leaf_groups, **settings)
+            self.optimizer = optimizer_class(leaf_groups, **settings)
             self._groups = list(zip(self.optimizer.param_groups, sources, strict=True))
 
     def step(self, found_inf: Any = None) -> bool:
@@ -263,7 +265,7 @@ def _view(whole: Array, place: Place) -> Array:
 class ShardedExchange(Exchange):
     """Reduces the ranges of each bucket to the ranks that own them, and holds the optimizers of this rank's ranges.
 
-    kind, settings: class and arguments of the optimizer of a range
+    optimizer_class, settings: class and arguments of the optimizer of a range
     groups: of the parameters; their settings apply at each step
     named: all floating-point parameters of the model by name, also those in no group
     """
@@ -273,7 +275,7 @@ class ShardedExchange(Exchange):
     def __init__(
         self,
         comm: Communicator,
-        kind: type[Optimizer],
+        optimizer_class: type[Optimizer],
         settings: Mapping[str, Any],
         groups: Sequence[Group],
         named: Mapping[str, Tensor],
@@ -282,7 +284,7 @@ class ShardedExchange(Exchange):
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.names = {id(p): name for name, p in named.items()}
         self.shards: list[Shard] = []  # one for each bucket
-        self._kind = kind
+        self._optimizer_class = optimizer_class
         self._settings = settings
         self._groups = groups
         self._named = named
@@ -315,7 +317,7 @@ class ShardedExchange(Exchange):
                 self._comm,
                 self.params[0].device.xp,
             )
-            shard.make_optimizer(self._kind, self._settings, self._groups)
+            shard.make_optimizer(self._optimizer_class, self._settings, self._groups)
             if old_shards:
                 for piece in shard.pieces:
                     # A parameter that had no bucket had no shard: its whole mean is in the new bucket.
