@@ -4,9 +4,8 @@ Engines tear output lines apart, kill surviving ranks before these can report, a
 parent and subreaper. One connection to the launcher carries the rank's output and exit status, and the signals and
 standard input for the rank. When the launcher or the engine dies, the agent kills the rank and everything that the rank
 has started. When the agent itself dies, the kernel kills the rank, and the launcher's reaper or the agent supervisor
-kills the rest. The engine starts this file by path,
-so that no module in the user's working folder can shadow one of the launcher's. This file imports as little as possible
-before the fork, because the rank keeps all of it in memory.
+kills the rest. The engine starts this file by path, so that no module in the user's working folder can shadow one of
+the launcher's. This file imports as little as possible before the fork, because the rank keeps all of it in memory.
 """
 
 from __future__ import annotations
