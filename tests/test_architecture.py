@@ -88,10 +88,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_263, 11_500, ("ddp",)),
-    "collectives": Size(81_016, 65_000, ("collectives",)),
+    "collectives": Size(81_062, 65_000, ("collectives",)),
     "launcher": Size(73_237, 64_000, ("launcher",)),
     "benchmarks": Size(48_868, 31_000, ("benchmarks",)),
-    "tests": Size(486_977, 385_000, ("tests",)),
+    "tests": Size(487_021, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

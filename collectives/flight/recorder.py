@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import itertools
 import mmap
 import operator
@@ -287,17 +288,24 @@ def _stack(thread: int) -> list[FrameType]:
     """The frames of another thread, the innermost first.
 
     That thread runs whenever the interpreter releases the GIL, and CPython 3.11 has crashed when `f_back` was read
-    while it ran. A single call of a C function collects all frames, so the GIL is held throughout.
+    while it ran. A single call of a C function collects all frames, so the GIL is held throughout. In CPython 3.11 a
+    new frame object may start a garbage collection, whose finalizers may release the GIL. So the same call first
+    disables collections.
     """
+    collects_garbage = gc.isenabled()
+    disabled: Iterator[None] = filter(None, itertools.starmap(gc.disable, [()]))  # no items: `disable` returns None
     frames: list[FrameType] = []
     innermost = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, [()]))
-    steps: Iterator[Any] = itertools.chain(innermost, itertools.repeat("f_back"))
+    steps: Iterator[Any] = itertools.chain(disabled, innermost, itertools.repeat("f_back"))
     try:
         frames.extend(itertools.accumulate(steps, getattr))
     except (KeyError, AttributeError):
         # KeyError: there is no such thread. AttributeError: all frames are read. The f_back of the outermost frame is
         # None, which is the last item of `frames`, and has no f_back itself.
         pass
+    finally:
+        if collects_garbage:
+            gc.enable()
     return frames[:-1]
 
 

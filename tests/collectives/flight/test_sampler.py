@@ -106,3 +106,40 @@ def test_it_delays_no_exit(run_job: Run) -> None:
     done = run_job([sys.executable, "-c", code], timeout=30)
     assert time.monotonic() - float(done.stdout) < 10, "the period is 60 s"
     assert (done.returncode, done.stderr) == (0, "")
+
+
+COLLECTS = """
+import gc, threading, time
+from collectives.flight.recorder import main_thread_position
+class Garbage:
+    def __init__(self): self.cycle = self
+    def __del__(self): time.sleep(0)  # releases the GIL
+def sample():
+    while sampling:
+        main_thread_position()
+def dive(depth):
+    if depth:
+        return dive(depth - 1)
+    for _ in range(3):
+        Garbage()
+    gc.enable()
+    time.sleep(0.0002)  # the sampler runs now
+    gc.disable()
+gc.disable()  # on this thread
+gc.set_threshold(20, 1000, 1000)
+sampling = True
+sampler = threading.Thread(target=sample)
+sampler.start()
+end = time.monotonic() + SECONDS
+while time.monotonic() < end:
+    for depth in range(5, 65):
+        dive(depth)
+sampling = False
+sampler.join()
+print("alive")
+"""
+
+
+def test_garbage_that_releases_the_gil_is_not_collected_while_frames_are_read(run_job: Run, count: Any) -> None:
+    """Without that CPython 3.11 crashed in most of such runs, or went round in frames that were gone."""
+    run_job([sys.executable, "-c", COLLECTS.replace("SECONDS", str(count(2, 10)))], code=0, out="alive\n")
