@@ -125,7 +125,7 @@ def dive(depth):
     gc.enable()
     time.sleep(0.0002)  # the sampler runs now
     gc.disable()
-gc.disable()  # on this thread
+gc.disable()
 gc.set_threshold(20, 1000, 1000)
 sampling = True
 sampler = threading.Thread(target=sample)
