@@ -293,10 +293,11 @@ def _stack(thread: int) -> list[FrameType]:
     disables collections.
     """
     collects_garbage = gc.isenabled()
-    disabled: Iterator[None] = filter(None, itertools.starmap(gc.disable, [()]))  # no items: `disable` returns None
+    # An iterator without items, which calls `gc.disable` when the first is asked for.
+    disable_gc: Iterator[None] = filter(None, itertools.starmap(gc.disable, [()]))
     frames: list[FrameType] = []
     innermost = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, [()]))
-    steps: Iterator[Any] = itertools.chain(disabled, innermost, itertools.repeat("f_back"))
+    steps: Iterator[Any] = itertools.chain(disable_gc, innermost, itertools.repeat("f_back"))
     try:
         frames.extend(itertools.accumulate(steps, getattr))
     except (KeyError, AttributeError):

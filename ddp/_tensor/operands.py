@@ -149,7 +149,7 @@ def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
 
 
 def check_tensor(name: str, x: Any) -> None:
-    """Raises: DtypeError if `x` is no tensor."""
+    """Checks that `x`, the input of `name`, is a Tensor. Raises: DtypeError if not."""
     if not isinstance(x, TensorBase):
         raise DtypeError(f"{name}: input is a Tensor, not {type(x).__name__}")
 

@@ -164,7 +164,9 @@ _lock = threading.Lock()
 
 
 def fork_server(names: Iterable[str]) -> ForkServer:
-    """Returns the fork server of this process, which imports the modules `names`. Starts one if the last does not fit.
+    """Returns the fork server of this process, which imports the modules `names`.
+
+    Starts one if there is none yet, or if the current one does not fit (`ForkServer.fits`).
 
     Raises: WorkerError if it cannot be started; ArgumentError if the script is needed and has no file, or if this is
     called in a fork server that imports the script.

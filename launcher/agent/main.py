@@ -51,7 +51,8 @@ def main(args: Sequence[str]) -> NoReturn:
     """
     engine = os.getppid()
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
-    # On another host the launcher's pid may be that of an ancestor: in a container the launcher is often pid 1.
+    # The pid alone does not tell: on another host an ancestor may have the same one, for example 1 if the launcher runs
+    # in a container.
     on_its_host = os.environ.pop("DDP_LAUNCH_HOST", None) == os.uname().nodename
     ancestors = [engine]
     if launcher is not None and not (on_its_host and is_above(int(launcher))):

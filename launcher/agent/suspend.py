@@ -1,4 +1,4 @@
-"""Pauses a rank's time limits while the job is suspended or some rank is debugged.
+"""Pauses a rank's time limits while the job is suspended or some rank is in a debugger.
 
 While the job is suspended, the rank's processes are stopped, too. Both reasons may hold at the same time. Only
 processes that were stopped here are continued here: a process that the user has stopped stays stopped.

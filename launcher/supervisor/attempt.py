@@ -131,7 +131,8 @@ class Attempt:
         # The last message that asked the ranks to end or killed them. Ranks that start later get it, too.
         self.end_command: Message | None = None
         self._signalled_at = -math.inf  # When a signal last asked the job to end (monotonic).
-        # The failure to report if other ranks wait for the first rank that ended with 0 without leaving its world.
+        # Set once a rank has ended with exit code 0 without leaving its world. It is reported if other ranks then wait
+        # for this rank.
         self.early_exit: RankFailed | None = None
         self.engine = engines.choose_engine(job, environ)
         self.listener = Listener(self.engine.remote_hosts, job.size)

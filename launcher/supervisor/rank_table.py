@@ -21,7 +21,7 @@ class RankProcess:
         self.pid = int(hello["pid"])
         self.agent = int(hello["agent"])
         self.started = int(hello["started"])  # Pid of the process that the engine started: agent or agent supervisor.
-        # If the engine has started the agent itself, the agent is a descendant of the launcher's reaper.
+        # Whether the agent is a descendant of the launcher's reaper. If not, the engine started an agent supervisor.
         self.below_reaper = self.started == self.agent
         self.engine = int(hello["engine"])
         self.engine_name = str(hello["name"])

@@ -89,7 +89,7 @@ class ReturningHosts:
                 self._questions[host] = question, now + _ANSWER_LIMIT
 
     def has_answer(self) -> bool:
-        """Whether a host that was asked has run `import ddp`. The answer counts until `ask` or `close` discards it."""
+        """True if a host that was asked could run `import ddp`. `ask` and `close` discard such answers."""
         return any(question.poll() == 0 for question, _ in self._questions.values())
 
     def answered(self, current_hosts: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:

@@ -141,5 +141,5 @@ print("alive")
 
 
 def test_garbage_that_releases_the_gil_is_not_collected_while_frames_are_read(run_job: Run, count: Any) -> None:
-    """Without that CPython 3.11 crashed in most of such runs, or went round in frames that were gone."""
+    """While frames are read, the GIL must be held: else the main thread returns from them, and CPython 3.11 crashes."""
     run_job([sys.executable, "-c", COLLECTS.replace("SECONDS", str(count(2, 10)))], code=0, out="alive\n")
