@@ -537,6 +537,12 @@ def test_the_files_of_the_reading_order_are_named_in_it_and_short() -> None:
     assert sum(lines.values()) < 3_500, lines
 
 
+def test_the_op_that_the_page_prints_is_that_of_the_code() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (op,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert op in (ROOT / "ddp" / "ops" / "elementwise.py").read_text()
+
+
 if __name__ == "__main__":
     gc.disable()
     print(table())
