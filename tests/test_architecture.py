@@ -403,9 +403,9 @@ def comparisons_of_the_array_module(files: Sources) -> list[str]:
 REGISTERS = ("ddp/_cuda/register.py", "ddp/_native/register.py")
 
 
-def forms_attached_elsewhere(files: Sources) -> list[str]:
-    """Calls that give an op a device form or a native form outside the two registers."""
-    call = re.compile(r"\.attach_(device|native)_form\(")
+def kernels_attached_elsewhere(files: Sources) -> list[str]:
+    """Calls that give an op a device kernel or a native kernel outside the two registers."""
+    call = re.compile(r"\.attach_(device|native)_kernel\(")
     return [path for path, text in files.items() if path not in REGISTERS and call.search(text)]
 
 
@@ -426,7 +426,7 @@ RULES: dict[Rule, Sources] = {
     },
     classes_defined_twice: {"ddp/nn/a.py": "class A: ...", "ddp/optim/b.py": "class A: ..."},
     comparisons_of_the_array_module: {"ddp/ops/a.py": "fast = xp is np"},
-    forms_attached_elsewhere: {"ddp/ops/a.py": "add.attach_device_form(forward, backward)"},
+    kernels_attached_elsewhere: {"ddp/ops/a.py": "add.attach_device_kernel(forward, backward)"},
 }
 
 

@@ -1,13 +1,14 @@
-"""Code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
+"""Code for GPUs: streams, memory, CUDA graphs, NVIDIA's libraries, and the device kernels of ops.
 
-The device form of an op is its implementation for CuPy arrays. `register` attaches the device forms, so that ops do not
-ask whether an array is on a GPU. `import ddp` imports this file alone. `load` imports the other modules, at the latest
-when CuPy is first used.
+The device kernel of an op is its implementation for CuPy arrays: a Python function that launches our own CUDA kernels,
+or calls a library or CuPy's functions. `register` attaches the device kernels, so that ops do not ask whether an array
+is on a GPU. `import ddp` imports this file alone. `load` imports the other modules, at the latest when CuPy is first
+used.
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
-    raw_kernel, array_table, *_kernels                                                             our own kernels
+    raw_kernel, array_table, *_kernels but array_kernels                                           our own CUDA kernels
     gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                                NVIDIA's libraries
-    array_forms                                                                                    CuPy's functions
+    array_kernels                                                                                  CuPy's functions
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _lock = threading.Lock()
 
 
 def load() -> Any:
-    """Imports this package's modules, and so attaches the device forms of ops. Compiles no kernel.
+    """Imports this package's modules, and so attaches the device kernels of ops. Compiles no CUDA kernel.
 
     Returns: this package, with its modules as attributes
     """

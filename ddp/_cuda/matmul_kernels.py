@@ -151,7 +151,7 @@ def _product_into(xp: Any, a: Array, b: Array, grad_out: Any) -> Array:
     return out
 
 
-# The device forms of `linear`, `linear_act` and `feed_forward` in ddp.ops.products.
+# The device kernels of `linear`, `linear_act` and `feed_forward` in ddp.ops.products.
 
 
 def linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:

@@ -1,4 +1,4 @@
-"""Attaches the device forms of ops and of array functions. No other module attaches one.
+"""Attaches the device kernels of ops and of array functions. No other module attaches one.
 
 An op without an entry here computes by its formulas, with CuPy's functions. An op that does not support bfloat16
 computes in float32, and rounds the result (`ddp.ops.op.Upcast`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._cuda import (
-    array_forms,
+    array_kernels,
     cross_entropy_kernels,
     cudnn_attention,
     cudnn_convolution,
@@ -37,16 +37,16 @@ from ddp.ops import (
     special,
 )
 
-# Ops that our own kernels or NVIDIA's libraries compute. residual: a function that converts the residual of the device
-# form to that of the op's array formulas (its reference), for create_graph.
+# Ops that our own CUDA kernels or NVIDIA's libraries compute. residual: a function that converts the residual of the
+# device kernel to that of the op's array formulas (its reference), for create_graph.
 
 
 def _same(xp: Any, residual: Any) -> Any:
     return residual
 
 
-products.matmul.attach_device_form(products.matmul.forward, products.matmul.backward)
-products.einsum.attach_device_form(products.einsum.forward, products.einsum.backward)
+products.matmul.attach_device_kernel(products.matmul.forward, products.matmul.backward)
+products.einsum.attach_device_kernel(products.einsum.forward, products.einsum.backward)
 for op, forward, backward in (
     (products.linear, matmul_kernels.linear, matmul_kernels.linear_backward),
     (products.linear_act, matmul_kernels.linear_act, matmul_kernels.linear_act_backward),
@@ -55,20 +55,20 @@ for op, forward, backward in (
     (normalization.rms_norm, norm_kernels.rms_norm, norm_kernels.rms_norm_backward),
     (indexing.embedding, embedding_kernels.embedding, embedding_kernels.embedding_backward),
 ):
-    op.attach_device_form(forward, backward, grad_out="accumulate", residual=_same)
-convolution.conv2d.attach_device_form(
+    op.attach_device_kernel(forward, backward, grad_out="accumulate", residual=_same)
+convolution.conv2d.attach_device_kernel(
     cudnn_convolution.conv2d, cudnn_convolution.backward, residual=cudnn_convolution.reference_residual
 )
-convolution.conv_transpose2d.attach_device_form(
+convolution.conv_transpose2d.attach_device_kernel(
     cudnn_convolution.conv_transpose2d, cudnn_convolution.backward, residual=cudnn_convolution.reference_residual
 )
-attention.attention.attach_device_form(
+attention.attention.attach_device_kernel(
     cudnn_attention.attention, cudnn_attention.attention_backward, residual=cudnn_attention.reference_residual
 )
-activation.dropout.attach_device_form(
+activation.dropout.attach_device_kernel(
     elementwise_kernels.dropout, elementwise_kernels.dropout_backward, residual=elementwise_kernels.kept_elements
 )
-losses.cross_entropy.attach_device_form(
+losses.cross_entropy.attach_device_kernel(
     cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward, residual=_same
 )
 
@@ -84,7 +84,7 @@ for op in (
     normalization.channel_affine,
     normalization.group_norm,
 ):
-    op.attach_device_form(*array_forms.keep_image_format(op.reference))
+    op.attach_device_kernel(*array_kernels.keep_image_format(op.reference))
 
 # Formulas whose results keep the order of the operands' axes in memory.
 for op in (
@@ -112,7 +112,7 @@ for op in (
     activation.gelu,
     activation.elu,
 ):
-    op.attach_device_form(*array_forms.keep_order(op.reference))
+    op.attach_device_kernel(*array_kernels.keep_order(op.reference))
 
 # Ops that only move, convert or mask elements, attached as they are: their backward need not convert bfloat16 to
 # float32.
@@ -131,31 +131,31 @@ for op in (
     shape.tril,
     shape.triu,
 ):
-    op.attach_device_form(op.forward, op.backward)
+    op.attach_device_kernel(op.forward, op.backward)
 
 # Array functions.
-arrays.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
-products.product.attach_device_form(matmul_kernels.product)
-products.column_sums.attach_device_form(matmul_kernels.column_sums)
-products.ones.attach_device_form(lambda xp, n, dtype: xp.ones(n, dtype))
-products.merges_batches.attach_device_form(lambda xp: False)
-convolution.tile_bytes.attach_device_form(lambda xp: 1 << 28)
-attention.score_bytes.attach_device_form(lambda xp: attention.DEVICE_SCORE_BYTES)
-attention.dropout_seed.attach_device_form(array_forms.dropout_seed)
-attention.drawn_masks.attach_device_form(elementwise_kernels.drawn_masks)
-indexing.assign.attach_device_form(array_forms.assign)
-indexing.add_flat.attach_device_form(embedding_kernels.add_flat)
-indexing.add_rows_into.attach_device_form(embedding_kernels.add_rows)
-indexing.check_all.attach_device_form(device_checks.check_all)
-indexing.check_index.attach_device_form(device_checks.check_index)
-indexing.check_targets.attach_device_form(device_checks.check_targets)
-shape.concatenate.attach_device_form(array_forms.concatenate)
-reduction.accumulate.attach_device_form(array_forms.accumulate)
-special.compute_erf.attach_device_form(elementwise_kernels.error_function("erf"))
-special.compute_erfc.attach_device_form(elementwise_kernels.error_function("erfc"))
-special.compute_erfinv.attach_device_form(elementwise_kernels.error_function("erfinv"))
-gradients.total_norm.attach_device_form(gradient_kernels.total_norm)
-gradients.scale_to_norm.attach_device_form(gradient_kernels.scale_to_norm)
-gradients.clamp_values.attach_device_form(array_forms.clamp_values)
-gradients.unscale.attach_device_form(gradient_kernels.unscale)
-gradients.update_scale.attach_device_form(gradient_kernels.update_scale)
+arrays.sum_of_squares.attach_device_kernel(array_kernels.sum_of_squares)
+products.product.attach_device_kernel(matmul_kernels.product)
+products.column_sums.attach_device_kernel(matmul_kernels.column_sums)
+products.ones.attach_device_kernel(lambda xp, n, dtype: xp.ones(n, dtype))
+products.merges_batches.attach_device_kernel(lambda xp: False)
+convolution.tile_bytes.attach_device_kernel(lambda xp: 1 << 28)
+attention.score_bytes.attach_device_kernel(lambda xp: attention.DEVICE_SCORE_BYTES)
+attention.dropout_seed.attach_device_kernel(array_kernels.dropout_seed)
+attention.drawn_masks.attach_device_kernel(elementwise_kernels.drawn_masks)
+indexing.assign.attach_device_kernel(array_kernels.assign)
+indexing.add_flat.attach_device_kernel(embedding_kernels.add_flat)
+indexing.add_rows_into.attach_device_kernel(embedding_kernels.add_rows)
+indexing.check_all.attach_device_kernel(device_checks.check_all)
+indexing.check_index.attach_device_kernel(device_checks.check_index)
+indexing.check_targets.attach_device_kernel(device_checks.check_targets)
+shape.concatenate.attach_device_kernel(array_kernels.concatenate)
+reduction.accumulate.attach_device_kernel(array_kernels.accumulate)
+special.compute_erf.attach_device_kernel(elementwise_kernels.error_function("erf"))
+special.compute_erfc.attach_device_kernel(elementwise_kernels.error_function("erfc"))
+special.compute_erfinv.attach_device_kernel(elementwise_kernels.error_function("erfinv"))
+gradients.total_norm.attach_device_kernel(gradient_kernels.total_norm)
+gradients.scale_to_norm.attach_device_kernel(gradient_kernels.scale_to_norm)
+gradients.clamp_values.attach_device_kernel(array_kernels.clamp_values)
+gradients.unscale.attach_device_kernel(gradient_kernels.unscale)
+gradients.update_scale.attach_device_kernel(gradient_kernels.update_scale)

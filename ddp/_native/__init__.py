@@ -1,6 +1,6 @@
 """Kernels for the CPU, in `kernels.c` and the files that it includes: built at installation, if there is a compiler.
 
-Without them, the array formulas of `ddp.ops` run. `register` attaches the native forms to ops.
+Without them, the array formulas of `ddp.ops` run. `register` attaches the native kernels to ops.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def blas_threads() -> int | None:
 
 
 def install() -> None:
-    """Attaches the native forms to ops, if the kernels could be loaded."""
+    """Attaches the native kernels to ops, if the C functions that they call could be loaded."""
     global library, missing
     if library is not None:
         try:
             _set_thread_pool(library)
             importlib.import_module("ddp._native.register")
         except AttributeError as error:
-            # A kernel is missing. `register` looks up all kernels before it attaches a form.
+            # A C function is missing. `register` looks up all of them before it attaches a kernel.
             library = None
             missing = f"they are older than this source ({error}): install the package again"

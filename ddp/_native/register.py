@@ -1,6 +1,7 @@
-"""Attaches the C kernels to ops, as their native forms. No other module attaches native forms.
+"""Attaches the native kernels of ops and of array functions. No other module attaches one.
 
-A native form passes cases that it cannot take to the array formula.
+A native kernel is a Python function for NumPy arrays, most of which call C kernels: functions of `kernels.c`. It passes
+cases that it cannot take to the array formula.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ assert library is not None
 
 
 def kernels(name: str, *arguments: Any, chars: str = "fd") -> dict[str, _Kernel]:
-    """A dict from dtype characters to the kernel `name` for arrays of that dtype."""
+    """A dict from dtype characters to the C kernel `name` for arrays of that dtype."""
     functions = {char: getattr(library, f"{name}_{_TAGS[char]}") for char in chars}
     for function in functions.values():
         function.argtypes = arguments
@@ -101,13 +102,13 @@ def _attach_tiles(op: Op) -> None:
             return op.reference.backward(xp, g, needs, saved, parameters)
         return (_in_tiles(lambda x, g: op.reference.backward(xp, g, needs, (x,), parameters)[0], saved[0], g),)
 
-    op.attach_native_form(forward, backward)
+    op.attach_native_kernel(forward, backward)
 
 
 def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
-    """Attaches kernels to an activation. Arrays that are not contiguous or not aligned are computed in tiles.
+    """Attaches C kernels to an activation. Arrays that are not contiguous or not aligned are computed in tiles.
 
-    kernel_of: takes the parameters of the activation, and returns its kernels by dtype. Other dtypes use the formula
+    kernel_of: takes the parameters of the activation, and returns its C kernels by dtype. Other dtypes use the formula
     """
 
     def takes(x: Array, parameters: dict[str, Any]) -> bool:
@@ -133,7 +134,7 @@ def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
             return (run(x, g, parameters),)
         return (_in_tiles(lambda x, g: run(x, g, parameters), x, g),)
 
-    op.attach_native_form(forward, backward)
+    op.attach_native_kernel(forward, backward)
 
 
 def _elementwise(kernel: dict[str, _Kernel], x: Array) -> Array:
@@ -149,10 +150,10 @@ def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
 
 
 def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
-    def form(xp: Any, x: Array) -> Array:
+    def compute(xp: Any, x: Array) -> Array:
         return _elementwise(kernel, x) if is_plain(x) else function.__wrapped__(xp, x)
 
-    function.attach_native_form(form)
+    function.attach_native_kernel(compute)
 
 
 def _attach_clamp(op: Op) -> None:
@@ -181,7 +182,7 @@ def _attach_clamp(op: Op) -> None:
         CLAMP_BACKWARD[out.dtype.char](out.size, *bounds_of(parameters), address(g), address(out), address(dx))
         return (dx,)
 
-    op.attach_native_form(forward, backward)
+    op.attach_native_kernel(forward, backward)
 
 
 def _leaky_relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
@@ -344,7 +345,7 @@ def _attach_softmax(op: Op, logarithm: bool) -> None:
         SOFTMAX_BACKWARD[z.dtype.char](*_rows(z), logarithm, address(g), address(z), address(dx))
         return (dx,)
 
-    op.attach_native_form(forward, backward)
+    op.attach_native_kernel(forward, backward)
 
 
 def _rows(x: Array) -> tuple[int, int]:
@@ -498,7 +499,7 @@ _BLOCK = 16
 
 
 def _attach_steps(function: Any, kernel: _Kernel) -> None:
-    def form(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, *others: Array) -> None:
+    def run_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, *others: Array) -> None:
         if w_hr is not None or gates.dtype.char != "f" or cs.shape[2] % _BLOCK or not gates.size:
             function.__wrapped__(xp, w, w_hr, gates, cs, *others)
             return
@@ -506,7 +507,7 @@ def _attach_steps(function: Any, kernel: _Kernel) -> None:
         step = gates.strides[0] // gates.itemsize  # negative in a reversed layer
         kernel(*gates.shape[:2], cs.shape[2], step, *[x.ctypes.data for x in (blocks, gates, cs, *others)])
 
-    function.attach_native_form(form)
+    function.attach_native_kernel(run_steps)
 
 
 # --- attention
@@ -666,8 +667,8 @@ LSTM = kernels("lstm", *[N] * 4, *[P] * 4, chars="f")
 LSTM_BACKWARD = kernels("lstm_backward", *[N] * 4, *[P] * 7, chars="f")
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
-arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
-activation.sigmoid.attach_native_form(_sigmoid)
+arrays.astype.attach_native_kernel(lambda xp, x, dtype: astype(x, dtype))
+activation.sigmoid.attach_native_kernel(_sigmoid)
 _attach_curve(activation.gelu, lambda tanh: GELU_TANH if tanh else GELU)
 _attach_curve(activation.silu, lambda: SILU)
 for _op in (activation.elu, activation.logsigmoid, activation.mish, activation.softplus):
@@ -676,24 +677,24 @@ _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
 _attach_clamp(activation.relu)
 _attach_clamp(activation.hardtanh)
-activation.leaky_relu.attach_native_form(activation.leaky_relu.reference.forward, _leaky_relu_backward)
-normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
-normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
-reduction.moments.attach_native_form(_moments)
-normalization.channel_norm.attach_native_form(_channel_norm)
-normalization.channel_sums.attach_native_form(_channel_sums)
-normalization.channel_gradient.attach_native_form(_channel_gradient)
+activation.leaky_relu.attach_native_kernel(activation.leaky_relu.reference.forward, _leaky_relu_backward)
+normalization.layer_norm.attach_native_kernel(_layer_norm, _layer_norm_backward)
+normalization.rms_norm.attach_native_kernel(_rms_norm, _rms_norm_backward)
+reduction.moments.attach_native_kernel(_moments)
+normalization.channel_norm.attach_native_kernel(_channel_norm)
+normalization.channel_sums.attach_native_kernel(_channel_sums)
+normalization.channel_gradient.attach_native_kernel(_channel_gradient)
 _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
-losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
-indexing.add_rows_into.attach_native_form(_add_rows_into)
-convolution.correlate.attach_native_form(cpu_convolution.correlate)
-convolution.adjoint.attach_native_form(cpu_convolution.adjoint)
-convolution.im2col_lines.attach_native_form(_im2col_lines)
-convolution.col2im_lines.attach_native_form(_col2im_lines)
-pooling.maxima.attach_native_form(_maxima)
-pooling.add_at_maxima.attach_native_form(_add_at_maxima)
+losses.cross_entropy.attach_native_kernel(_cross_entropy, _cross_entropy_backward)
+indexing.add_rows_into.attach_native_kernel(_add_rows_into)
+convolution.correlate.attach_native_kernel(cpu_convolution.correlate)
+convolution.adjoint.attach_native_kernel(cpu_convolution.adjoint)
+convolution.im2col_lines.attach_native_kernel(_im2col_lines)
+convolution.col2im_lines.attach_native_kernel(_col2im_lines)
+pooling.maxima.attach_native_kernel(_maxima)
+pooling.add_at_maxima.attach_native_kernel(_add_at_maxima)
 _attach_steps(recurrent.lstm_steps, LSTM["f"])
 _attach_steps(recurrent.lstm_steps_backward, LSTM_BACKWARD["f"])
-update.run_program.attach_native_form(_run_program)
-attention.attention.attach_native_form(_attention, _attention_backward)
+update.run_program.attach_native_kernel(_run_program)
+attention.attention.attach_native_kernel(_attention, _attention_backward)

@@ -274,7 +274,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
         if device.watched and needs_guard(device):
             # No lambda: variables that a lambda closes over are slower in every call of this function.
             return guarded_run(op.name, device, arrays, partial(apply, op, inputs, **parameters))
-        op = op.device_form
+        op = op.device_kernel
     run: Any = op.upcast if wide and not op.supports_bfloat16 else op
     if op.view or device is not CPU:  # views, and GPUs, never warn
         out, residual = run.forward(xp, *arrays, **parameters)

@@ -6,9 +6,9 @@ result gets the node itself. The residual gets no edge, and counts as constant. 
 (`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
 ops with the same result in fewer steps (`_COMPOSITES`).
 
-The reference's backward takes the residual of a native form as it is, unless the residual is computed again. For a
-device form, either its own backward consists of formulas that can be recorded and runs, or its residual is converted to
-that of the reference (`Op.reference_residual`), whose backward runs.
+The reference's backward takes the residual of a native kernel as it is, unless the residual is computed again. For a
+device kernel, either its own backward consists of formulas that can be recorded and runs, or its residual is converted
+to that of the reference (`Op.reference_residual`), whose backward runs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
 
-# Ops whose ordinary backward uses kernels, or sums in another order than the recorded backward, so that the two round
+# Ops whose ordinary backward uses compiled kernels, or sums in another order than the recorded backward: the two round
 # differently. The ordinary backward runs, too, and its numbers are used: first gradients have the same bits with and
 # without a graph.
 ROUNDED_APART = {
@@ -86,7 +86,7 @@ ROUNDED_APART = {
     "var",
 }
 
-# Recording forms of functions that cannot run on recording arrays, or would take many steps.
+# Recording kernels of functions that cannot run on recording arrays, or would take many steps.
 
 
 def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
@@ -127,35 +127,37 @@ def _moments(xp: Any, x: Array) -> tuple[Any, Any]:
     return mean, xp.square(x - mean[:, None]).sum(axis=(0, 2)) / n
 
 
-arrays.where_or_zero.attach_recording_form(lambda xp, mask, g: record(elementwise.where, xp.module.asarray(mask), g, 0))
-fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
-shape.zeros_but.attach_recording_form(_zeros_but)
-shape.diagonal_of.attach_recording_form(
+arrays.where_or_zero.attach_recording_kernel(
+    lambda xp, mask, g: record(elementwise.where, xp.module.asarray(mask), g, 0)
+)
+fft.transformed.attach_recording_kernel(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
+shape.zeros_but.attach_recording_kernel(_zeros_but)
+shape.diagonal_of.attach_recording_kernel(
     lambda xp, x, offset, dim0, dim1: record(shape.diagonal, x, offset=offset, dim0=dim0, dim1=dim1)
 )
-indexing.add_rows_into.attach_recording_form(
+indexing.add_rows_into.attach_recording_kernel(
     lambda xp, where, g, out: out.write(record(indexing.index_add, out, g, places=(where, FULL)))
 )
-indexing.add_flat.attach_recording_form(
+indexing.add_flat.attach_recording_kernel(
     lambda xp, x, where, g: record(indexing.index_add, x, g.reshape(-1), places=(where.reshape(-1),))
 )
-shape.join.attach_recording_form(_join)
-shape.cut.attach_recording_form(_cut)
-memory_formats.as_format.attach_recording_form(lambda xp, x, last: x)
-convolution.correlate.attach_recording_form(
+shape.join.attach_recording_kernel(_join)
+shape.cut.attach_recording_kernel(_cut)
+memory_formats.as_format.attach_recording_kernel(lambda xp, x, last: x)
+convolution.correlate.attach_recording_kernel(
     lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
 )
-convolution.adjoint.attach_recording_form(_adjoint)
+convolution.adjoint.attach_recording_kernel(_adjoint)
 # As many heads at a time as on a GPU: this takes few steps, and draws the dropout masks in the same order as the
 # forward on a GPU does.
-attention.score_bytes.attach_recording_form(lambda xp: attention.DEVICE_SCORE_BYTES)
-attention.drawn_masks.attach_recording_form(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
-reduction.moments.attach_recording_form(_moments)
+attention.score_bytes.attach_recording_kernel(lambda xp: attention.DEVICE_SCORE_BYTES)
+attention.drawn_masks.attach_recording_kernel(lambda xp, seed, p: attention.drawn_masks(xp.module, seed, p))
+reduction.moments.attach_recording_kernel(_moments)
 # Leaves out the reference's correction for float64 statistics: here statistics have the dtype of the recording array.
-reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
+reduction.standardize.attach_recording_kernel(lambda xp, x, mean, rstd: (x - mean) * rstd)
 # Called only by a forward that runs again to compute residuals: nothing reads its result.
-normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
-products.column_sums.attach_recording_form(
+normalization.channel_norm.attach_recording_kernel(lambda xp, x, *others: x)
+products.column_sums.attach_recording_kernel(
     lambda xp, g, out=None: record(products.matmul, products.ones(xp.module, g.shape[0], g.dtype), g)
 )
 for _function, _op in (
@@ -168,7 +170,7 @@ for _function, _op in (
     (convolution.patches, convolution.im2col),
     (convolution.image_of_patches, convolution.col2im),
 ):
-    _function.attach_recording_form(lambda xp, *xs, op=_op, **how: record(op, *xs, **how))
+    _function.attach_recording_kernel(lambda xp, *xs, op=_op, **how: record(op, *xs, **how))
 
 
 def recorded_gradients(
@@ -273,7 +275,7 @@ def _recordable(node: Node, op: Op | Upcast, g: Any) -> tuple[Any, Any]:
         return op, node.residual
     convert = op.reference_residual
     residual = node.residual if convert is None else convert(node.xp, node.residual)
-    # A device form takes bfloat16 as it is, and its reference may not.
+    # A device kernel takes bfloat16 as it is, and its reference may not.
     if op.backward_supports_bfloat16 and any(x is not None and x.dtype is BFLOAT16 for x in (g, *node.saved)):
         return reference.upcast, (residual, None)
     return reference, residual

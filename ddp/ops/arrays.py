@@ -1,4 +1,4 @@
-"""Functions that formulas use beside the array module: those with one form per module; dtypes, sums and shapes."""
+"""Functions that formulas use beside the array module: those with one kernel per module; dtypes, sums and shapes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Forms(dict[Any, Callable[..., Any]]):
-    """The forms of one function: an item for NumPy, `recording` for recording modules, `device` for CuPy."""
+class _Kernels(dict[Any, Callable[..., Any]]):
+    """The kernels of one function: an item for NumPy, `recording` for recording modules, `device` for CuPy."""
 
     device: Callable[..., Any]
     recording: Callable[..., Any]
@@ -44,39 +44,42 @@ class RecordingModule:
 
 
 class ArrayFunction(Protocol[P, R]):
-    """A function whose first argument is the array module, which decides the form that computes it."""
+    """A function whose first argument is the array module, which decides the kernel that computes it.
+
+    A kernel is an implementation of the function for one array module, as of an op: see `ddp.ops.op`.
+    """
 
     __wrapped__: Callable[..., R]  # the reference
 
     def __call__(self, xp: Any, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    def attach_device_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on a GPU from now on."""
+    def attach_device_kernel(self, kernel: Callable[..., R]) -> None:
+        """Computes with `kernel` on a GPU from now on."""
 
-    def attach_native_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on NumPy arrays from now on. It passes cases that it cannot take to the reference."""
+    def attach_native_kernel(self, kernel: Callable[..., R]) -> None:
+        """Computes with `kernel` on NumPy arrays from now on. It passes cases that it cannot take to the reference."""
 
-    def attach_recording_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on recording arrays from now on, if the reference cannot take them or is slow."""
+    def attach_recording_kernel(self, kernel: Callable[..., R]) -> None:
+        """Computes with `kernel` on recording arrays from now on, if the reference cannot take them or is slow."""
 
 
 def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction[P, R]:
-    """Makes an `ArrayFunction` of a reference: a call looks up the form for its array module.
+    """Makes an `ArrayFunction` of a reference: a call looks up the kernel for its array module.
 
-    `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the other forms. Where no form is
+    `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the other kernels. Where none is
     attached, the reference runs.
     """
-    forms = _Forms({np: reference})
-    forms.device = forms.recording = reference
+    kernels = _Kernels({np: reference})
+    kernels.device = kernels.recording = reference
 
     @functools.wraps(reference)
     def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take longer
-        return forms[xp](xp, *args, **kwargs)
+        return kernels[xp](xp, *args, **kwargs)
 
     function: Any = call
-    function.attach_device_form = functools.partial(setattr, forms, "device")
-    function.attach_native_form = functools.partial(forms.__setitem__, np)
-    function.attach_recording_form = functools.partial(setattr, forms, "recording")
+    function.attach_device_kernel = functools.partial(setattr, kernels, "device")
+    function.attach_native_kernel = functools.partial(kernels.__setitem__, np)
+    function.attach_recording_kernel = functools.partial(setattr, kernels, "recording")
     typed: ArrayFunction[P, R] = function
     return typed
 

@@ -9,6 +9,8 @@ Inputs are arrays, Python scalars, or None for an optional input that is left ou
 gradient; the others get None. `saved` are the declared values in the order of `saves`, None where no wanted gradient
 reads them; `residual` is whatever else backward needs. A backward never writes into `g`, because other code may use it,
 or into `saved` and `residual`, because the graph may be run again. Its results may be views, broadcast or read-only.
+
+A kernel is an implementation of an op for one array module: array formulas, or functions that call C or CUDA code.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Op:
     view: the op changes no number, and the result may share the memory of the first input.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
         recording arrays, or other ops with the same result run (`ddp._tensor.create_graph`).
-    reference_residual: for a device form whose backward takes no recording arrays: a function that takes xp and its
+    reference_residual: for a device kernel whose backward takes no recording arrays: a function that takes xp and its
         residual, and returns the residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
@@ -49,8 +51,8 @@ class Op:
     supports_bfloat16: the forward takes bfloat16. An op without it computes in float32, and rounds (`Upcast`).
     backward_supports_bfloat16: the backward takes bfloat16, too.
     reference: the op with its array formulas, whose backward takes recording arrays. It is the op itself, unless
-        `ddp._native.register` attached a native form. A device form without `reference_residual` is its own reference.
-    device_form: the op for CuPy arrays; the reference, unless `ddp._cuda.register` attached another form.
+        `ddp._native.register` attached a kernel. A device kernel without `reference_residual` is its own reference.
+    device_kernel: the op with its kernel for CuPy arrays; the reference, unless `ddp._cuda.register` attached another.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class Op:
         self.backward_supports_bfloat16 = False
         self._upcast: Upcast | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
-        self.reference = self.device_form = self
+        self.reference = self.device_kernel = self
         self.reference_residual: Callable[[Any, Any], Any] | None = None
         OPS[name] = self
 
-    def attach_native_form(
+    def attach_native_kernel(
         self, forward: Callable[..., tuple[Array, Any]], backward: Callable[..., Gradients] | None = None
     ) -> None:
         """Attaches a forward and a backward for NumPy arrays. Only `ddp._native.register` calls it.
@@ -92,14 +94,14 @@ class Op:
         They pass a case that they cannot take to `reference`. backward: None keeps that of the reference.
         """
         self.reference = copy.copy(self)
-        self.reference.reference = self.reference.device_form = self.reference
-        if self.device_form is self:
-            self.device_form = self.reference
+        self.reference.reference = self.reference.device_kernel = self.reference
+        if self.device_kernel is self:
+            self.device_kernel = self.reference
         self.forward = forward
         self.backward = backward or self.backward
         self._upcast = None
 
-    def attach_device_form(
+    def attach_device_kernel(
         self,
         forward: Callable[..., tuple[Array, Any]],
         backward: Callable[..., Gradients],
@@ -114,15 +116,15 @@ class Op:
         grad_out: replaces that of the op; None keeps it. residual: `reference_residual`; None if the backward consists
         of array formulas, which take recording arrays.
         """
-        form = self.device_form = copy.copy(self)
-        form.forward = forward
-        form.backward = backward
-        form.supports_bfloat16 = form.backward_supports_bfloat16 = True
-        form._upcast = None
-        form.reference_residual = residual
-        form.reference = form if residual is None else self.reference
+        kernel = self.device_kernel = copy.copy(self)
+        kernel.forward = forward
+        kernel.backward = backward
+        kernel.supports_bfloat16 = kernel.backward_supports_bfloat16 = True
+        kernel._upcast = None
+        kernel.reference_residual = residual
+        kernel.reference = kernel if residual is None else self.reference
         if grad_out is not None:
-            form.grad_out = grad_out
+            kernel.grad_out = grad_out
 
     @property
     def upcast(self) -> Upcast:

@@ -30,7 +30,7 @@ class Program(NamedTuple):
 class UpdateRows:
     """Arrays that are updated by one program: each row holds contiguous vectors of one length and one dtype.
 
-    addresses: a cache of the native form, None at first: the addresses and sizes of the arrays
+    addresses: a cache of the native kernel, None at first: the addresses and sizes of the arrays
     """
 
     def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:

@@ -29,9 +29,9 @@ TOLERANCES: dict[Any, dict[str, float]] = {
     ddp.float16: {"rtol": 1e-2, "atol": 1e-2},
     ddp.bfloat16: {"rtol": 5e-2, "atol": 5e-2},
 }
-# In 16 bits those that have forms of their own for it.
+# In 16 bits, ops with a device kernel of their own.
 BOTH = [(case, dtype) for case in CASES for dtype in (ddp.float64, ddp.float32)]
-OWN = [case for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
+OWN = [case for case in CASES if OPS[case.op].device_kernel is not OPS[case.op]]
 ALL = BOTH + [(case, dtype) for case in OWN for dtype in (ddp.float16, ddp.bfloat16)]
 
 

@@ -64,7 +64,7 @@ def test_every_image_and_its_gradient_lies_with_channels_last(
         return backward
 
     for name in ("conv2d", "batch_norm", "relu", "add", "max_pool2d", "adaptive_avg_pool2d"):
-        op = OPS[name].device_form
+        op = OPS[name].device_kernel
         monkeypatch.setattr(op, "backward", spied(name, op.backward))
     rounding = 2e-3 if dtype is ddp.float32 else 0.3
     for one, other in zip(trained("cuda", dtype, True), trained("cpu", dtype, False), strict=True):

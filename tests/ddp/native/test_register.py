@@ -1,4 +1,4 @@
-"""Native forms of ops give the numbers of the array formulas for every layout, size and value; builds agree in bits."""
+"""Native kernels give the numbers of the array formulas for every layout, size and value; builds agree in bits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def close(got: Any, expected: Any, dtype: str) -> None:
 
 
 def compare(op: Op, dtype: str, inputs: list[Any], saved: Any, needs: tuple[bool, ...], **parameters: Any) -> None:
-    """Forward and backward in `dtype` by the native form beside float64 by the formula. saved: of inputs and result."""
+    """Forward and backward in `dtype` by the kernel beside float64 by the formula. saved: of inputs and result."""
     wide = [x if x is None or x.dtype == bool else x.astype("float64") for x in inputs]
     expected, residual = op.reference.forward(np, *wide, **parameters)
     out, own_residual = op.forward(np, *inputs, **parameters)

@@ -1,4 +1,4 @@
-"""Device forms made of CuPy's functions, with few launches, no call of cuBLAS, and hardly any wait of the host.
+"""Device kernels made of CuPy's functions, with few launches, no call of cuBLAS, and hardly any wait of the host.
 
 CuPy refuses its cuBLAS calls while a CUDA graph is captured. So sums of products are computed by multiplication and
 `sum`, or by `matmul_kernels.product`.
