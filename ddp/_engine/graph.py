@@ -63,7 +63,17 @@ class Node:
     """One recorded op: what its backward needs, and where the gradients go."""
 
     __slots__ = (
-        *("__weakref__", "call", "edges", "metadata", "needs", "number", "op", "residual", "saved", "versions", "xp"),
+        "__weakref__",
+        "call",
+        "edges",
+        "metadata",
+        "needs",
+        "number",
+        "op",
+        "residual",
+        "saved",
+        "versions",
+        "xp",
     )
 
     def __init__(

@@ -143,10 +143,7 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Checks that another leaf may replace this tensor's leaf.
-
-        Raises: GraphError if the leaf has a gradient-ready hook, which the other leaf would lack.
-        """
+        """Raises: GraphError if the leaf has a gradient-ready hook, which a leaf in its place would lack."""
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
@@ -436,10 +433,7 @@ def required_edge(x: TensorBase, name: str) -> Node | Leaf:
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
-    """The edge from which a backward of `x` starts.
-
-    Raises: GraphError if `x` does not require grad; InplaceError if its edge is stale.
-    """
+    """The edge from which a backward of `x` starts. Raises: GraphError if it has none; InplaceError if it is stale."""
     edge = required_edge(x, "backward")
     if x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view("backward", x)

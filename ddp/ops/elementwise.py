@@ -196,12 +196,8 @@ neg = Op("neg", _neg, _neg_backward, inputs=("x",))
 
 # z = |x|;  dx = g*sign(x)
 abs = unary_op("abs", lambda xp, x: xp.abs(x), lambda xp, g, x: g * signs(xp, x))
-
-
 # z = 1/x;  dx = -g*z^2
 reciprocal = unary_op("reciprocal", lambda xp, x: 1 / x, lambda xp, g, z: -g * z * z, "out")
-
-
 # z = x^2;  dx = 2*g*x
 square = unary_op("square", lambda xp, x: x * x, lambda xp, g, x: g * x * 2)
 

@@ -154,10 +154,7 @@ class ControlMessage:
         return int(self.array[_WEIGHTED])
 
     def check_weights(self) -> None:
-        """Checks that all ranks with data gave a weight, or none of them did.
-
-        Raises: ParallelError, on every rank, if only some did.
-        """
+        """Raises: ParallelError, on every rank, if some ranks with data gave a weight, and others did not."""
         active = self._comm.size - int(self.array[_JOINED])
         weighted = self.weighted_ranks()
         if weighted not in (0, active):
