@@ -285,15 +285,28 @@ def dcgan(t: Any, *, noise: int, width: int) -> tuple[Any, Any]:
     """A generator, (N, noise, 1, 1) to (N, 3, 32, 32), and a discriminator, to (N,). Source: Radford et al. 2015."""
     nn = t.nn
     generator = nn.Sequential(
-        *(nn.ConvTranspose2d(noise, 4 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(4 * width), nn.ReLU()),
-        *(nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()),
-        *(nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-        *(nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh()),
+        nn.ConvTranspose2d(noise, 4 * width, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(4 * width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(2 * width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False),
+        nn.Tanh(),
     )
     discriminator = nn.Sequential(
-        *(nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(2 * width, 4 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(4 * width), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(4 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0)),
+        nn.Conv2d(3, width, 4, 2, 1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(2 * width),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(2 * width, 4 * width, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(4 * width),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(4 * width, 1, 4, 1, 0, bias=False),
+        nn.Flatten(0),
     )
     return generator, discriminator

@@ -95,8 +95,16 @@ def adamw(t: Any, model: Any) -> Any:
 def cnn(t: Any) -> Task:
     nn = t.nn
     model = nn.Sequential(
-        *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10)),
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1600, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
     x = floats(t, 64, 1, 28, 28)
     y = integers(t, 10, 64)

@@ -54,8 +54,12 @@ def make_net(units: int) -> nn.Module:
     """A net from (N, 1, 8, 8) images to (N, 10) logits, with two hidden layers of -1 and 1."""
     return nn.Sequential(
         nn.Flatten(),
-        *(nn.Linear(64, units), nn.BatchNorm1d(units), Binarize()),
-        *(nn.Linear(units, units), nn.BatchNorm1d(units), Binarize()),
+        nn.Linear(64, units),
+        nn.BatchNorm1d(units),
+        Binarize(),
+        nn.Linear(units, units),
+        nn.BatchNorm1d(units),
+        Binarize(),
         nn.Linear(units, 10),
     )
 

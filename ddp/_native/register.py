@@ -246,8 +246,15 @@ def _normalize(
     rows: Array, w: Array | None, b: Array | None, eps: float, out: Array, mean: Array | None, rstd: Array
 ) -> None:
     LAYER_NORM[rows.dtype.char](
-        *(*rows.shape, address(rows), address(w), address(b), eps),
-        *(mean is not None, address(out), address(mean), address(rstd)),
+        *rows.shape,
+        address(rows),
+        address(w),
+        address(b),
+        eps,
+        mean is not None,
+        address(out),
+        address(mean),
+        address(rstd),
     )
 
 
@@ -260,8 +267,16 @@ def _normalize_backward(
     blocks = min(len(rows), _ROW_BLOCKS)
     sums = [np.zeros((blocks, *inner), x.dtype) if need else None for need in needs[1:]]
     LAYER_NORM_BACKWARD[x.dtype.char](
-        *(*rows.shape, address(g), address(x), address(w), address(mean), address(rstd)),
-        *(mean is not None, address(dx), blocks, *map(address, sums)),
+        *rows.shape,
+        address(g),
+        address(x),
+        address(w),
+        address(mean),
+        address(rstd),
+        mean is not None,
+        address(dx),
+        blocks,
+        *map(address, sums),
     )
     return dx, *[None if rows is None else rows[0] for rows in sums]
 
@@ -285,7 +300,7 @@ def _channel_norm(
     out = np.empty_like(x)
     samples, channels, n = x.shape
     CHANNEL_NORM[x.dtype.char](
-        *(samples * channels, n, channels, layout.members, len(mean)), *map(address, (x, mean, rstd, w, b, out))
+        samples * channels, n, channels, layout.members, len(mean), *map(address, (x, mean, rstd, w, b, out))
     )
     return out
 
@@ -296,7 +311,7 @@ def _channel_sums(xp: Any, g: Array, x: Array, layout: ChannelGroups, mean: Arra
     samples, channels, n = x.shape
     along, across = np.empty((2, samples, channels))
     CHANNEL_SUMS[x.dtype.char](
-        *(samples * channels, n, layout.members, len(mean)), *map(address, (g, x, mean, rstd, along, across))
+        samples * channels, n, layout.members, len(mean), *map(address, (g, x, mean, rstd, along, across))
     )
     return along, across
 
@@ -317,7 +332,11 @@ def _channel_gradient(
     dx = np.empty_like(x)
     samples, channels, n = x.shape
     CHANNEL_GRADIENT[x.dtype.char](
-        *(samples * channels, n, channels, layout.members, len(mean)),
+        samples * channels,
+        n,
+        channels,
+        layout.members,
+        len(mean),
         *map(address, (g, x, mean, rstd, w, along, across, dx)),
     )
     return dx
@@ -390,8 +409,11 @@ def _cross_entropy(
     row_losses = np.empty(len(x))
     out = np.empty(2)
     CROSS_ENTROPY[x.dtype.char](
-        *(*x.shape, *map(address, (x, target, keep, weight))),
-        *(smoothing, _mass(x, weight, smoothing), reduction == "mean"),
+        *x.shape,
+        *map(address, (x, target, keep, weight)),
+        smoothing,
+        _mass(x, weight, smoothing),
+        reduction == "mean",
         *map(address, (*sums, row_losses, out)),
     )
     dtype = np.dtype("float32") if float32_loss else x.dtype
@@ -407,9 +429,13 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     dx = np.empty_like(x)
     row_gradients = np.ascontiguousarray(g, x.dtype) if factor is None else None
     CROSS_ENTROPY_BACKWARD[x.dtype.char](
-        *(*x.shape, *map(address, (x, target, keep, weight)), smoothing, _mass(x, weight, smoothing)),
+        *x.shape,
+        *map(address, (x, target, keep, weight)),
+        smoothing,
+        _mass(x, weight, smoothing),
         *map(address, (*sums, row_gradients)),
-        *(1.0 if factor is None else factor * float(g), address(dx)),
+        1.0 if factor is None else factor * float(g),
+        address(dx),
     )
     return (dx,)
 
@@ -647,10 +673,8 @@ CLAMP = kernels("clamp", N, REAL, REAL, P, P)
 CLAMP_BACKWARD = kernels("clamp_backward", N, REAL, REAL, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
-CHANNEL_MOMENTS, CHANNEL_NORM = (
-    kernels("channel_moments", *[N] * 3, *[P] * 3),
-    kernels("channel_norm", *[N] * 5, *[P] * 6),
-)
+CHANNEL_MOMENTS = kernels("channel_moments", *[N] * 3, *[P] * 3)
+CHANNEL_NORM = kernels("channel_norm", *[N] * 5, *[P] * 6)
 CHANNEL_SUMS = kernels("channel_sums", *[N] * 4, *[P] * 6)
 CHANNEL_GRADIENT = kernels("channel_gradient", *[N] * 5, *[P] * 8)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)

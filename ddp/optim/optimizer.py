@@ -74,8 +74,8 @@ class Optimizer:
         params = [given] if isinstance(given, Tensor) else list(given)
         names = [p[0] for p in params if isinstance(p, tuple)]
         params = [p[1] if isinstance(p, tuple) else p for p in params]
-        named = {bool(names), *("param_names" in other for other in self.param_groups)}
-        if len(named) > 1 or len(names) not in (0, len(params)):
+        is_mixed = any(("param_names" in other) != bool(names) for other in self.param_groups)
+        if is_mixed or len(names) not in (0, len(params)):
             raise ArgumentError(f"{optimizer}: some parameters have names, others have not")
         seen = {id(p) for group in self.param_groups for p in group["params"]}
         for p in params:

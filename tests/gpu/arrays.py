@@ -284,9 +284,34 @@ for _name, _convert in {
     )
 # Methods that are functions of the module.
 for _name in (
-    *("all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip", "compress", "conj", "cumprod"),
-    *("cumsum", "dot", "max", "mean", "min", "nonzero", "prod", "ptp", "put", "repeat", "round", "searchsorted", "std"),
-    *("sum", "take", "trace", "var"),
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argpartition",
+    "argsort",
+    "choose",
+    "clip",
+    "compress",
+    "conj",
+    "cumprod",
+    "cumsum",
+    "dot",
+    "max",
+    "mean",
+    "min",
+    "nonzero",
+    "prod",
+    "ptp",
+    "put",
+    "repeat",
+    "round",
+    "searchsorted",
+    "std",
+    "sum",
+    "take",
+    "trace",
+    "var",
 ):
     setattr(Array, _name, lambda self, *args, f=_name, **kwargs: getattr(self._cupy, f)(self, *args, **kwargs))
 Array.conjugate = Array.conj  # type: ignore[attr-defined]

@@ -18,9 +18,18 @@ from tests.gpu.test_attention import projected
 from tests.gpu.test_convolution import close, run
 
 STEPS = (
-    *("validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans", "execute"),
-    *("deselect_numeric_notes", "get_workspace_size", "get_execution_plan_count", "build_plan_at_index"),
-    *("get_workspace_size_plan_at_index", "execute_plan_at_index"),
+    "validate",
+    "build_operation_graph",
+    "create_execution_plans",
+    "check_support",
+    "build_plans",
+    "execute",
+    "deselect_numeric_notes",
+    "get_workspace_size",
+    "get_execution_plan_count",
+    "build_plan_at_index",
+    "get_workspace_size_plan_at_index",
+    "execute_plan_at_index",
 )
 WARN = cudnn_graph._warn_without_cudnn  # which a GPU that is simulated without cuDNN replaces
 KINDS = "data_type", "heur_mode", "build_plan_policy", "numerical_note", "diagonal_alignment"

@@ -100,8 +100,13 @@ def test_cupys_functions(name: str, dtype: Any) -> None:
 # Products -------------------------------------------------------------------------------------------------------------
 
 SHAPES: list[Any] = [
-    *[((64, 128), (128, 96)), ((257, 129), (129, 65)), ((4, 33, 17), (4, 17, 9)), ((3, 1, 16, 8), (5, 8, 24))],
-    *[((2, 4096), (4096, 3)), ((70_000, 2, 3), (70_000, 3, 2)), ((300_000, 8), (8, 1))],
+    ((64, 128), (128, 96)),
+    ((257, 129), (129, 65)),
+    ((4, 33, 17), (4, 17, 9)),
+    ((3, 1, 16, 8), (5, 8, 24)),
+    ((2, 4096), (4096, 3)),
+    ((70_000, 2, 3), (70_000, 3, 2)),
+    ((300_000, 8), (8, 1)),
 ]
 
 
@@ -135,8 +140,16 @@ def test_the_library_is_the_one_beside_cupys_and_tf32_is_a_choice() -> None:
 def trained(optimizer: str, graphed: bool, scaled: bool) -> list[Any]:
     ddp.manual_seed(3)
     model = nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(128, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.2), nn.Linear(64, 4)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 64),
+        nn.GELU(),
+        nn.LayerNorm(64),
+        nn.Dropout(0.2),
+        nn.Linear(64, 4),
     ).to("cuda")
     optim = getattr(ddp.optim, optimizer)(model.parameters(), lr=0.01)
     schedule = ddp.optim.lr_scheduler.ExponentialLR(optim, 0.9)

@@ -16,14 +16,19 @@ pytest.importorskip("torch")
 
 # Of PyTorch's own: of each kind one. What on_ranks.py has of its own is left to it.
 SAMPLE = (
-    *("test_batch_isend_irecv_gloo", "test_ddp_sink_noclone"),
-    *("test_send_recv_any_source_torch_profiler", "test_sparse_all_reduce_sum"),
+    "test_batch_isend_irecv_gloo",
+    "test_ddp_sink_noclone",
+    "test_send_recv_any_source_torch_profiler",
+    "test_sparse_all_reduce_sum",
 )
 # What they want of gloo's own wording, and of its name in a log.
 WORDING = (
-    *("test_barrier_timeout_arg", "test_barrier_timeout_full_group"),
-    *("test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"),
-    *("test_monitored_barrier_gloo_rank_0_timeout", "test_monitored_barrier_gloo_subgroup"),
+    "test_barrier_timeout_arg",
+    "test_barrier_timeout_full_group",
+    "test_ddp_logging_data_cpu",
+    "test_monitored_barrier_gloo",
+    "test_monitored_barrier_gloo_rank_0_timeout",
+    "test_monitored_barrier_gloo_subgroup",
 )
 # Their model is made for three names, of which "ddp" is none.
 OTHER_NAMES = tuple(

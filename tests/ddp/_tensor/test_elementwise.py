@@ -97,7 +97,15 @@ DIVISORS = [2.0, 2.0, -2.0, -2.0, 2.0, 2.0, 2.0, 2.0, 2.0, inf, 0.0, inf, 0.0]
 @pytest.mark.parametrize(
     "name",
     [
-        *["floor_divide", "remainder", "fmod", "true_divide", "pow", "atan2", "xlogy", "fmax", "maximum"],
+        "floor_divide",
+        "remainder",
+        "fmod",
+        "true_divide",
+        "pow",
+        "atan2",
+        "xlogy",
+        "fmax",
+        "maximum",
         "trunc",
         "numbers",
     ],

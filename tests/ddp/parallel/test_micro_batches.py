@@ -197,7 +197,11 @@ def alone(name: str, epochs: int = 2) -> tuple[str, list[float]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("MLP of small buckets", "ZeRO", "CNN", "weights", "autocast"),
+        "MLP of small buckets",
+        "ZeRO",
+        "CNN",
+        "weights",
+        "autocast",
         *[
             pytest.param(name, marks=pytest.mark.long)
             for name in ("MLP", "MLP of 6", "recomputed", "autocast and ZeRO")

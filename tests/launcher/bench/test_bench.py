@@ -109,7 +109,9 @@ def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
         (["--vs", "torch-gloo"], "torch", "baseline torch-gloo needs torch, which is not installed: pip install torch"),
         (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib"),
         pytest.param(
-            *(["--plot", "a.xyz"], "", "--plot a.xyz should end as matplotlib's files do: ."),
+            ["--plot", "a.xyz"],
+            "",
+            "--plot a.xyz should end as matplotlib's files do: .",
             marks=pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="needs matplotlib"),
         ),
         (["--json", "."], "", ". cannot be written"),

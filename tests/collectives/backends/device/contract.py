@@ -19,8 +19,21 @@ from collectives import ArgumentError, DtypeError, MismatchError, ReduceOp
 from collectives.reduction import wire_dtype
 
 DTYPES = (
-    *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
-    *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),
+    np.float32,
+    np.float64,
+    np.float16,
+    ml_dtypes.bfloat16,
+    np.complex64,
+    np.complex128,
+    np.bool_,
+    np.int8,
+    np.uint8,
+    np.int16,
+    np.uint16,
+    np.int32,
+    np.uint32,
+    np.int64,
+    np.uint64,
 )
 FEW = (np.float32, np.int16)  # what is tried with every reduction
 FLOATING = (np.float32, np.float16, ml_dtypes.bfloat16, np.complex64)
@@ -214,8 +227,15 @@ def duplicates_and_parts(comm: Any, cupy: Any) -> None:
 
 
 CHECKS: tuple[Callable[[Any, Any], None], ...] = (
-    *(reductions, order_of_the_tree, scales, nan_wins_max_and_min_on_every_rank, layouts, out_in_place_and_beside),
-    *(movements_of_uneven_parts, messages_go_through_the_host, what_lies_elsewhere_is_named_on_every_rank),
+    reductions,
+    order_of_the_tree,
+    scales,
+    nan_wins_max_and_min_on_every_rank,
+    layouts,
+    out_in_place_and_beside,
+    movements_of_uneven_parts,
+    messages_go_through_the_host,
+    what_lies_elsewhere_is_named_on_every_rank,
     duplicates_and_parts,
 )
 
