@@ -167,9 +167,8 @@ def main(arguments: list[str] | None = None) -> None:
         for name, goal, calls in rows(group, libraries, args.device):
             times = measure(calls, wait, args.rounds)
             medians[name] = harness.medians(times)
-            print(
-                f"{name:<38}" + "".join(f"{who:>15} {us:9.2f}" for who, us in medians[name].items()), "us", flush=True
-            )
+            cells = [f"{who} {us:.2f}" for who, us in medians[name].items()]
+            print(harness.row(name, cells, 38, 25), "us", flush=True)
             pairs = [(a, b) for a in times if a.startswith("ours") for b in times if b.startswith("torch")]
             goals += [harness.at_most(f"{name}: {a} / {b}", goal, harness.over(times[a], times[b])) for a, b in pairs]
     harness.write(args.json, "calls", goals, device=args.device, medians=medians)

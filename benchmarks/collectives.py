@@ -114,8 +114,8 @@ def main() -> None:
             us = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"])
             rows.append({"collective": name, "bytes": nbytes, "us": us})
             reached += goals(name, nbytes, us, args.busy)
-            medians = "".join(f"{key:>16} {value:9.1f}" for key, value in harness.medians(us).items())
-            print(f"{name:<15}{format_bytes(nbytes):>8}{medians}  us", flush=True)
+            cells = [f"{key} {value:.1f}" for key, value in harness.medians(us).items()]
+            print(harness.row(f"{name} {format_bytes(nbytes)}", cells, 23, 26), " us", flush=True)
     harness.write(args.json, "collectives", reached, n=args.n, busy=args.busy, rows=rows)
 
 

@@ -240,20 +240,20 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
         return {**take_turns(pools, rounds), "peak_kib": peaks, **measure_floor(pools)}
 
 
-HEAD = f"{'step':<58} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}"
-FLOOR_HEAD = f"  {'floor':>9} {'/ floor':>7}"
+HEAD = harness.row("step", ("ours", "torch", "ratio", "goal", "peak", "torch", "ratio"), 58)
+FLOOR_HEAD = harness.row("", ("floor", "/ floor"), 0)
 
 
 def describe(label: str, goal: float, result: dict[str, Any]) -> str:
     """The line of the table for a result of `compare`."""
     ours, torch = (1000 * value for value in harness.medians(result["seconds"]).values())
     peak, other = (value / 1024 for value in result["peak_kib"].values())
-    times = f"{ours:6.2f} ms {torch:6.2f} ms {result['ratio']:6.2f} {goal:5.2f}"
-    line = f"{label:<58} {times}  {peak:5.1f} MiB {other:5.1f} MiB {peak / other:6.2f}"
+    cells = [f"{ours:.2f} ms", f"{torch:.2f} ms", f"{result['ratio']:.2f}", f"{goal:.2f}"]
+    cells += [f"{peak:.1f} MiB", f"{other:.1f} MiB", f"{peak / other:.2f}"]
     if "floor_seconds" in result:
         floor = 1000 * result["floor_seconds"]
-        line += f"  {floor:6.2f} ms {ours / floor:7.2f}"
-    return line
+        cells += [f"{floor:.2f} ms", f"{ours / floor:.2f}"]
+    return harness.row(label, cells, 58)
 
 
 def main() -> None:

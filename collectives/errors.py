@@ -21,7 +21,7 @@ next.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 class CollectivesError(RuntimeError):
@@ -133,10 +133,16 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines of text, in which each column has the width of its longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """The rows of a table as lines of text, in which each column has the width of its longest cell.
+
+    right: the indices of the columns that are aligned right, such as those of numbers
+    """
+    formats = []
+    for index, column in enumerate(zip(*rows, strict=True)):
+        side = ">" if index in right else "<"
+        formats.append(f"{side}{max(map(len, column))}")
+    return ["  ".join(map(format, row, formats)).rstrip() for row in rows]
 
 
 def ranks_with_verb(ranks: Sequence[int], of_one: str, of_several: str) -> str:

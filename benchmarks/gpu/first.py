@@ -206,7 +206,8 @@ def run_all(steps: Iterable[Step], limit: float, logs: Path, out: Path) -> bool:
         last_line = next((line for line in reversed(result.last_lines) if not line.startswith("written to ")), "")
         if verdict_of(NOTHING_CAN_RUN) in result.verdict:
             sys.exit(f"benchmarks.gpu.first: {last_line}; --device cpu runs what a CPU can")
-        print(f"{step.name:<22} {result.seconds:6.1f} s  {result.verdict}  {last_line[:100]}", flush=True)
+        row = harness.row(step.name, [f"{result.seconds:.1f} s"], 22, 9)
+        print(f"{row}  {result.verdict}  {last_line[:100]}", flush=True)
         if result.verdict.startswith(INTERRUPTED):
             break
     failed = [result for result in results if not result.verdict.startswith(PASSED)]

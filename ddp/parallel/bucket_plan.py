@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collectives.errors import align_columns
 from ddp.errors import ParallelError
 
 _MIB = 1 << 20
@@ -142,9 +143,9 @@ class Plan:
         """A table with a line for each bucket."""
         count = len(self.buckets)
         total = sum(self.nbytes) / _MIB
-        lines = [f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"]
-        lines.append(f"{'bucket':>6} {'MiB':>8} {'gradients':>9}  first ... last")
+        title = f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"
+        rows = [("bucket", "MiB", "gradients", "first ... last")]
         for number, (names, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
             ends = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-            lines.append(f"{number:>6} {nbytes / _MIB:>8.2f} {len(names):>9}  {ends}")
-        return "\n".join(lines)
+            rows.append((str(number), f"{nbytes / _MIB:.2f}", str(len(names)), ends))
+        return "\n".join([title, *align_columns(rows, right=range(3))])

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.errors import align_columns
 from collectives.flight.recorder import process_recorder
 from ddp.cuda.memory import memory_reserved
 from ddp.parallel import step_trace
@@ -187,15 +188,15 @@ class Stats:
             return f"rank {self.rank} of {self.size}, no step yet"
         lines = [f"rank {self.rank} of {self.size}, {self._count()}; host times in ms, the mean over steps", ""]
         parts = {label: getattr(self, name) for name, label in _LABELS.items()}
-        lines += [f"{label:<40}{mean:>9.2f}" for label, mean in parts.items() if mean is not None]
-        if self.buckets:
-            head = "".join(f"{name:>9}" for name in ("MiB", *_MOMENTS))
-            lines += ["", f"bucket{head}  parameters; times after backward began"]
+        lines += align_columns([(label, f"{mean:.2f}") for label, mean in parts.items() if mean is not None], right=[1])
+        table = [["bucket", "MiB", *_MOMENTS, "parameters; times after backward began"]]
         for number, bucket in enumerate(self.buckets):
             names = bucket.names if len(bucket.names) == 1 else (bucket.names[0], "...", bucket.names[-1])
             values = [getattr(bucket, moment) for moment in ("mib", *_MOMENTS)]
-            cells = "".join(f"{'-' if value is None else format(value, '.2f'):>9}" for value in values)
-            lines.append(f"{number:>6}{cells}  {' '.join(names)}")
+            cells = ["-" if value is None else f"{value:.2f}" for value in values]
+            table.append([str(number), *cells, " ".join(names)])
+        if self.buckets:
+            lines += ["", *align_columns(table, right=range(len(table[0]) - 1))]
         return "\n".join([*lines, "", self.waited_for()] if self.size > 1 else lines)
 
 

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.bench.collective_table import Collective, Place
@@ -85,12 +86,13 @@ def heading(collective: Collective, ranks: int, nodes: int, backend: str) -> lis
     """The lines above a collective's table: what its columns mean."""
     ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if collective.trips == 2 else ""
     bandwidth = "" if collective.empty else f"algbw = size/time, busbw = algbw * {collective.factor(ranks):.4g}; "
-    titles = ["#" + "".join(f"{column[line]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for line in (0, 1)]
+    names, units, _ = zip(*_COLUMNS, strict=True)
     return [
         f"# {collective.name}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}, backend {backend}",
         f"# time: median over rounds of the slowest rank's time of one call{ping}",
         f"# {bandwidth}ratio: time / that of ours on ordinary arrays, median over rounds",
-        *titles,
+        f"#{_align(names)[1:]}",
+        f"#{_align(units)[1:]}",
     ]
 
 
@@ -100,8 +102,12 @@ def line(row: Row) -> str:
     cells = [row.size, row.count, row.dtype, row.op, row.place, row.by]
     wrong = "N/A" if row.wrong is None else row.wrong
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    values = [*cells, _number(row.seconds * 1e6), *bandwidths, wrong, ratio]
-    return "".join(f"{value:>{width}}" for value, (*_, width) in zip(values, _COLUMNS, strict=True)).rstrip()
+    return _align([*cells, _number(row.seconds * 1e6), *bandwidths, wrong, ratio])
+
+
+def _align(cells: Sequence[object]) -> str:
+    """A line of the table. Widths are fixed, since rows are printed as they are measured."""
+    return "".join(f"{cell!s:>{width}}" for cell, (*_, width) in zip(cells, _COLUMNS, strict=True)).rstrip()
 
 
 def _number(value: float) -> str:

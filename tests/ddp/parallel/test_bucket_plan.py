@@ -89,7 +89,7 @@ def test_a_plan_is_a_json_value_and_back() -> None:
 def test_a_plan_prints_as_a_table() -> None:
     assert str(PLAN).splitlines() == [
         "2 buckets, 1.50 MiB, in reversed model order",
-        "bucket      MiB gradients  first ... last",
-        "     0     1.00         2  b ... a",
-        "     1     0.50         1  c",
+        "bucket   MiB  gradients  first ... last",
+        "     0  1.00          2  b ... a",
+        "     1  0.50          1  c",
     ]
