@@ -161,11 +161,15 @@ def main() -> None:
             }
             rows = results["write"] = harness.take_turns(calls, args.rounds, warmup=1)
             for who in ("ours", "ours, 2"):
-                goals.append(harness.at_least(f"speed of {who} / dd's", 0.8, harness.over(rows["dd"], rows[who])))
+                goals.append(
+                    harness.at_least(f"speed of {who} / dd's", 0.8, harness.median_ratio(rows["dd"], rows[who]))
+                )
         if "hold-up" in args.only:
             with threadpoolctl.threadpool_limits(max(1, (os.cpu_count() or 2) - 1)):
                 rows = results["hold-up"] = hold_up(args.mb, Path(name), args.rounds)
-            goals.append(harness.at_most("hold-up, async / sync", 0.1, harness.over(rows["async"], rows["sync"])))
+            goals.append(
+                harness.at_most("hold-up, async / sync", 0.1, harness.median_ratio(rows["async"], rows["sync"]))
+            )
     for matter, rows in results.items():
         harness.show(f"{matter}, s", rows)
     harness.write(args.json, "checkpoint", goals, mb=args.mb, **results)

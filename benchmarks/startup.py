@@ -123,7 +123,7 @@ def main() -> None:
         rounds = results[matter] = harness.take_turns(calls, args.rounds, warmup=1)
         harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
         for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
-            ratio = harness.over(rounds["ddp-launch"], rounds[name])
+            ratio = harness.median_ratio(rounds["ddp-launch"], rounds[name])
             goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
     harness.write(args.json, "startup", goals, ranks=N, rounds=results)
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import harness, two_hosts
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 
 LIMIT = 3600.0  # s
 KIB, MIB = 1 << 10, 1 << 20
@@ -128,16 +128,21 @@ def goals(results: dict[str, Rounds]) -> Iterator[Goal]:
             medians = harness.medians(us)
             ours = min((name for name in us if name.startswith("ddp")), key=medians.__getitem__)
             gloo = min((name for name in us if name.startswith("gloo")), key=medians.__getitem__)
-            yield at_most(f"{row}: {ours} / {gloo}", ON_TWO_HOSTS[1], over(us[ours], us[gloo]))
+            yield at_most(f"{row}: {ours} / {gloo}", ON_TWO_HOSTS[1], median_ratio(us[ours], us[gloo]))
             continue
         if row in STEPS:
-            yield at_most(f"{row}: ours / gloo", STEPS[row], over(us["ddp"], us["gloo"]), over(us["limit"], us["gloo"]))
+            yield at_most(
+                f"{row}: ours / gloo",
+                STEPS[row],
+                median_ratio(us["ddp"], us["gloo"]),
+                median_ratio(us["limit"], us["gloo"]),
+            )
             continue
         _, limit, compare = CALLS[row]
         if compare is at_most:
             yield at_most(f"{row}: us", limit, harness.medians(us)["ddp"])
         else:
-            yield at_least(f"{row}: gloo / ours", limit, over(us["gloo"], us["ddp"]))
+            yield at_least(f"{row}: gloo / ours", limit, median_ratio(us["gloo"], us["ddp"]))
 
 
 def measure(rows: list[str], rounds: int, several_hosts: bool) -> dict[str, Rounds]:

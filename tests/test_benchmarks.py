@@ -20,7 +20,6 @@ def test_implementations_take_turns_and_their_order_alternates() -> None:
     both = {name: lambda name=name: turns.append(name) or float(len(turns)) for name in "ab"}
     assert harness.take_turns(both, 2, warmup=1) == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
     assert "".join(turns) == "abbaab"
-    assert harness.over([1.0, 2.0, 3.0], [2.0, 8.0, 6.0]) == 0.5
 
 
 def test_the_table_of_the_readme_is_made_of_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

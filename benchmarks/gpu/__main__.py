@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.gpu import h2d_overlap
 from benchmarks.gpu.tasks import TASKS
-from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 from benchmarks.worker_pool import WorkerError, WorkerPool
 
 COMPILING = 150.0  # s
@@ -66,7 +66,7 @@ def goals(tasks: Mapping[str, Rounds]) -> Iterator[Goal]:
             if able and rounds.get(baseline):
                 best = min(able, key=lambda name: statistics.median(rounds[name]))
                 pair = rounds[best], rounds[baseline]
-                measured = over(*pair) if promise is at_most else over(*reversed(pair))
+                measured = median_ratio(*pair) if promise is at_most else median_ratio(*reversed(pair))
             what = "time" if promise is at_most else "speed"
             yield promise(f"{task}: {what}, {' or '.join(ours)} over {baseline}", limit, measured)
 
@@ -208,7 +208,7 @@ def main() -> None:
         try:
             rates = results["loader"] = h2d_overlap.measure(args.device)
             harness.show("from a worker to the GPU, GB/s", rates, 1e-9)
-            ratio = over(rates["loader"], rates["copy"])
+            ratio = median_ratio(rates["loader"], rates["copy"])
         except Exception as error:
             print(f"loader: {type(error).__name__}: {error}", flush=True)
             ratio = None

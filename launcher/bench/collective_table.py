@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 #: The elements of a buffer: those of one rank, or those of all ranks.
 Extent = Literal["part", "whole"]
-Place = Literal["out", "in"]
+#: Whether the result is out of place or in place.
+ResultPlace = Literal["out", "in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Collective:
     x: Extent = "part"
     out: Extent | None = "part"
     factor: Callable[[int], float] = lambda n: 1.0
-    places: tuple[Place, ...] = ("out", "in")
+    places: tuple[ResultPlace, ...] = ("out", "in")
     reduces: bool = False
     rooted: bool = False
     trips: int = 1
@@ -83,7 +84,7 @@ def partner(rank: int, ranks: int) -> int | None:
 
 
 def carve(
-    collective: Collective, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int
+    collective: Collective, place: ResultPlace, first: Any, second: Any, rank: int, ranks: int, count: int
 ) -> tuple[Any, Any]:
     """x and out of one rank, as parts of two buffers of `ranks * count` elements; None where there is none.
 

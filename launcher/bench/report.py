@@ -9,11 +9,12 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.bench.collective_table import Collective, Place
+from launcher.bench.collective_table import Collective, ResultPlace
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError, plural
 
@@ -35,7 +36,7 @@ class Row:
     count: int
     dtype: str
     op: str
-    place: Place
+    place: ResultPlace
     by: str
     seconds: float
     algbw: float
@@ -114,6 +115,11 @@ def _number(value: float) -> str:
     """The number with three decimals if it is below 10, two if it is below 100, else one."""
     decimals = 1 + (value < 100) + (value < 10)
     return f"{value:.{decimals}f}"
+
+
+def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
+    """How many times larger a is than b: the median of the rounds' ratios, since in a round both met the same noise."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
 def versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ import numpy as np
 from collectives import BackendError, Communicator, init, run_threads
 from collectives.progress_bar import progress_bar
 from launcher.bench import report
-from launcher.bench.collective_table import COLLECTIVES, ROOT, Collective, Place, carve
+from launcher.bench.collective_table import COLLECTIVES, ROOT, Collective, ResultPlace, carve
 from launcher.bench.expected import Array, dtype_of, poison, result, source, wrong
 from launcher.bench.implementations import Implementation, find
 from launcher.bench.report import Outcome, Row
@@ -123,11 +123,6 @@ def measure(
     return [Timing(rounds=tuple(times[:, i].tolist()), calls=rounds * calls[i]) for i in range(len(entries))]
 
 
-def ratio(other: Timing, ours: Timing) -> float:
-    """The other's time over ours: the median of the rounds' ratios, since in one round both met the same noise."""
-    return statistics.median(a / b for a, b in zip(other.rounds, ours.rounds, strict=True))
-
-
 def _batch(entry: Entry, calls: int) -> float:
     call = entry.call
     start = time.perf_counter()
@@ -172,7 +167,7 @@ class _Job:
         self.measured = [(library, library.empty(nbytes), library.empty(nbytes)) for library in implementations]
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
         self.rows: list[Row] = []
-        self.unsupported: dict[tuple[str, str, Place, str], str] = {}
+        self.unsupported: dict[tuple[str, str, ResultPlace, str], str] = {}
         sizes = sum(len(self._sizes(COLLECTIVES[name])) for name in settings.collectives)
         # No bar in a log: the tables show the progress there.
         self.bar = progress_bar(total=sizes, unit="size", rank=comm.rank, log=False, leave=False)
@@ -214,8 +209,8 @@ class _Job:
         """Measures one size: a row for each implementation and place that supports it."""
         dtype = dtype_of(dtype_name)
         places = [place for place in collective.places if self.settings.place in ("both", place)] or collective.places
-        entries: dict[tuple[str, Place], Entry] = {}
-        errors: dict[tuple[str, Place], int | None] = {}
+        entries: dict[tuple[str, ResultPlace], Entry] = {}
+        errors: dict[tuple[str, ResultPlace], int | None] = {}
         for library, *buffers in self.measured:
             parts = [buffer[: count * self.comm.size * dtype.itemsize].view(dtype) for buffer in buffers]
             for place in places:
@@ -253,7 +248,7 @@ class _Job:
                     busbw=algbw * collective.factor(self.comm.size),
                     **vars(timing),
                     wrong=errors[by, place],
-                    ratio=None if reference is None else ratio(timing, reference),
+                    ratio=None if reference is None else report.median_ratio(timing.rounds, reference.rounds),
                 )
             )
         return rows
@@ -261,7 +256,7 @@ class _Job:
     def _try(
         self,
         collective: Collective,
-        place: Place,
+        place: ResultPlace,
         library: Implementation,
         buffers: Sequence[Any],
         dtype_name: str,
