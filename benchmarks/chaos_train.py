@@ -150,7 +150,7 @@ def loss_difference(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, l
     )
 
 
-def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
+def evaluate(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, int, float]:
     """What is wrong with a job that has come to its end, the steps that it made again, and how far its losses are off.
 
     exactly: it ran on as many ranks, so that all bits must be the same
@@ -191,7 +191,7 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
     again = 0
     difference = 0.0
     if not wrong:
-        wrong, again, difference = judge(ended, reference, case.kind != MOVE)
+        wrong, again, difference = evaluate(ended, reference, case.kind != MOVE)
     if not wrong and case.kind == "memory" and again > 1:
         wrong = f"{again} steps were made again"
     struck = ended.struck and (case.kind != MOVE or ended.starts == len(case.sizes))

@@ -26,8 +26,8 @@ def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Rank
     """All hooks' turns. Each number is the slowest rank's."""
     names = [NONE, *hooks]
     for name in names:
-        ours.ask("build", name=name, task=task, options={} if name == NONE else {"comm_hook": name})
-        ours.ask("train", name=name, steps=5)  # PowerSGD begins after ten
+        ours.request("build", name=name, task=task, options={} if name == NONE else {"comm_hook": name})
+        ours.request("train", name=name, steps=5)  # PowerSGD begins after ten
     results: dict[str, Rounds] = {name: {"step": [], "cpu": [], "sent": []} for name in names}
     for number in range(rounds):
         for name in harness.alternating(names, number):

@@ -28,7 +28,7 @@ def measure(task: str, rounds: int, steps: int, pool: RankPool) -> dict[int, Rou
     for count in GOALS:
         forms: dict[str, dict[str, Any]] = {"accumulated": {}, "tree": {"micro_batches": count}}
         for name, options in forms.items():
-            pool.ask("build", name=name, task=task, options=options, parts=count // RANKS)
+            pool.request("build", name=name, task=task, options=options, parts=count // RANKS)
         turns = {name: lambda name=name: pool.slowest("train", name=name, steps=steps)["step"] for name in forms}
         times[count] = harness.take_turns(turns, rounds)
         for name in forms:

@@ -56,19 +56,19 @@ def first_bucket(ready: Sequence[float], plan: Sequence[Sequence[int]]) -> float
 
 def measure(task: str, rounds: int, steps: int, ours: RankPool, torch: RankPool | None) -> dict[str, Any]:
     """All implementations' turns. Each number is the slowest rank's."""
-    sizes = ours.ask("build", name=BARE, task=task, options=None)[0]
+    sizes = ours.request("build", name=BARE, task=task, options=None)[0]
     plans: dict[str, list[list[int]]] = {}
     for name, options in OURS.items():
-        ours.ask("build", name=name, task=task, options=options)
-        plan = ours.ask("plan", name=name)[0]
+        ours.request("build", name=name, task=task, options=options)
+        plan = ours.request("plan", name=name)[0]
         if name not in ("default", "off") and plan in [plans[other] for other in plans if other != "default"]:
-            ours.ask("drop", name=name)
+            ours.request("drop", name=name)
         else:
             plans[name] = plan
     turns = [(ours, BARE), *((ours, name) for name in plans)]
     if torch is not None:
         for name in (BARE, *THEIRS):
-            torch.ask("build", name=name, task=task, options=THEIRS.get(name))
+            torch.request("build", name=name, task=task, options=THEIRS.get(name))
             turns.append((torch, name))
     lengths = {name: [sum(sizes[index] for index in bucket) for bucket in plan] for name, plan in plans.items()}
     results: dict[str, Any] = {
@@ -86,7 +86,7 @@ def measure(task: str, rounds: int, steps: int, ours: RankPool, torch: RankPool 
     for number in range(rounds):
         parts: dict[str, dict[str, float]] = {name: {} for name in plans}
         for pool, name in harness.alternating(turns, number):
-            answers = pool.ask("train", name=name, steps=steps)
+            answers = pool.request("train", name=name, steps=steps)
             keys = [key for key in ("step", "gradients", "forward", "update", "cpu", "sent") if key in answers[0]]
             side = results["ours" if pool is ours else "theirs"]
             note(side[name], {key: max(answer[key] for answer in answers) for key in keys})

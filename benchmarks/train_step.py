@@ -217,17 +217,17 @@ def start(key: str, library: str, module: str = "train_step") -> WorkerPool:
 
 def take_turns(pools: dict[str, WorkerPool], rounds: int) -> dict[str, Any]:
     """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
-    taken = max(pool.ask("steps", repeats=3)[0] for pool in pools.values())
+    taken = max(pool.request("steps", repeats=3)[0] for pool in pools.values())
     repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-    calls = {name: lambda pool=pool: pool.ask("steps", repeats=repeats)[0] for name, pool in pools.items()}
+    calls = {name: lambda pool=pool: pool.request("steps", repeats=repeats)[0] for name, pool in pools.items()}
     times = harness.take_turns(calls, rounds, warmup=0)
     return {"seconds": times, "ratio": harness.median_ratio(times["ddp"], times["torch"])}
 
 
 def measure_floor(pools: dict[str, WorkerPool]) -> dict[str, Any]:
     """The seconds below which no step of these products and this update goes, and what they come from."""
-    speeds = pools["ddp"].ask("speeds")[0]
-    work = pools["torch"].ask("work")[0]
+    speeds = pools["ddp"].request("speeds")[0]
+    work = pools["torch"].request("work")[0]
     seconds = work["flop"] / speeds["flop"] + work["update_bytes"] / speeds["bytes"]
     return {"speeds": speeds, "work": work, "floor_seconds": seconds}
 
@@ -236,7 +236,7 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
     """The times of both in turns, their peaks in KiB, and the floor."""
     with contextlib.ExitStack() as stack:
         pools = {name: stack.enter_context(start(key, name)) for name in LIBRARIES}
-        peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
+        peaks = {name: pool.request("first")[0] for name, pool in pools.items()}
         return {**take_turns(pools, rounds), "peak_kib": peaks, **measure_floor(pools)}
 
 

@@ -1,7 +1,7 @@
 """Processes that live for a whole benchmark and run what is requested of them, one request at a time.
 
     with WorkerPool(lambda path: [[sys.executable, "-m", "benchmarks.some_worker", path]]) as pool:
-        pool.ask("train", steps=3)    # every process's answer
+        pool.request("train", steps=3)    # every process's answer
 
 Each process calls `serve(path, worker)`: requests are the methods of `worker`. `RankPool` has the ranks of one library
 (`training_worker.py`). When the benchmark ends, however it does, connections close and the processes end.
@@ -90,7 +90,7 @@ class WorkerPool:
         """Ends the processes."""
         self._stack.close()
 
-    def ask(self, do: str, **what: Any) -> Answers:
+    def request(self, do: str, **what: Any) -> Answers:
         """What each process answers, in their order."""
         self.send(do, **what)
         return self.receive()
@@ -151,7 +151,7 @@ class RankPool(WorkerPool):
         super().__init__(commands, size, f"a rank of {library}", **environ)
         with contextlib.ExitStack() as starting:
             starting.callback(self.close)
-            ranks = self.ask("join")
+            ranks = self.request("join")
             if sorted(ranks) != list(range(size)):
                 raise WorkerError(f"{size} ranks of {library} do not know each other: {ranks}")
             self._connections = [self._connections[ranks.index(rank)] for rank in range(size)]
@@ -159,16 +159,16 @@ class RankPool(WorkerPool):
 
     def slowest(self, do: str, **what: Any) -> dict[str, float]:
         """The largest number of each kind that the ranks answer."""
-        answers = self.ask(do, **what)
+        answers = self.request(do, **what)
         numbers = [key for key, value in answers[0].items() if isinstance(value, int | float)]
         return {key: max(answer[key] for answer in answers) for key in numbers}
 
     def finish(self, name: str, reduced: bool) -> None:
         """Checks that ranks have the same parameters if gradients were reduced, and drops the implementation."""
-        same = len(set(self.ask("digest", name=name))) == 1
+        same = len(set(self.request("digest", name=name))) == 1
         if same != (reduced or self.size == 1):  # ranks have different samples
             raise WorkerError(f"{self.library}, {name}: gradients were {'not ' if reduced else ''}reduced")
-        self.ask("drop", name=name)
+        self.request("drop", name=name)
 
 
 def rank_commands(library: str, size: int, hosts: list[str] | None, path: str) -> list[list[str]]:

@@ -143,8 +143,8 @@ def compare(key: str, rounds: int, module: str, floor: bool) -> dict[str, Any]:
     """
     with contextlib.ExitStack() as stack:
         pools = {name: stack.enter_context(train_step.start(key, name, module)) for name in train_step.LIBRARIES}
-        peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
-        losses = {name: pool.ask("losses")[0] for name, pool in pools.items()}
+        peaks = {name: pool.request("first")[0] for name, pool in pools.items()}
+        losses = {name: pool.request("losses")[0] for name, pool in pools.items()}
         if not disagreement(losses) <= LOSSES_AGREE:
             sys.exit(f"{key}: the losses of the first steps differ, so that times mean nothing: {losses}")
         result = {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}

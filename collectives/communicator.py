@@ -197,7 +197,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         Raises: ArgumentError if color or key is not an integer of 64 bits, or timeout is not a number above 0;
         TooManyCommunicators on every rank if MPI has no room for another communicator.
         """
-        limit = self.timeout if timeout is None else check_timeout(timeout)
+        child_timeout = self.timeout if timeout is None else check_timeout(timeout)
         for name, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
                 raise ArgumentError(f"{name} should be a whole number of 64 bits or None, is {number!r}")
@@ -210,7 +210,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             transport = yield from self._descendant(members, "" if color is None else f":{int(color)}")
             if transport is None or members is None:
                 return None
-            return (yield from self._child(transport, members, limit))
+            return (yield from self._child(transport, members, child_timeout))
 
         return self.queue.run(self._new_call(Plan("split"), steps))
 
@@ -228,7 +228,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             raise ArgumentError(
                 f"rank {self.rank}: ranks should name each member once, the calling rank among them, is {ranks!r}"
             )
-        limit = self.timeout if timeout is None else check_timeout(timeout)
+        child_timeout = self.timeout if timeout is None else check_timeout(timeout)
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
@@ -241,7 +241,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             number = yield from self._meet(members, key, missing)
             transport = yield from self.transport.group(members, key, number)
-            return (yield from self._child(transport, members, limit))
+            return (yield from self._child(transport, members, child_timeout))
 
         def exited(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             notices = {rank: notice for rank, notice in exit_notices.items() if rank in members}
@@ -254,10 +254,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         group.connect_nccl()
         return group
 
-    def _child(self, transport: Transport, members: Sequence[int], limit: float) -> Steps[Communicator]:
+    def _child(self, transport: Transport, members: Sequence[int], timeout: float) -> Steps[Communicator]:
         """A communicator of `members`, which are ranks of this one."""
         ranks = [self.ranks[rank] for rank in members]
-        return Communicator((yield from use_shared_memory(transport)), limit, self.registry, ranks)
+        return Communicator((yield from use_shared_memory(transport)), timeout, self.registry, ranks)
 
     def _descendant(self, members: Sequence[int] | None, color: str = "") -> Steps[Transport | None]:
         """The transport of a communicator that all ranks of this one make together: see `make_group`."""

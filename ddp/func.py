@@ -43,9 +43,9 @@ def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., 
 
     def pull_back(*cotangents: Tensor) -> Any:
         results = jacobians.differentiate(call.outputs, call.inputs, cotangents, call.create_graph)
-        return call.finish(results, primals if len(primals) > 1 else primals[0])
+        return call.postprocess(results, primals if len(primals) > 1 else primals[0])
 
-    return call.finish(call.outputs, call.result), pull_back
+    return call.postprocess(call.outputs, call.result), pull_back
 
 
 def jvp(func: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_train import Ended, Undisturbed, judge, samples_wrong
+from benchmarks.chaos_train import Ended, Undisturbed, evaluate, samples_wrong
 from benchmarks.chaos_worker import SAMPLES
 from benchmarks.jobs import repeated, that_count
 
@@ -56,7 +56,7 @@ def ended(notes: list[dict[str, Any]], *digests: str) -> Ended:
 def test_what_is_wrong_with_a_job(
     found: list[dict[str, Any]], digests: tuple[str, ...], exactly: bool, wrong: str, again: int
 ) -> None:
-    found_wrong, repeats, _ = judge(ended(found, *digests), REFERENCE, exactly)
+    found_wrong, repeats, _ = evaluate(ended(found, *digests), REFERENCE, exactly)
     assert found_wrong.startswith(wrong)
     assert bool(found_wrong) == bool(wrong)
     assert repeats == repeated(found) == again
@@ -74,7 +74,7 @@ def test_one_note_that_differs_is_found(name: str, value: Any, wrong: str) -> No
     result = copy.deepcopy(STRAIGHT)
     assert result[8]["step"] == 4
     result[8][name] = value
-    assert judge(ended(result, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
+    assert evaluate(ended(result, "abc", "abc"), REFERENCE, exactly=True)[0].startswith(wrong)
 
 
 def test_samples_that_were_never_read_are_found_in_the_undisturbed_run_too() -> None:

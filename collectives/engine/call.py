@@ -144,12 +144,12 @@ class CollectiveOp(Generic[T]):
         "_callbacks",
         "arrays",
         "code",
+        "deadline",
         "done",
         "ended_by",
         "error",
         "failure",
         "instruction",
-        "limit",
         "number",
         "out",
         "peers",
@@ -197,8 +197,8 @@ class CollectiveOp(Generic[T]):
         self.posted = False
         # The operation's test. Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
-        # The time limit of `test`, set once it has not been True for a while.
-        self.limit: Deadline | None = None
+        # The deadline of `test`, set once it has not been True for a while.
+        self.deadline: Deadline | None = None
         # For a send, a receive or create_group: the ranks that can answer the call, and a function that returns the
         # ranks whose exit ends it. None for collectives.
         self.peers: Sequence[int] | None = None
@@ -259,7 +259,7 @@ class CollectiveOp(Generic[T]):
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.name} #{self.number} ({self.site})", self.more, self.array)))
 
-    def ask_scale(self) -> None:
+    def compute_scale(self) -> None:
         """Calls the function given as scale. An exception is stored, and becomes part of what ranks compare."""
         try:
             self.scale = check_scale(np.dtype(np.float64), contextvars.copy_context().run(self.scale))
@@ -348,7 +348,7 @@ class Work(Generic[T]):
     def wait(self, timeout: float | Deadline | None = None) -> T:
         """Waits until the collective is complete, and returns its result. May be called again.
 
-        timeout: seconds that this call waits at most, or a time limit that several calls share; the collective's own
+        timeout: seconds that this call waits at most, or a deadline that several calls share; the collective's own
         time limit holds as well
         Raises: CollectiveTimeout if it is not complete in time (after a timeout given here, the communicator is still
         usable); the error of the collective, if it failed; CollectivesError if it is not complete, and a done callback,
@@ -357,10 +357,10 @@ class Work(Generic[T]):
         call = self._call
         if not call.done:
             assert call.queue is not None
-            limit = timeout if timeout is None or isinstance(timeout, Deadline) else Deadline(timeout)
-            if not call.queue.wait(call, limit):
-                assert limit is not None
-                raise CollectiveTimeout(f"{call} was not complete after waiting {limit.seconds:g} s; it goes on")
+            deadline = timeout if timeout is None or isinstance(timeout, Deadline) else Deadline(timeout)
+            if not call.queue.wait(call, deadline):
+                assert deadline is not None
+                raise CollectiveTimeout(f"{call} was not complete after waiting {deadline.seconds:g} s; it goes on")
         return call.outcome()
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:

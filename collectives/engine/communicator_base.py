@@ -124,7 +124,7 @@ class CommunicatorBase:
         """The steps of a call on host arrays."""
         plan = call.plan
         if callable(call.scale):
-            call.ask_scale()
+            call.compute_scale()
         sent, received = call.arrays.buffers(call)
         payload = as_bytes(sent) if plan.shown and sent is not None else None
         out = None

@@ -175,7 +175,7 @@ class CallQueue:
             self._wake_if_needed()
 
     def _wake_if_needed(self) -> None:
-        if self._asleep and self._has_work():
+        if self._asleep and self._has_steps():
             self._wake.set()
 
     def expect_wait(self) -> Callable[[], None]:
@@ -210,16 +210,16 @@ class CallQueue:
             self._record(call, self.started, STARTED)
         call.set_outcome(None, None)
 
-    def wait(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
-        """Takes steps until `call` is finished. Returns: whether it finished before the limit has passed.
+    def wait(self, call: CollectiveOp[Any], deadline: Deadline | None) -> bool:
+        """Takes steps until `call` is finished. Returns: whether it finished before the deadline.
 
         Raises: CollectivesError if this thread is already taking steps, for example in a done callback.
         """
         if self._stepper:
             self._refuse_nested(call)
-        return self._wait_until_done(call, limit)
+        return self._wait_until_done(call, deadline)
 
-    def _wait_until_done(self, call: CollectiveOp[Any], limit: Deadline | None) -> bool:
+    def _wait_until_done(self, call: CollectiveOp[Any], deadline: Deadline | None) -> bool:
         thread = threading.get_ident()
         call.waited_for = True
         try:
@@ -228,19 +228,19 @@ class CallQueue:
             while not call.done:
                 if not spin(lambda: call.done or self._take(self._advance_all)):
                     time.sleep(PAUSE)
-                    while not (call.done or self._take(self._advance_all, True) or _passed(limit)):
+                    while not (call.done or self._take(self._advance_all, True) or _passed(deadline)):
                         time.sleep(PAUSE)
-                if _passed(limit):
+                if _passed(deadline):
                     return call.done
         finally:
             self._waiting.discard(thread)
             self._wake_if_needed()
         return True
 
-    def drain(self, limit: Deadline) -> bool:
-        """Waits until no call is in progress, and a closed queue is released. Returns: False if the limit has passed"""
+    def drain(self, deadline: Deadline) -> bool:
+        """Waits until no call is in progress, and a closed queue is released. Returns: False after the deadline"""
         while self._ordered or self._unordered or (self._closed and not self._released):
-            if limit.passed():
+            if deadline.passed():
                 return False
             self._take(self._advance_all, True)
             time.sleep(PAUSE)
@@ -416,7 +416,7 @@ class CallQueue:
                 assert call.steps is not None
                 while call.test is None or (not first and not (ahead and call.posted) and call.test()):
                     call.test = next(call.steps)
-                    call.limit = None
+                    call.deadline = None
             except StopIteration as end:
                 call.set_outcome(end.value, None)
             except RECOVERABLE as error:
@@ -453,7 +453,7 @@ class CallQueue:
                 else:
                     self._unordered.remove(call)
 
-    def _has_work(self) -> bool:
+    def _has_steps(self) -> bool:
         """Whether the helper thread has steps to take. It has none while a thread waits: the two would compete."""
         has_calls = self._ordered or self._unordered
         return bool(has_calls) and not self._waiting and time.monotonic() >= self._left_until
@@ -461,14 +461,14 @@ class CallQueue:
     def _run_helper(self) -> None:
         idle_rounds = 0
         while not self._closing:
-            if not self._has_work():
+            if not self._has_steps():
                 idle_rounds += 1
                 self._release_if_idle()
                 self._asleep = idle_rounds > _IDLE_ROUNDS
                 self._wake.clear()
                 pause = _LEFT if self._asleep and not self._closed else LONG_PAUSE
-                if not self._has_work() and self._wake.wait(pause):
-                    if self._has_work() or self._closed:
+                if not self._has_steps() and self._wake.wait(pause):
+                    if self._has_steps() or self._closed:
                         idle_rounds = 0
                     else:
                         self._asleep = False
@@ -551,8 +551,8 @@ def _overlap(call: CollectiveOp[Any], other: CollectiveOp[Any]) -> bool:
     return any(np.may_share_memory(a, b) for a, b in pairs)
 
 
-def _passed(limit: Deadline | None) -> bool:
-    return limit is not None and limit.passed()
+def _passed(deadline: Deadline | None) -> bool:
+    return deadline is not None and deadline.passed()
 
 
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:

@@ -86,9 +86,9 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
         # Tested once more: what the rank sent before it left may have arrived just before its notice.
         if exited and not (call.test is not None and call.test()):
             raise PeerLeft(f"{describe_exits(exit_notices, exited)} while rank {transport.rank} waits in {name}")
-    if call.limit is None:
-        call.limit = Deadline(call.timeout)
-    elif call.limit.passed():
+    if call.deadline is None:
+        call.deadline = Deadline(call.timeout)
+    elif call.deadline.passed():
         late = describe_late(call, transport)
         raise CollectiveTimeout(f"rank {transport.rank}: {name} was not complete after {call.timeout:g} s. {late}")
 

@@ -22,7 +22,7 @@ from collectives.arrays import (
     split_rows,
 )
 from collectives.backends.shm.inline import Layout, Piece, PrefixOf, copy_piece, keep_input, make_join, no_result
-from collectives.engine import array_header as header
+from collectives.engine import array_header
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.errors import ArgumentError, MismatchError, name_ranks
@@ -116,7 +116,7 @@ class DataMovement(CommunicatorBase):
         row = shape[1:]
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
-            counts = yield from header.exchange_lengths(self.transport, sent, known_counts, call.signatures)
+            counts = yield from array_header.exchange_lengths(self.transport, sent, known_counts, call.signatures)
             joined = call.preallocated
             if receives and joined is None:
                 joined = call.arrays.result((sum(counts), *row), dtype, call.source, call.target)
@@ -191,13 +191,13 @@ class DataMovement(CommunicatorBase):
         prefix = None
         checksum = 0
         if parts is not None and shape is not None:
-            prefix = header.encode(dtype, shape, parts)
+            prefix = array_header.encode(dtype, shape, parts)
             checksum = zlib.crc32(prefix.tobytes())
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
-            message = header.empty(self.size) if prefix is None else prefix
+            message = array_header.empty(self.size) if prefix is None else prefix
             yield self.transport.root_prefix(message, root)
-            dtype, row, parts = header.decode(message)
+            dtype, row, parts = array_header.decode(message)
             buffer = call.arrays.result((parts[self.rank], *row), dtype, call.source, call.target)
             data = None if sent is None else as_bytes(sent)
             nbytes = [n * row_bytes(buffer) for n in parts]
@@ -206,7 +206,7 @@ class DataMovement(CommunicatorBase):
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
             message = prefix_of(root)
-            dtype, row, parts = header.decode(message)
+            dtype, row, parts = array_header.decode(message)
             first = sum(parts[: self.rank])
             piece = Piece(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
             return Layout(dtype, [piece], make_join(dtype), result=(parts[self.rank], *row))
@@ -271,7 +271,7 @@ class DataMovement(CommunicatorBase):
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
             table = known_table  # [source][destination]
             if table is None and call.signatures is None:
-                table = yield from header.exchange_rows(self.transport, sent, sends)
+                table = yield from array_header.exchange_rows(self.transport, sent, sends)
             elif table is None:
                 exchanged = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, exchanged.view(np.uint8))

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
-from collectives.engine import array_header as header
-from collectives.engine.array_header import EagerMessage, decode_eager
+from collectives.engine.array_header import EagerMessage, decode_eager, encode_eager
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase, check_int
 from collectives.engine.registry import CommunicatorRegistry
@@ -171,10 +170,10 @@ class PointToPoint(CommunicatorBase):
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             if dst == self.rank:
                 copy = dense.copy()
-                self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
+                self._p2p.deliver(EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
             rendezvous_tag = RENDEZVOUS_TAG + next(self._rendezvous_tags) % RENDEZVOUS_TAG
-            message, rendezvous_tag = header.encode_eager(dense, tag, rendezvous_tag)
+            message, rendezvous_tag = encode_eager(dense, tag, rendezvous_tag)
             eager = self._send_message(message, dst)
             large = self.transport.send(as_bytes(dense), dst, rendezvous_tag) if rendezvous_tag else None
             yield eager
@@ -231,7 +230,7 @@ class PointToPoint(CommunicatorBase):
 
     def _send_eager(self, array: Array, dst: int, tag: int) -> Test:
         """Sends a small array that the communicator itself needs."""
-        return self._send_message(header.encode_eager(array, tag, 0)[0], dst)
+        return self._send_message(encode_eager(array, tag, 0)[0], dst)
 
     def _send_message(self, message: Array, dst: int) -> Test:
         self._p2p.sent[dst] += 1

@@ -420,7 +420,7 @@ class GroupCalls:
         if opts.timeout < timedelta(0):
             return self._run(partial(self._comm.barrier), opts, [], [])
         work = _start("barrier", [], lambda: [self._comm.barrier(async_op=True)], [])
-        work.limit = opts.timeout
+        work.default_timeout = opts.timeout
         if not opts.asyncOp:
             work.wait()
         return work

@@ -56,7 +56,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
-    limit: the timeout of a `wait` that is called without one; None: only the group's, which holds in any case
+    default_timeout: of a `wait` that is called without one; None: only the group's, which holds in any case
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
         self._event = event
-        self.limit: timedelta | None = None
+        self.default_timeout: timedelta | None = None
         if event is not None and calls:
             calls[-1].add_done_callback(event.end)
         elif event is not None:  # a coalesced collective of no tensors
@@ -84,11 +84,11 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until all calls are complete.
 
-        timeout: for all calls together; None or 0: `limit`
+        timeout: for all calls together; None or 0: `default_timeout`
         Raises: CollectiveTimeout if a call is not complete in time; the error of a failed call; what `after` raises.
         """
-        limit = timeout or self.limit
-        seconds = 0.0 if limit is None else limit.total_seconds()
+        timeout = timeout or self.default_timeout
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
         deadline = Deadline(seconds) if seconds else None
         results = [call.wait(deadline) for call in self.calls]
         if self._after is not None:

@@ -36,7 +36,7 @@ def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
     """
     call = Call(func, inputs, create_graph)
     products = differentiate(call.outputs, call.inputs, v, call.create_graph, strict)
-    return call.finish(call.outputs, call.result), call.finish(products, inputs)
+    return call.postprocess(call.outputs, call.result), call.postprocess(products, inputs)
 
 
 def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
@@ -48,7 +48,7 @@ def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
     us = [y.new_zeros(y.shape).requires_grad_() for y in call.outputs]
     products = differentiate(call.outputs, call.inputs, us, True, strict)
     changes = differentiate(products, us, v, call.create_graph, strict)
-    return call.finish(call.outputs, call.result), call.finish(changes, call.result)
+    return call.postprocess(call.outputs, call.result), call.postprocess(changes, call.result)
 
 
 def vhp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
@@ -56,7 +56,7 @@ def vhp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
     call = Call(func, inputs, create_graph)
     gradients = differentiate(call.outputs, call.inputs, None, True, strict)
     products = differentiate(gradients, call.inputs, v, call.create_graph, strict)
-    return call.finish(call.outputs, call.result), call.finish(products, inputs)
+    return call.postprocess(call.outputs, call.result), call.postprocess(products, inputs)
 
 
 hvp = vhp  # H @ v is the same, because a Hessian is symmetric
@@ -82,7 +82,7 @@ def jacobian(
         rows = [differentiate([element], call.inputs, None, call.create_graph, strict) for element in elements]
         columns = [stack(column) for column in zip(*rows, strict=True)] or [x.new_zeros(0) for x in call.inputs]
         block = [column.reshape((*y.shape, *x.shape)) for column, x in zip(columns, call.inputs, strict=True)]
-        blocks.append(call.finish(block, inputs))
+        blocks.append(call.postprocess(block, inputs))
     return tuple(blocks) if isinstance(call.result, tuple) else blocks[0]
 
 
@@ -124,7 +124,7 @@ class Call:
         leaves = leaves_of([root_of(y) for y in self.outputs if y.requires_grad])
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
-    def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
+    def postprocess(self, tensors: Sequence[Tensor], like: Any) -> Any:
         """Returns `tensors` as a tuple if `like` is one, otherwise the first. Detaches them unless create_graph."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]

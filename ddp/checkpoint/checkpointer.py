@@ -430,16 +430,16 @@ class Checkpointer:
             self._use_memory(self._hold_together, together=True)
         return self._memory is not None
 
-    def _use_memory(self, work: Callable[[], None], together: bool) -> None:
-        """Calls `work`. If it raises an OSError, ArgumentError or CheckpointError, logs a warning.
+    def _use_memory(self, fn: Callable[[], None], together: bool) -> None:
+        """Calls `fn`. If it raises an OSError, ArgumentError or CheckpointError, logs a warning.
 
         After such an error this rank does not use the memory again. Other errors are raised, and so is a
         CollectiveTimeout, which is an OSError.
 
-        together: `work` is collective, and raises the errors that are logged on all ranks or on none; rank 0 logs them
+        together: `fn` is collective, and raises the errors that are logged on all ranks or on none; rank 0 logs them
         """
         try:
-            work()
+            fn()
         except CollectiveTimeout:  # it is also an OSError; the other ranks still use the memory
             raise
         except (OSError, ArgumentError, CheckpointError) as error:

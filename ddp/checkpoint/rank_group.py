@@ -59,7 +59,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 class RankGroup:
-    """Runs work on all ranks, and makes its outcome known to all of them. Collective; one thread at a time calls it.
+    """Runs functions on all ranks, and makes the outcome known to all. Collective; one thread at a time calls it.
 
     comm: the ranks' communicator, which is duplicated; None: this process alone
     A disk may take longer than the time limit of a collective, so ranks work in a `MonitoredSection`.
@@ -83,15 +83,15 @@ class RankGroup:
             self._comm.close()
 
     def progress(self) -> None:
-        """Shows that this rank is not stuck. Called repeatedly by a `work` that may take longer than `PATIENCE`."""
+        """Shows that this rank is not stuck. Called repeatedly by a function that may take longer than `PATIENCE`."""
         if self._section is not None:
             self._section.progress()
 
-    def run_on_all_ranks(self, failed: str, work: Callable[[], T], reraise: bool = False) -> list[T]:
-        """Calls `work` on every rank and returns the results of all ranks, in rank order. Results are pickled.
+    def run_on_all_ranks(self, failed: str, fn: Callable[[], T], reraise: bool = False) -> list[T]:
+        """Calls `fn` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
-        failed: the beginning of the error message; reraise: True: a rank whose `work` raised raises that error instead
-        Raises: CheckpointError on every rank if `work` raised on one. CheckpointError, and again at each later call, if
+        failed: the beginning of the error message; reraise: True: a rank whose `fn` raised raises that error instead
+        Raises: CheckpointError on every rank if `fn` raised on one. CheckpointError, and again at each later call, if
         a rank made no progress for `PATIENCE` seconds, or was stopped for longer than the communicator's time limit, or
         after `close`. PeerLeft or a related error if a rank has ended.
         """
@@ -102,7 +102,7 @@ class RankGroup:
         def attempt() -> tuple[Any, str]:
             nonlocal cause
             try:
-                return work(), ""
+                return fn(), ""
             except Exception as error:
                 cause = error
                 return None, str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"

@@ -135,8 +135,8 @@ class DistributedSampler(IndexSampler):
         return len(self.dataset) if self.tail == "exact" else self.num_samples * self._stride
 
     def __len__(self) -> int:
-        turns = [self.rank] if self.micro_batches_of_rank is None else self.micro_batches_of_rank
-        return sum(count(len(self.dataset), turn, self._stride, self.tail) for turn in turns)
+        numbers = [self.rank] if self.micro_batches_of_rank is None else self.micro_batches_of_rank
+        return sum(count(len(self.dataset), number, self._stride, self.tail) for number in numbers)
 
     def most_after(self, state: State) -> int:
         """The most samples that a rank has left after `state` in its epoch. With tail="exact" others may have fewer.
@@ -164,12 +164,12 @@ class DistributedSampler(IndexSampler):
         order = self._order(began)
         cursor = began["cursor"]
         while self.most_after({"cursor": cursor}) >= (batch_size if drop_last else 1):
-            for turn in numbers:
-                left = count(len(order) - cursor, turn, self._stride, self.tail)
+            for number in numbers:
+                left = count(len(order) - cursor, number, self._stride, self.tail)
                 rows = 0 if drop_last and left < batch_size else min(left, batch_size)
-                if turn == numbers[-1] and self._began is began:
+                if number == numbers[-1] and self._began is began:
                     self._cursor = min(cursor + batch_size * self._stride, self._span())
-                yield order[(cursor + turn + self._stride * np.arange(rows)) % len(order)].tolist()
+                yield order[(cursor + number + self._stride * np.arange(rows)) % len(order)].tolist()
             cursor += batch_size * self._stride
         if self._began is began:
             self._cursor = None
@@ -198,8 +198,8 @@ class DistributedSampler(IndexSampler):
     def number_of(self, batch: int) -> int:
         """Converts the number of a batch of this rank to its number among all ranks' micro-batches of the epoch."""
         assert self.micro_batches_of_rank is not None
-        step, turn = divmod(batch, len(self.micro_batches_of_rank))
-        return step * self._stride + self.micro_batches_of_rank[turn]
+        step, index = divmod(batch, len(self.micro_batches_of_rank))
+        return step * self._stride + self.micro_batches_of_rank[index]
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter`. If a state of the same epoch was loaded, `iter` still continues from it.

@@ -145,15 +145,15 @@ def _loaded_modules() -> dict[str, Any]:
     return {name: getattr(module, "__spec__", None) for name, module in sys.modules.copy().items()}
 
 
-def _in_background(work: Callable[..., Any], *args: Any) -> None:
-    """Runs `work`, which waits for processes, in a thread.
+def _in_background(fn: Callable[..., Any], *args: Any) -> None:
+    """Runs `fn`, which waits for processes, in a thread.
 
     Does nothing if no thread can be started: for example while the interpreter exits, when the server ends anyway.
     """
 
     def run() -> None:
         with contextlib.suppress(OSError):  # the process has been waited for already
-            work(*args)
+            fn(*args)
 
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=run, name="ddp-data-reaper", daemon=True).start()

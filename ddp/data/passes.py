@@ -29,7 +29,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     ahead: number of tasks that each worker has while the consumer has a batch
     """
 
-    turns: Sequence[int] = ()  # the workers, in the order in which they give batches
+    workers: Sequence[int] = ()  # those that give batches, in the order of their next batches
     position: State | None = None  # of a stream: its state after the last batch that was received
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
@@ -37,7 +37,7 @@ class Batches(Iterator[tuple[Any, Any]]):
         self._seed = seed
         pool.start_pass([StartPass(seed(OF_WORKER, worker), *self._start(worker)) for worker in range(len(pool))])
         self._requested: deque[int] = deque()  # the worker of each requested batch, in order
-        for worker in [*self.turns] * ahead:
+        for worker in [*self.workers] * ahead:
             self._request(worker)
         self.close = pool.close
 
@@ -90,7 +90,7 @@ class IndexBatches(Batches):
         self._sampler = sampler
         self._order = order
         self._number = first
-        self.turns = range(len(pool))
+        self.workers = range(len(pool))
         super().__init__(pool, seed, ahead)
 
     def _next_task(self, worker: int) -> tuple[int, Any] | None:
@@ -135,14 +135,14 @@ class StreamBatches(Batches):
         if position is None:
             position = {"states": [None] * count, "handed": [0] * count, "turns": [*range(count)]}
         self.position = position
-        self.turns = position["turns"]
+        self.workers = position["turns"]
         self._tasks = [itertools.count(worker + count * position["handed"][worker], count) for worker in range(count)]
         super().__init__(pool, seed, ahead)
 
     def _start(self, worker: int) -> tuple[Any, Sequence[int]]:
         assert self.position is not None
         # A stream that has ended gets no state: if it were loaded, the worker's next pass would begin at the end.
-        if worker not in self.turns:
+        if worker not in self.workers:
             return None, ()
         state = self.position["states"][worker]
         count = len(self._tasks)
@@ -150,10 +150,10 @@ class StreamBatches(Batches):
         return state, [self._seed(OF_BATCH, number) for number in skipped]
 
     def _next_task(self, worker: int) -> tuple[int, Any] | None:
-        return (next(self._tasks[worker]), None) if worker in self.turns else None
+        return (next(self._tasks[worker]), None) if worker in self.workers else None
 
     def _received(self, worker: int, result: FetchResult) -> None:
-        if worker not in self.turns:
+        if worker not in self.workers:
             return  # its stream had ended before
         assert self.position is not None
         after = {name: list(value) for name, value in self.position.items()}
@@ -164,7 +164,7 @@ class StreamBatches(Batches):
             if not result.last:
                 after["turns"].append(worker)
         self.position = after
-        self.turns = after["turns"]
+        self.workers = after["turns"]
 
 
 def check_streams(position: Any, workers: int) -> None:

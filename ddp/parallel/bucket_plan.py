@@ -95,7 +95,7 @@ def plan_buckets(
     open_: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
     order = list(reversed(range(len(nbytes)))) if order is None else order
-    turn = {index: turn for turn, index in enumerate(order)}
+    positions = {index: position for position, index in enumerate(order)}
     for index in order:
         kind = None if kinds is None else kinds[index]
         limit = first if first is not None and not plan else cap
@@ -107,7 +107,7 @@ def plan_buckets(
         open_[kind].append(index)
         filled[kind] += nbytes[index]
     # Open buckets are launched in the order in which their last gradients are complete.
-    return plan + sorted(open_.values(), key=lambda bucket: turn[bucket[-1]])
+    return plan + sorted(open_.values(), key=lambda bucket: positions[bucket[-1]])
 
 
 @dataclass(frozen=True, kw_only=True)

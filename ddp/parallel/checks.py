@@ -169,7 +169,7 @@ def _nodes(result: Any) -> Iterator[Node]:
 class FiniteCheck:
     """Names the rank and the parameter of an infinity or NaN, which is in every rank's gradient after the sum.
 
-    Each gradient is looked at before it is reduced; on a GPU the host waits for it. One small call at the end of a
+    Each gradient is checked before it is reduced; on a GPU the host waits for it. One small call at the end of a
     backward compares what the ranks have found.
     bad: the name of the first such parameter on this rank, in this backward; with micro_batches, in this step
     """
@@ -178,8 +178,8 @@ class FiniteCheck:
         self._comm = comm
         self.bad: str | None = None
 
-    def look(self, name: str, gradient: Array) -> None:
-        """Looks at this rank's gradient of one parameter."""
+    def check(self, name: str, gradient: Array) -> None:
+        """Checks this rank's gradient of one parameter."""
         if self.bad is None and not device_of(gradient).xp.isfinite(gradient).all():
             self.bad = name
 

@@ -416,7 +416,7 @@ class Reducer:
             if not self.gradients.has(index):
                 buckets.memory.views[gradient][...] = 0
             elif self._finite is not None:
-                self._finite.look(self.names[index], buckets.memory.views[gradient])
+                self._finite.check(self.names[index], buckets.memory.views[gradient])
 
     def _begin_micro_batch(self, micro_batches: MicroBatches, used: set[int]) -> set[int]:
         """Begins a backward that may complete a micro-batch.
@@ -500,7 +500,7 @@ class Reducer:
         if self._finite is not None:
             for index in self._assignment.unassigned():
                 if self.gradients.has(index):
-                    self._finite.look(self.names[index], self.leaves[index].grad_buffer.array)
+                    self._finite.check(self.names[index], self.leaves[index].grad_buffer.array)
             self._finite.compare(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:

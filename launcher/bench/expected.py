@@ -70,10 +70,10 @@ def _values(collective: Collective, rank: int, dtype: np.dtype[Any], op: str) ->
     index = np.arange(_PERIOD) + 37 * rank
     if collective.reduces and op == "prod":
         return np.where(index % 8 == 0, 2, 1).astype(dtype)
-    limit = _REDUCED_VALUES if collective.reduces else _MOVED_VALUES
+    value_count = _REDUCED_VALUES if collective.reduces else _MOVED_VALUES
     if dtype.kind == "b":
-        limit = 2
-    return (index % _PERIOD % limit).astype(dtype)
+        value_count = 2
+    return (index % _PERIOD % value_count).astype(dtype)
 
 
 def _reduction(collective: Collective, ranks: int, dtype: np.dtype[Any], op: str) -> Array:

@@ -111,11 +111,11 @@ def measure(
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for turn in range(rounds):
+        for round_index in range(rounds):
             for position in range(len(entries)):
-                index = (turn + position) % len(entries)  # so that no entry is always the first
+                index = (round_index + position) % len(entries)  # so that no entry is always the first
                 barrier()
-                seconds[turn, index] = _batch(entries[index], calls[index]) / entries[index].trips
+                seconds[round_index, index] = _batch(entries[index], calls[index]) / entries[index].trips
     finally:
         if collecting:
             gc.enable()

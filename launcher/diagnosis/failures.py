@@ -244,13 +244,13 @@ class HeartbeatLost(Failure):
 
     ranks: the ranks of these agents; hosts: their hosts, if the job has several, and all ranks on these are silent
     seconds: how long they have been silent
-    limit: `Job.heartbeat_timeout` has passed and is more than `liveness.SILENCE`, so that a longer one would help
+    more_time_helps: `Job.heartbeat_timeout` has passed and is more than `liveness.SILENCE`, so a longer one would help
     """
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     seconds: float
-    limit: bool = False
+    more_time_helps: bool = False
 
     def __str__(self) -> str:
         hosts = ""
@@ -258,7 +258,7 @@ class HeartbeatLost(Failure):
         if self.hosts:
             hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)} with "
             cause = "it"
-        advice = " (more time: --heartbeat-timeout)" if self.limit else ""
+        advice = " (more time: --heartbeat-timeout)" if self.more_time_helps else ""
         silence = f"no heartbeat for {duration(self.seconds)}"
         return f"lost {hosts}{name_ranks(self.ranks)}: {silence}, so {cause} or its network is down{advice}"
 

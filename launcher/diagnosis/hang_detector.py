@@ -44,7 +44,7 @@ class ConsoleLike(Protocol):
 class AttemptLike(Protocol):
     """What the hang detector needs of an attempt to run the job: see `launcher.supervisor.attempt.Attempt`."""
 
-    def ask_stacks(self) -> None: ...
+    def request_stacks(self) -> None: ...
     def fail(self, failure: Failure) -> None: ...
     def stopped_engine(self) -> str: ...
 
@@ -160,7 +160,7 @@ class HangDetector(Observer):
             self._hung_for = quiet
             self._stacks_deadline = self._clock() + _STACKS_LIMIT
             self._console.say(f"nothing has moved for {duration(quiet)}")
-            self._attempt().ask_stacks()
+            self._attempt().request_stacks()
             return 0.0
         until_end = self._hang_timeout - quiet
         until_warning = self._hang_timeout / 2 - quiet
@@ -197,7 +197,7 @@ class HangDetector(Observer):
                 ranks=tuple(state.rank for state in lost),
                 hosts=hosts,
                 seconds=max(state.silence for state in lost),
-                limit=timeout > SILENCE,
+                more_time_helps=timeout > SILENCE,
             )
         )
 

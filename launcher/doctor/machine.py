@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 def evaluate_python(
     python: tuple[int, ...], system: str, packages: Mapping[str, str], kernels: Answer
 ) -> Iterator[Finding]:
-    """Judges Python and its packages.
+    """Evaluates Python and its packages.
 
     system: such as "Linux x86_64"; packages: the versions of `NEEDED`, "" if not installed
     kernels: the answer of `probes.kernels`
@@ -108,14 +108,14 @@ def quota(**places: str) -> float | None:
 
 
 def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
-    """Judges the number of threads of a rank.
+    """Evaluates the number of threads of a rank.
 
     cores: that this process may use; machine: cores of the machine; chosen: those of `_VARIABLES` that are set
     """
     text = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
-    limit = cores
+    usable = cores
     if quota is not None and quota < cores:
-        limit = max(1, int(quota))
+        usable = max(1, int(quota))
         warning_text = f"{text}, but the control group allows {quota:g} at a time: more threads than that only wait"
         yield warning(warning_text, "export OMP_NUM_THREADS=1")
     else:
@@ -124,8 +124,8 @@ def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapp
         first = value.split(",")[0].strip()
         if not first.isdigit() or int(first) < 1:
             yield warning(f"{name}={value} is not a number of threads", f"unset {name}")
-        elif int(first) > limit:
-            text = f"{name}={value}, with {limit} cores: every rank starts {first} threads, which slow each other down"
+        elif int(first) > usable:
+            text = f"{name}={value}, with {usable} cores: every rank starts {first} threads, which slow each other down"
             yield warning(text, f"unset {name}")
         else:
             yield ok(f"{name}={value} in every rank")
@@ -134,7 +134,7 @@ def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapp
 
 
 def evaluate_blas(answer: Answer) -> Iterator[Finding]:
-    """Judges NumPy's BLAS. answer: of `probes.blas`"""
+    """Evaluates NumPy's BLAS. answer: of `probes.blas`"""
     fix = install("--force-reinstall", "numpy", "ml_dtypes")
     if answer.missing:
         return  # the check of Python reports the missing package
@@ -185,7 +185,7 @@ def evaluate_memory(
     missing: tuple[str, str] | None,
     stale: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Judges memory, in bytes.
+    """Evaluates memory, in bytes.
 
     total, available: of the machine; limit: what the control group leaves; shm_free: free in /dev/shm
 
@@ -216,7 +216,7 @@ def evaluate_memory(
 
 
 def evaluate_sharing(answer: Answer) -> Iterator[Finding]:
-    """Judges whether ranks can share memory. answer: of `probes.shared_memory`"""
+    """Evaluates whether ranks can share memory. answer: of `probes.shared_memory`"""
     slower = "ranks of a machine send through their MPI instead, which is slower"
     if answer.missing:
         return  # the check of Python reports the missing package
@@ -257,7 +257,7 @@ _MIN_DISK = 100 * _MIB
 
 
 def evaluate_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
-    """Judges limits of the system. files: how many this process may have open, -1: unlimited
+    """Evaluates limits of the system. files: how many this process may have open, -1: unlimited
 
     free: bytes left for temporary files in `folder`; None: no file can be made there
     """

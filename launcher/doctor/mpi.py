@@ -73,7 +73,7 @@ def check() -> Iterator[Finding]:
 
 
 def evaluate(facts: Starters, answer: Answer) -> Iterator[Finding]:
-    """Judges what starts ranks, and the MPI that they load. answer: of `probes.mpi`"""
+    """Evaluates what starts ranks, and the MPI that they load. answer: of `probes.mpi`"""
     if len(facts.wheels) > 1:
         names = list(facts.wheels)
         keep = _WHEELS.get(facts.family, names[0])

@@ -1,4 +1,4 @@
-"""Starts ranks with ddp-launch, which call every collective, and judges their results."""
+"""Starts ranks with ddp-launch, which call every collective, and evaluates their results."""
 
 from __future__ import annotations
 

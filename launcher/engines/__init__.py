@@ -43,15 +43,15 @@ def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
     slots = None
     if hosts:
         slots = sum(host.slots for host in hosts)
-        limit = f"the hosts have {plural(slots, 'slot')}"
+        capacity = f"the hosts have {plural(slots, 'slot')}"
     elif job.engine in ("auto", "slurm"):
         slots = slurm.tasks(environ)
-        limit = f"the allocation has {plural(slots or 0, 'task')}"
+        capacity = f"the allocation has {plural(slots or 0, 'task')}"
         if job.min_ranks is not None:
             hosts = slurm.hosts(environ)
     n = job.n or slots or 1
     if slots is not None and n > slots:
-        raise UsageError(f"{n} ranks were asked for, and {limit}")
+        raise UsageError(f"{n} ranks were asked for, and {capacity}")
     if job.min_ranks is not None and not hosts:
         raise UsageError("the smallest number of ranks (min_ranks) needs hosts to do without")
     if len(hosts) == 1:

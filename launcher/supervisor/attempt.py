@@ -121,7 +121,7 @@ class Attempt:
         self._job_deadline = deadline
         self.resizing = resizing
         # Times on the clock, by name. `_on_deadlines`, `_finished` and `wait` act on them.
-        self.deadlines = {"start": self.job_time(job.start_limit), "limit": deadline}
+        self.deadlines = {"start": self.job_time(job.start_limit), "job": deadline}
         if job.min_ranks is not None:
             self.deadlines["hosts"] = self.job_time(resizing.hosts.interval)
         self.ending = False  # The launcher has begun to end the ranks, or the attempt is over.
@@ -221,7 +221,7 @@ class Attempt:
         """Waits before a restart, after `close`. A signal (see `end_signal`) or the job's time limit ends the wait."""
         self.now = time.monotonic()
         self.failures = []
-        self.deadlines = {"restart": self.job_time(seconds), "limit": self._job_deadline}
+        self.deadlines = {"restart": self.job_time(seconds), "job": self._job_deadline}
         while not (self.end_signal or self.failures or "restart" in self._due()):
             self._run_once()
 
@@ -262,7 +262,7 @@ class Attempt:
         self.failures.append(failure)
         self.observers.failed(failure)
 
-    def ask_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Asks every rank for its Python stacks, which observers then get one by one."""
         self.ranks.send({"stacks": True})
 
@@ -389,15 +389,15 @@ class Attempt:
             elif self.engine.remote_hosts:
                 text += f": {LARGE_PACKETS}"
             self.fail(NotStarted(message=text))
-        if "limit" in due:
+        if "job" in due:
             self.fail(TimeLimit(seconds=self.job.timeout or 0.0))
         hosts = self.resizing.hosts
         if "hosts" in due:
             self.deadlines["hosts"] = self.job_time(hosts.interval)
         if "hosts" in self.deadlines and hosts.has_answer():
             self.resizing.take_hosts(self.job, self.ranks)
-        if "hosts" in due and self.resizing.target is None:  # Asking again discards the answers.
-            hosts.ask(self.job, self.ranks.max_ranks or 0)
+        if "hosts" in due and self.resizing.target is None:  # Probing again discards the answers.
+            hosts.probe(self.job, self.ranks.max_ranks or 0)
         if "copy" in due:
             self.resizing.memory.release()
         if "joining" in due:

@@ -25,20 +25,20 @@ from launcher.job import Job
 from launcher.linux import die_with_parent
 from launcher.network import Host
 
-# Seconds from one question to the next, while no resize has failed.
+# Seconds from one probe to the next, while no resize has failed.
 _INTERVAL = 1.0
-# The most seconds from one question to the next, after many resizes have failed or were refused.
+# The most seconds from one probe to the next, after many resizes have failed or were refused.
 _LONGEST = 300.0
-# Seconds after which a host that has not answered is asked anew.
+# Seconds after which a host that has not answered is probed anew.
 _ANSWER_LIMIT = 60.0
 
 
 class ReturningHosts:
-    """Asks the hosts that a job could use, but does without, whether they can be reached.
+    """Probes whether the hosts that a job could use, but does without, can be reached.
 
     requested: the job as the user asked for it; environ: of the launcher
     max_ranks: the number of ranks that the user asked for, at first or by a resize; None: as many as hosts have slots
-    interval: seconds from one question to the next
+    interval: seconds from one probe to the next
     """
 
     def __init__(self, requested: Job, environ: Mapping[str, str]) -> None:
@@ -51,33 +51,33 @@ class ReturningHosts:
         self._shell = next((environ[name] for name in variables if name in environ), "ssh").split()
         self._hostfile = requested.hostfile
         self._environ = environ
-        # By host: the process that asks the host, and the time at which to end the process.
-        self._questions: dict[Host, tuple[Any, float]] = {}
+        # By host: the process that probes the host, and the time at which to end the process.
+        self._probes: dict[Host, tuple[Any, float]] = {}
 
-    def ask(self, job: Job, limit: float) -> None:
-        """Asks each host that the job does without, unless it is being asked, or the job can have no more ranks.
+    def probe(self, job: Job, rank_limit: float) -> None:
+        """Probes each host that the job does without, unless it is being probed, or the job can have no more ranks.
 
         Discards the answers so far.
 
-        job: as it is now; limit: the most ranks that it can have, 0 before its ranks are in their loop
+        job: as it is now; rank_limit: the most ranks that it can have, 0 before its ranks are in their loop
         """
         now = time.monotonic()
-        for host, (question, deadline) in [*self._questions.items()]:
-            if question.poll() is not None or now > deadline:
+        for host, (process, deadline) in [*self._probes.items()]:
+            if process.poll() is not None or now > deadline:
                 self._end(host)
         hosts = self._wanted()
-        if self._ranks_on(hosts, limit) <= job.size:
+        if self._ranks_on(hosts, rank_limit) <= job.size:
             return
         import subprocess  # Imported late, because most jobs have all hosts.
 
         for host in hosts:
-            if host in job.hosts or host in self._questions:
+            if host in job.hosts or host in self._probes:
                 continue
             # `import ddp` also brings the files that ranks import into that host's page cache.
             code = f"import sys; sys.path.insert(0, {ROOT!r}); import ddp"
             with suppress(OSError):  # there is no such program
                 command = [*self._shell, host.name, shlex.join([sys.executable, "-c", code])]
-                question = subprocess.Popen(
+                process = subprocess.Popen(
                     ["true"] if host.name in self._here else command,
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
@@ -86,42 +86,42 @@ class ReturningHosts:
                     start_new_session=True,  # without a terminal it cannot ask for a password
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
-                self._questions[host] = question, now + _ANSWER_LIMIT
+                self._probes[host] = process, now + _ANSWER_LIMIT
 
     def has_answer(self) -> bool:
-        """True if a host that was asked could run `import ddp`. `ask` and `close` discard such answers."""
-        return any(question.poll() == 0 for question, _ in self._questions.values())
+        """True if a probed host could run `import ddp`. `probe` and `close` discard such answers."""
+        return any(process.poll() == 0 for process, _ in self._probes.values())
 
-    def answered(self, current_hosts: tuple[Host, ...], limit: float) -> tuple[tuple[Host, ...], int]:
+    def answered(self, current_hosts: tuple[Host, ...], rank_limit: float) -> tuple[tuple[Host, ...], int]:
         """The hosts that the job can have now, and its number of ranks there.
 
-        current_hosts: those that it has; limit: the most ranks that it can have
+        current_hosts: those that it has; rank_limit: the most ranks that it can have
         """
-        reachable = [*current_hosts, *(host for host, (question, _) in self._questions.items() if question.poll() == 0)]
+        reachable = [*current_hosts, *(host for host, (process, _) in self._probes.items() if process.poll() == 0)]
         hosts = tuple(host for host in self._wanted() if host in reachable)
-        return hosts, self._ranks_on(hosts, limit)
+        return hosts, self._ranks_on(hosts, rank_limit)
 
-    def _ranks_on(self, hosts: tuple[Host, ...], limit: float) -> int:
+    def _ranks_on(self, hosts: tuple[Host, ...], rank_limit: float) -> int:
         """The number of ranks that the job would have on these hosts."""
-        return int(min(sum(host.slots for host in hosts), limit, self.max_ranks or limit))
+        return int(min(sum(host.slots for host in hosts), rank_limit, self.max_ranks or rank_limit))
 
     def failed(self) -> None:
-        """Called when a resize was refused, or the ranks of its start have failed: hosts are asked less often."""
+        """Called when a resize was refused, or the ranks of its start have failed: hosts are probed less often."""
         self.interval = min(2 * self.interval, _LONGEST)
 
     def succeeded(self) -> None:
-        """Called when the ranks of a resize have begun to train: hosts are asked every second again."""
+        """Called when the ranks of a resize have begun to train: hosts are probed every second again."""
         self.interval = _INTERVAL
 
     def close(self) -> None:
-        """Ends all questions, and discards the answers so far."""
-        for host in [*self._questions]:
+        """Ends all probes, and discards the answers so far."""
+        for host in [*self._probes]:
             self._end(host)
 
     def _end(self, host: Host) -> None:
-        question, _ = self._questions.pop(host)
-        question.kill()
-        question.wait()
+        process, _ = self._probes.pop(host)
+        process.kill()
+        process.wait()
 
     def _wanted(self) -> tuple[Host, ...]:
         """The hosts that the job may use: those in its hostfile now.

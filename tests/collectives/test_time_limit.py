@@ -47,25 +47,25 @@ def clock(page: Page, monkeypatch: pytest.MonkeyPatch) -> Page:
 
 
 def test_a_suspension_is_not_counted(clock: Page) -> None:
-    limit = time_limit.Deadline(10)
+    deadline = time_limit.Deadline(10)
     clock.now += 4
     clock.begin()
     clock.now += 100
-    assert 0 < limit.remaining() <= 0.1
-    assert not limit.passed()
+    assert 0 < deadline.remaining() <= 0.1
+    assert not deadline.passed()
     clock.end(100)
-    assert limit.remaining() == pytest.approx(6)
+    assert deadline.remaining() == pytest.approx(6)
     clock.now += 5
-    assert not limit.passed()
+    assert not deadline.passed()
     clock.now += 2
-    assert limit.passed()
+    assert deadline.passed()
 
 
 def test_a_suspension_that_nobody_saw_while_it_lasted(clock: Page) -> None:
-    limit = time_limit.Deadline(1)
+    deadline = time_limit.Deadline(1)
     clock.now += 3600
     clock.end(3600)  # this process was stopped, too
-    assert not limit.passed()
+    assert not deadline.passed()
 
 
 def test_the_page_of_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:

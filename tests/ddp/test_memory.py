@@ -9,7 +9,7 @@ from benchmarks.train_step import start
 
 def peak(library: str) -> int:
     with start("deep", library) as pool:
-        return int(pool.ask("first")[0])
+        return int(pool.request("first")[0])
 
 
 @pytest.mark.long  # two processes, one of which loads PyTorch

@@ -58,30 +58,32 @@ _unfinished: list[Any] = []
 def world_transport(membership: MPIWorld) -> MPITransport:
     """The transport of all ranks."""
     MPI = membership.MPI
-    limit = sys.maxsize if MPI.Get_version() >= (4, 0) else INT
-    return MPITransport(MPI, membership.comm, membership, range(membership.size), "world", limit)
+    max_count = sys.maxsize if MPI.Get_version() >= (4, 0) else INT
+    return MPITransport(MPI, membership.comm, membership, range(membership.size), "world", max_count)
 
 
 class MPITransport(Transport):
     """The transport over one MPI communicator, which nothing else uses.
 
-    members: for each rank, its rank in the world; limit: the largest count and displacement that this MPI takes
+    members: for each rank, its rank in the world; max_count: the largest count and displacement that this MPI takes
     """
 
     name = "mpi"
 
-    def __init__(self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str, limit: int) -> None:
+    def __init__(
+        self, MPI: Any, comm: Any, membership: MPIWorld, members: Sequence[int], key: str, max_count: int
+    ) -> None:
         self._MPI = MPI
         self._comm = comm
         self._membership = membership
         self._members = members
         self.key = key
-        self._limit = limit
-        self._longest = max(limit, EAGER_LIMIT)  # Eager messages must not be split.
+        self._max_count = max_count
+        self._longest = max(max_count, EAGER_LIMIT)  # Eager messages must not be split.
         # Several collectives at once: while one waits for other ranks, the next one's data are under way
-        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small limit that tests set. That limit
+        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small count that tests set. That count
         # splits collectives, and ranks would start the pieces of two collectives in different orders.
-        self.in_flight = 4 if limit >= INT else 1
+        self.in_flight = 4 if max_count >= INT else 1
         self.rank_info = membership.rank_info(members, members.index(membership.rank))
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
@@ -113,7 +115,7 @@ class MPITransport(Transport):
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
         if x.nbytes >= _SCATTER_FROM:
-            return then(_in_turn(self._reduce_by_scattering(x, out, op, root)), epilogue, out)
+            return then(_one_by_one(self._reduce_by_scattering(x, out, op, root)), epilogue, out)
         mpi_op = self._membership.op(op, x.dtype)
         test = self._pieces(
             len(x), lambda a, b: self._comm.Ireduce(x[a:b], None if out is None else out[a:b], mpi_op, root)
@@ -131,12 +133,12 @@ class MPITransport(Transport):
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, epilogue: Epilogue | None = None
     ) -> Test:
         mpi_op = self._membership.op(op, x.dtype)
-        if len(x) <= self._limit:
+        if len(x) <= self._max_count:
             return then(self._comm.Ireduce_scatter(x, out, list(counts), mpi_op).Test, epilogue, out)
-        test = _in_turn(
+        test = _one_by_one(
             self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, mpi_op, rank).Test
             for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
-            for a, b in chunks(count, self._limit)
+            for a, b in chunks(count, self._max_count)
         )
         return then(test, epilogue, out)
 
@@ -144,17 +146,17 @@ class MPITransport(Transport):
         return self._pieces(len(x), lambda a, b: self._comm.Ibcast([x[a:b], self._MPI.BYTE], root))
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        if sum(counts) <= self._limit:
+        if sum(counts) <= self._max_count:
             return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
         return self._exchange([(root, x)], [] if out is None else enumerate(parts_of(out, counts)))
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        if sum(counts) <= self._limit:
+        if sum(counts) <= self._max_count:
             return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
         return self._exchange([] if x is None else enumerate(parts_of(x, counts)), [(root, out)])
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        if sum(counts) <= self._limit:
+        if sum(counts) <= self._max_count:
             return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
         return self._exchange([(rank, x) for rank in range(self.size)], enumerate(parts_of(out, counts)))
 
@@ -209,7 +211,7 @@ class MPITransport(Transport):
         if error is not None:
             raise self._no_room(error)
         world_ranks = [self._members[rank] for rank in members]
-        return MPITransport(self._MPI, created.result(), self._membership, world_ranks, key, self._limit)
+        return MPITransport(self._MPI, created.result(), self._membership, world_ranks, key, self._max_count)
 
     def _no_room(self, error: BaseException) -> TooManyCommunicators:
         reason = str(error).strip().rpartition("\n")[2]
@@ -231,9 +233,9 @@ class MPITransport(Transport):
 
     def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
         """Starts an operation on `length` items, which is split if MPI cannot count so many. Returns: its test"""
-        if length <= self._limit:
+        if length <= self._max_count:
             return start(0, length).Test
-        return _in_turn(start(a, b).Test for a, b in chunks(length, self._limit))
+        return _one_by_one(start(a, b).Test for a, b in chunks(length, self._max_count))
 
     def _parts(self, joined: Array | None, counts: Sequence[int]) -> Any:
         return None if joined is None else [joined, (list(counts), offsets(counts)), self._MPI.BYTE]
@@ -249,7 +251,7 @@ class MPITransport(Transport):
         return all_of(tests)
 
 
-def _in_turn(tests: Iterator[Test]) -> Test:
+def _one_by_one(tests: Iterator[Test]) -> Test:
     """Starts the first operation now, and each other one when the one before is complete. Returns: the test of all
 
     This limits the memory that MPI takes.

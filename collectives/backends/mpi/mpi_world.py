@@ -374,10 +374,10 @@ def limit_threads(node: Sequence[Cores], local_rank: int) -> None:
 
     Does nothing if `blas_threads` returns None. node: the cores of all ranks of this node
     """
-    limit = blas_threads(node, local_rank, os.environ)
-    if limit is not None:
+    threads = blas_threads(node, local_rank, os.environ)
+    if threads is not None:
         from threadpoolctl import threadpool_limits  # Imported late: a world of one, and ddp-launch's ranks, skip it.
 
-        threadpool_limits(limit)
-        os.environ[BLAS_VARIABLES[0]] = str(limit)  # For libraries loaded later, and for child processes.
-        _log.debug("BLAS threads: %d (%d ranks on this node); OMP_NUM_THREADS would win", limit, len(node))
+        threadpool_limits(threads)
+        os.environ[BLAS_VARIABLES[0]] = str(threads)  # For libraries loaded later, and for child processes.
+        _log.debug("BLAS threads: %d (%d ranks on this node); OMP_NUM_THREADS would win", threads, len(node))

@@ -184,7 +184,7 @@ class InlineCalls:
         signature = self._signature
         if call.scale is not None:
             if callable(call.scale):
-                call.ask_scale()
+                call.compute_scale()
             digest = call.digest
             signature = pack_signature(digest, *self._words)
         control = self._control

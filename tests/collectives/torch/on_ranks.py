@@ -524,7 +524,7 @@ class TestRanksTrain:
 
         def recording(queue: CallQueue, call: Any, first: bool = False) -> bool:
             if threading.get_ident() == main:
-                left_to_it.append(not queue._has_work())
+                left_to_it.append(not queue._has_steps())
             return advance(queue, call, first)
 
         monkeypatch.setattr(CallQueue, "_advance", recording)

@@ -56,7 +56,7 @@ class Harness:
     def stopped_engine(self) -> str:
         return ""
 
-    def ask_stacks(self) -> None:
+    def request_stacks(self) -> None:
         self.asked += 1
 
     def start(self) -> None:

@@ -54,7 +54,7 @@ def test_hosts_that_answer_are_taken(
     path.write_text(hostfile or "")
     before = (A, Host("here", 1)) if hostfile and "here" in hostfile else (A, B)
     hosts = of(shell, n=n, hosts=before, min_ranks=1, hostfile=None if hostfile is None else str(path))
-    hosts.ask(NOW, limit)
+    hosts.probe(NOW, limit)
     deadline = time.monotonic() + (20 if taken[1] > 2 else 0.5)
     while hosts.answered(NOW.hosts, limit)[1] <= 2 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -73,11 +73,11 @@ def test_hosts_whose_ranks_fail_are_asked_less_often() -> None:
     assert [*pauses, hosts.interval] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 1]
 
 
-def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path) -> None:
+def test_a_host_may_answer_later_than_the_next_probe(tmp_path: Path) -> None:
     hosts = of(executable(tmp_path / "slow", "#!/bin/sh\nsleep 1\n"), hosts=(A, B))
     deadline = time.monotonic() + 20
     while (answer := hosts.answered(NOW.hosts, math.inf)) == NONE and time.monotonic() < deadline:
-        hosts.ask(NOW, math.inf)
+        hosts.probe(NOW, math.inf)
         time.sleep(0.05)
     hosts.close()
     assert answer == BOTH
@@ -85,7 +85,7 @@ def test_a_host_may_answer_later_than_the_next_question(tmp_path: Path) -> None:
 
 def test_a_job_that_has_all_ranks_that_it_may_asks_no_host() -> None:
     hosts = of("true", n=2, hosts=(A, B))
-    hosts.ask(NOW, math.inf)
+    hosts.probe(NOW, math.inf)
     time.sleep(0.1)
     hosts.max_ranks = None  # else they would not be taken in any case
     assert hosts.answered(NOW.hosts, math.inf) == NONE

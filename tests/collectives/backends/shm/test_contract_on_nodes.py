@@ -125,7 +125,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     twin: Any = comm.duplicate().transport
     below = getattr(twin, "_inner", twin)
     elsewhere: Any = PlacedElsewhere(below._membership, nodes)
-    seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
+    seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._max_count)
     return Communicator(run_to_completion("share", use_shared_memory(seated), seated, 20), 20, comm.registry)
 
 
