@@ -89,9 +89,9 @@ def writers(mb: float, folder: Path) -> dict[str, Prepare]:
 
 def flushed(prepare: Prepare) -> float:
     """Seconds of what `prepare` returns, with nothing of before left to be written."""
-    turn = prepare()
+    write = prepare()
     os.sync()
-    return harness.seconds(turn)
+    return harness.seconds(write)
 
 
 def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:

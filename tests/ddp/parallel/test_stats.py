@@ -89,6 +89,6 @@ def test_statistics_are_json_and_print_as_a_table() -> None:
     # Buckets are under way from 60 to 80 and from 90 to 99; backward computes until 90, ends at 100.
     assert "     0  1.00  10.00     10.00  30.00     0.00  out" in lines
     assert lines[0] == "rank 0 of 2, 3 steps; host times in ms, the mean over steps"
-    assert "  hidden behind backward                    20.00" in lines
+    assert "  hidden behind backward                  20.00" in lines
     assert "     1  2.00  40.00     40.00  49.00     9.00  first ... second" in lines
     assert lines[-1].startswith("rank 1 was waited for in 100 % of steps")
