@@ -25,7 +25,8 @@ from benchmarks import harness
 from benchmarks.train_step import STEPS
 from ddp._layout import FlatBuckets, lay_out
 
-ROWS, WIDTH = 8, 32
+ROWS = 8
+WIDTH = 32
 TURN = 5e-3  # s
 MOST = 500  # calls a turn: a stream takes about a thousand launches before it makes the host wait
 
@@ -60,7 +61,8 @@ def mlp(lib: Any, device: str) -> Call:
     layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
     model = nn.Sequential(*layers).to(device)
     optimizer = lib.optim.AdamW(model.parameters(), lr=1e-3)
-    x, y = tensor(lib, device, ROWS, WIDTH), tensor(lib, device, ROWS, WIDTH)
+    x = tensor(lib, device, ROWS, WIDTH)
+    y = tensor(lib, device, ROWS, WIDTH)
 
     def step() -> Any:
         optimizer.zero_grad()

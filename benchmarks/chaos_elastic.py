@@ -49,7 +49,8 @@ from launcher.supervisor.supervisor import restart_delay
 SAMPLES = 144  # whole steps alone: nine an epoch
 MOST = 4  # ranks, and micro-batches
 BETWEEN = 15  # steps from one event to the next, and up to as many more
-POLL, PATIENCE = 0.02, 300.0  # s; on a machine that is busy with other things a step may take long
+POLL = 0.02  # s
+PATIENCE = 300.0  # s; on a machine that is busy with other things a step may take long
 NEVER = 1 << 30  # steps, from one save to the next
 STEP = 0.5  # s that a step of an undisturbed rank may take
 HOSTS_EVERY = 20  # events, one of which is the loss of a host

@@ -39,7 +39,8 @@ def main() -> None:
     (args.folder / f"pid-{rank}").write_text(str(os.getpid()))
     notes = (args.folder / f"rank-{rank}.jsonl").open("a", buffering=1)
     with np.load(args.digits) as read:
-        images, labels = torch.from_numpy(read["images"]), torch.from_numpy(read["labels"])
+        images = torch.from_numpy(read["images"])
+        labels = torch.from_numpy(read["labels"])
     torch.manual_seed(1)
     model = DistributedDataParallel(models.digits_cnn(torch))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)

@@ -25,7 +25,8 @@ from benchmarks import harness
 from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 from launcher.linux import format_bytes
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 SMALL = (8, KIB)
 MIDDLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
 ALL_REDUCE = ("all_reduce",)
@@ -110,7 +111,8 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=2, help="number of ranks (default: 2)")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile (default: 0)")
     args = parser.parse_args()
-    rows, reached = [], []
+    rows = []
+    reached = []
     with computing(args.busy):
         for name, nbytes in [row for row in ROWS if row[0] in args.only]:
             us = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"])

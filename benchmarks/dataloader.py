@@ -29,7 +29,8 @@ from benchmarks.harness import Goal, Rounds
 MATTERS = ("samples", "tensors", "start")
 WORKERS = (0, 1, 2)
 SIZES = {"3 KB": (768, 64, 4096), "600 KB": (153_600, 16, 160)}  # floats a sample, samples a batch, samples
-RATE, START = 1.0, 0.5  # goals: of PyTorch's samples/s at least, of its time to start at most
+RATE = 1.0  # goal: at least this share of PyTorch's samples/s
+START = 0.5  # goal: at most this share of PyTorch's time to start
 WAYS = ("fork", "forkserver", "spawn")
 SLOW_RUNS = 3  # rounds of first starts, which take seconds
 
@@ -85,7 +86,8 @@ def rate(make: Callable[[], Any]) -> float:
 
 def start(make: Callable[[], Any]) -> float:
     """Seconds from `iter` to the first batch."""
-    loader, kept = make(), []  # a pass that is dropped ends its workers
+    loader = make()
+    kept = []  # a pass that is dropped ends its workers
     return harness.seconds(lambda: kept.append(batches := iter(loader)) or next(batches))
 
 

@@ -107,7 +107,8 @@ def job_of(
             yield job
             code = job.wait(limit)
         except subprocess.TimeoutExpired:
-            missed, code = "what was waited for did not come, ", job.poll()  # None: it still runs
+            missed = "what was waited for did not come, "
+            code = job.poll()  # None: it still runs
         rest = left(mark, gone)
         if missed or code or rest:
             output.seek(0)

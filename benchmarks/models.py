@@ -32,9 +32,12 @@ def gpt(t: Any, *, vocabulary: int, layers: int, width: int, heads: int, length:
     class Block(nn.Module):  # type: ignore[misc]  # either library's
         def __init__(self) -> None:
             super().__init__()
-            self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.before = nn.LayerNorm(width)
+            self.between = nn.LayerNorm(width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.project = nn.Linear(width, width)
+            self.up = nn.Linear(width, 4 * width)
+            self.down = nn.Linear(4 * width, width)
 
         def forward(self, x: Any) -> Any:
             n, s, _ = x.shape
@@ -55,9 +58,11 @@ def gpt(t: Any, *, vocabulary: int, layers: int, width: int, heads: int, length:
     class Model(nn.Module):  # type: ignore[misc]  # either library's
         def __init__(self) -> None:
             super().__init__()
-            self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+            self.tokens = nn.Embedding(vocabulary, width)
+            self.positions = nn.Embedding(length, width)
             self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
-            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, vocabulary, bias=False)
             self.head.weight = self.tokens.weight
 
         def forward(self, x: Any) -> Any:
@@ -168,8 +173,10 @@ def unet(t: Any, *, widths: tuple[int, ...]) -> Any:
     class Block(nn.Module):  # type: ignore[misc]  # either library's
         def __init__(self, inputs: int, channels: int) -> None:
             super().__init__()
-            self.norm1, self.conv1 = nn.GroupNorm(8, inputs), nn.Conv2d(inputs, channels, 3, padding=1)
-            self.norm2, self.conv2 = nn.GroupNorm(8, channels), nn.Conv2d(channels, channels, 3, padding=1)
+            self.norm1 = nn.GroupNorm(8, inputs)
+            self.conv1 = nn.Conv2d(inputs, channels, 3, padding=1)
+            self.norm2 = nn.GroupNorm(8, channels)
+            self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
             self.shortcut = nn.Identity() if inputs == channels else nn.Conv2d(inputs, channels, 1)
             self.silu = nn.SiLU()
 
@@ -218,7 +225,8 @@ def vit(t: Any, *, width: int, heads: int, layers: int, classes: int, patch: int
             settings = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
             layer = nn.TransformerEncoderLayer(width, heads, 4 * width, **settings)
             self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, classes)
 
         def forward(self, x: Any) -> Any:
             x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
@@ -268,7 +276,8 @@ def encoder_decoder(t: Any, *, vocabulary: int, width: int, heads: int, layers: 
     class Translator(nn.Module):  # type: ignore[misc]  # either library's
         def __init__(self) -> None:
             super().__init__()
-            self.source, self.target = nn.Embedding(vocabulary, width), nn.Embedding(vocabulary, width)
+            self.source = nn.Embedding(vocabulary, width)
+            self.target = nn.Embedding(vocabulary, width)
             sizes = width, heads, layers, layers, 4 * width
             self.transformer = nn.Transformer(*sizes, dropout=0.0, batch_first=True)
             self.head = nn.Linear(width, vocabulary)

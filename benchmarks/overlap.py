@@ -117,7 +117,8 @@ def best(side: dict[str, Rounds], without: Sequence[str]) -> str:
 
 def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
     """What is promised of this task."""
-    ours, torch = results["ours"], results["theirs"]
+    ours = results["ours"]
+    torch = results["theirs"]
     default = ours["default"]
     off = ours["off"]["step"]
     at_limit = [a + b for a, b in zip(default["limit"], default["update"], strict=True)]
@@ -148,7 +149,8 @@ COLUMNS = ("step", "gradients", "limit", "/ limit", "first", "alone", "last", "c
 
 def show(results: dict[str, Any]) -> None:
     """Prints a task's table, in ms: medians of the rounds."""
-    ours, torch = results["ours"], results["theirs"]
+    ours = results["ours"]
+    torch = results["theirs"]
     print(f"\n{results['label']}; medians in ms")
     print(harness.row("", COLUMNS, 18, 10))
     for side, rows in (("ours", ours), ("PyTorch", torch)):

@@ -119,7 +119,8 @@ class Run:
 def run(port: Port, checkouts: Path, library: str) -> Run:
     """Runs a script with one of the libraries."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder, out = Path(temporary, "script"), Path(temporary, "out")
+        folder = Path(temporary, "script")
+        out = Path(temporary, "out")
         shutil.copytree(checkouts / port.folder, folder)
         (folder / "results").mkdir(exist_ok=True)
         out.mkdir()
@@ -157,7 +158,8 @@ def main() -> None:
     print(harness.row("script", ("numbers", "difference", "PyTorch s", "ddp s"), 24))
     for port in [port for port in PORTS if port.name in args.only]:
         runs = {library: run(port, args.checkouts, library) for library in LIBRARIES}
-        torch, ours = runs["torch"], runs["ddp"]
+        torch = runs["torch"]
+        ours = runs["ddp"]
         largest = difference(ours.noted, torch.noted)
         count = sum(len(run) for run in torch.noted)
         cells = (count, f"{largest:.1e}", f"{torch.seconds:.1f}", f"{ours.seconds:.1f}")

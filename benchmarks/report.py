@@ -17,8 +17,10 @@ from typing import Any
 
 from benchmarks import harness
 
-RESULTS, README = harness.ROOT / "benchmarks" / "results", harness.ROOT / "README.md"
-BEGIN, END = "<!-- made by `python -m benchmarks.report` -->\n", "<!-- end of results -->"
+RESULTS = harness.ROOT / "benchmarks" / "results"
+README = harness.ROOT / "README.md"
+BEGIN = "<!-- made by `python -m benchmarks.report` -->\n"
+END = "<!-- end of results -->"
 FILES = ("startup", "collectives", "overlap", "train_step", "zoo")
 STARTUP = {
     "first": "shell to the first all-reduce of two ranks",

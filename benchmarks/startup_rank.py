@@ -20,7 +20,8 @@ if library == "torch":
 
     dist.init_process_group("gloo")
     atexit.register(dist.destroy_process_group)
-    rank, attempt = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    rank = dist.get_rank()
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     reduce = lambda: dist.all_reduce(torch.ones(1))  # noqa: E731
 else:
     import numpy as np
@@ -28,13 +29,16 @@ else:
     if library == "mpi4py":
         from mpi4py import MPI
 
-        rank, attempt, total = MPI.COMM_WORLD.rank, 0, np.zeros(1)
+        rank = MPI.COMM_WORLD.rank
+        attempt = 0
+        total = np.zeros(1)
         reduce = lambda: MPI.COMM_WORLD.Allreduce(np.ones(1), total)  # noqa: E731
     else:
         import collectives
 
         comm = collectives.init()
-        rank, attempt = comm.rank, int(os.environ.get("DDP_ATTEMPT", 0))
+        rank = comm.rank
+        attempt = int(os.environ.get("DDP_ATTEMPT", 0))
         reduce = lambda: comm.all_reduce(np.ones(1))  # noqa: E731
 
 

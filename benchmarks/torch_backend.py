@@ -24,7 +24,8 @@ from benchmarks import harness, two_hosts
 from benchmarks.harness import Goal, Rounds, at_least, at_most, median_ratio
 
 LIMIT = 3600.0  # s
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 # Rows with the repeats of a round; a goal in us of ours, or how many times faster than gloo.
 CALLS: dict[str, tuple[int, float, Callable[..., Goal]]] = {
     "all_reduce-1K": (200, 25, at_most),

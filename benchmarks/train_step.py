@@ -116,7 +116,8 @@ GPT2 = {"vocabulary": 50257, "layers": 12, "width": 768, "heads": 12, "length": 
 
 
 def gpt(t: Any, sizes: dict[str, int] = GPT, batch: int = 16, seed: int = 0) -> Task:
-    vocabulary, length = sizes["vocabulary"], sizes["length"]
+    vocabulary = sizes["vocabulary"]
+    length = sizes["length"]
     x = integers(t, vocabulary, batch, length, seed=seed)
     y = integers(t, vocabulary, batch * length, seed=seed)
     return Task(model=models.gpt(t, **sizes), optimizer=adamw, x=x, y=y)
@@ -145,7 +146,8 @@ class Worker:
     """Trains with one library, on request."""
 
     def __init__(self, key: str, name: str) -> None:
-        self.key, self.t = key, importlib.import_module(name)
+        self.key = key
+        self.t = importlib.import_module(name)
         self._losses: list[float] = []
 
     def make_step(self) -> Step:

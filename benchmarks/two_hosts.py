@@ -103,7 +103,8 @@ def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--rate", default="1gbit", help="rate of the cable, as tc writes it (default: 1gbit)")
     args = parser.parse_args()
-    rows, goals = [], []
+    rows = []
+    goals = []
     with hosts(args.rate) as names:
         for nbytes in (25 * MIB, 100 * MIB):
             us = bench("all_reduce", nbytes, ["--place", "in"], start(names))

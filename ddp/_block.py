@@ -36,7 +36,10 @@ class Block:
 
     def __init__(self, fd: int, token: str, nbytes: int) -> None:
         self._bytes: Array = np.frombuffer(mmap.mmap(fd, nbytes or 1, **_UNTRACKED), np.uint8, nbytes)
-        self._fd, self.token, self.nbytes = fd, token, nbytes  # last: if mmap fails, fd is still the caller's
+        # Last: if mmap fails, fd is still the caller's.
+        self._fd = fd
+        self.token = token
+        self.nbytes = nbytes
 
     @classmethod
     def create(cls, nbytes: int) -> Block:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+# Of malloc.h.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 FREE = 1 << 30  # bytes
 LARGEST = 32 << 20  # bytes, the largest threshold that glibc accepts
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from ddp.cuda import device as device_index
     from ddp.cuda import set_device as set_device_index
 else:
-    current_device_index, device_index, set_device_index = cuda.current_device, cuda.device, cuda.set_device
+    current_device_index = cuda.current_device
+    device_index = cuda.device
+    set_device_index = cuda.set_device
     _SAME = (
         "current_stream device_count empty_cache get_device_capability is_available max_memory_allocated memory_stats "
         "max_memory_reserved memory_allocated memory_reserved reset_peak_memory_stats set_stream synchronize"

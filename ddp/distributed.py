@@ -47,7 +47,11 @@ _initialized = False
 class ReduceOp:
     """The names of reductions."""
 
-    SUM, AVG, PRODUCT, MIN, MAX = "sum", "mean", "prod", "min", "max"
+    SUM = "sum"
+    AVG = "mean"
+    PRODUCT = "prod"
+    MIN = "min"
+    MAX = "max"
 
 
 class GroupMember:
@@ -56,7 +60,8 @@ class GroupMember:
     NON_GROUP_MEMBER: what `new_group` returns on a rank outside the new group
     """
 
-    WORLD, NON_GROUP_MEMBER = None, -100
+    WORLD = None
+    NON_GROUP_MEMBER = -100
 
 
 group = GroupMember  # PyTorch has group.WORLD, too

@@ -66,7 +66,8 @@ def _problem(a: Any, e: Any, given: Any, equal_nan: bool, check_dtype: bool) -> 
     rtol, atol = given
     wrong = a != e
     dtype = np.result_type(a, e, "float64")
-    a, e = a.astype(dtype), e.astype(dtype)
+    a = a.astype(dtype)
+    e = e.astype(dtype)
     with np.errstate(all="ignore"):
         difference = abs(a - e)
         allowed = atol + rtol * abs(e)

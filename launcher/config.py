@@ -39,8 +39,9 @@ def load(path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     document = read_toml(path, "the job file")
     try:
         _check_keys(document, ("launch", "args"), "table")
-        tables = launch, args = document.get("launch", {}), document.get("args", {})
-        for name, table in zip(("launch", "args"), tables, strict=True):
+        launch = document.get("launch", {})
+        args = document.get("args", {})
+        for name, table in (("launch", launch), ("args", args)):
             if not isinstance(table, dict):
                 raise UsageError(f"{name} should be a table: [{name}]")
         last_args = launch.pop("args", [])

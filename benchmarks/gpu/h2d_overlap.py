@@ -63,7 +63,8 @@ def _pass(loader: Any, device: str) -> None:
 def _bare_copies(nbytes: int, count: int, device: str) -> Any:
     """Copies from one pinned buffer into one on the device, as fast as they go; on a CPU between two arrays."""
     if device != "cuda":
-        source, target = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        source = np.zeros(nbytes, np.uint8)
+        target = np.zeros(nbytes, np.uint8)
         return lambda: [np.copyto(target, source) for _ in range(count)]
     import cupy
 

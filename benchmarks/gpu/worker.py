@@ -76,7 +76,8 @@ def train(library: Library, task: Task, backwards: bool = False) -> Step:
     order = slice(None, None, -1 if backwards else 1)
     x, y = (t.from_numpy(np.ascontiguousarray(array[order])).to(device) for array in task.batch(task.size, 0))
     if task.channels_last:
-        model, x = model.to(memory_format=t.channels_last), x.to(memory_format=t.channels_last)
+        model = model.to(memory_format=t.channels_last)
+        x = x.to(memory_format=t.channels_last)
     if name == "ddp-parallel":
         import collectives
 

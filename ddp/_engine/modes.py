@@ -111,7 +111,8 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
                 except StopIteration as stop:
                     return stop.value
                 try:
-                    resume, value = generator.send, (yield item)
+                    value = yield item
+                    resume = generator.send
                 except GeneratorExit:
                     raise
                 except BaseException as error:

@@ -28,7 +28,9 @@ MAX_POSITIONS = 64  # of a depthwise result: with more, or images of more than 4
 MIN_WIDTH = 8  # of a result, without groups: below this, a product of columns is faster than `convolve`
 IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c
 assert library is not None
-_N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
+_N = ctypes.c_ssize_t
+_P = ctypes.c_void_p
+_FLAG = ctypes.c_int
 
 
 def _kernel(name: str, *arguments: Any) -> Any:

@@ -191,7 +191,8 @@ base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
         if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
-            _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
+            _function.__module__ = Tensor.__module__
+            _function.__qualname__ = f"Tensor.{_function.__name__}"
 
 _WITH_NUMPY_NAMES = (  # also take axis and keepdims instead of dim and keepdim
     "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "

@@ -241,7 +241,8 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
 
     Raises: ArgumentError if start or end is no number.
     """
-    first, last = as_number(start, name), as_number(end, name)
+    first = as_number(start, name)
+    last = as_number(end, name)
 
     def points(xp: Any, dtype: Dtype) -> Any:
         # For an integer dtype, truncates the ends before it computes the steps, as PyTorch does.
@@ -281,7 +282,10 @@ def like_form(make: TensorFunction) -> TensorFunction:
     return rename(of_input, f"{name}_like", f"{name}() in the shape, dtype and device of `input`, unless given.")
 
 
-zeros_like, ones_like, empty_like, full_like = like_form(zeros), like_form(ones), like_form(empty), like_form(full)
+zeros_like = like_form(zeros)
+ones_like = like_form(ones)
+empty_like = like_form(empty)
+full_like = like_form(full)
 
 
 def _method(make: TensorFunction) -> TensorFunction:
@@ -299,7 +303,9 @@ class Creation(TensorBase):
 
     __slots__ = ()
 
-    new_zeros, new_ones, new_empty = _method(zeros), _method(ones), _method(empty)
+    new_zeros = _method(zeros)
+    new_ones = _method(ones)
+    new_empty = _method(empty)
 
     def new_full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
         """A new tensor of the given shape, filled with `fill_value`."""

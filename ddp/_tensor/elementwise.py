@@ -274,8 +274,12 @@ class Elementwise(TensorBase):
     tanh, tanh_ = _unary(activation.tanh, "The hyperbolic tangent.")
     sigmoid, sigmoid_ = _unary(activation.sigmoid, "1 / (1 + exp(-self)).")
 
-    arcsin, arccos, arctan = asin, acos, atan
-    arcsinh, arccosh, arctanh = asinh, acosh, atanh
+    arcsin = asin
+    arccos = acos
+    arctan = atan
+    arcsinh = asinh
+    arccosh = acosh
+    arctanh = atanh
 
     def logit(self, eps: float | None = None) -> Tensor:
         """log(self / (1 - self)), the inverse of sigmoid; with `eps`, self is first clamped to [eps, 1 - eps]."""
@@ -369,8 +373,16 @@ class Elementwise(TensorBase):
     __le__, le, le_ = _comparison("le", "less_equal", "self <= other, bool.")
     __gt__, gt, gt_ = _comparison("gt", "greater", "self > other, bool.")
     __ge__, ge, ge_ = _comparison("ge", "greater_equal", "self >= other, bool.")
-    not_equal, less, less_equal, greater, greater_equal = ne, lt, le, gt, ge
-    not_equal_, less_, less_equal_, greater_, greater_equal_ = ne_, lt_, le_, gt_, ge_
+    not_equal = ne
+    less = lt
+    less_equal = le
+    greater = gt
+    greater_equal = ge
+    not_equal_ = ne_
+    less_ = lt_
+    less_equal_ = le_
+    greater_ = gt_
+    greater_equal_ = ge_
 
     logical_and, logical_and_ = _comparison("logical_and", "logical_and", "`and` of the truths of both, bool.")[1:]
     logical_or, logical_or_ = _comparison("logical_or", "logical_or", "`or` of the truths of both, bool.")[1:]
@@ -384,8 +396,11 @@ class Elementwise(TensorBase):
     __rshift__, bitwise_right_shift, bitwise_right_shift_ = _shift(
         "bitwise_right_shift", "right_shift", "self >> other"
     )
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-    __rlshift__, __rrshift__ = _reverse("left_shift"), _reverse("right_shift")
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
+    __rlshift__ = _reverse("left_shift")
+    __rrshift__ = _reverse("right_shift")
 
     def bitwise_not(self) -> Tensor:
         """The bits of integers or bool inverted. Raises: DtypeError for floats."""
@@ -416,7 +431,8 @@ class Elementwise(TensorBase):
         b = y.array
         if not is_float(a.dtype) or a.dtype == bfloat16:
             # A difference of unsigned integers would wrap around; float64 represents every bfloat16 exactly.
-            a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")
+            a = xp.asarray(a, "float64")
+            b = xp.asarray(b, "float64")
         return wrap(xp.asarray(xp.isclose(a, b, rtol, atol, equal_nan)), x._device)
 
     def allclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
@@ -450,14 +466,33 @@ class Elementwise(TensorBase):
     logit_, relu_, nan_to_num_, bitwise_not_ = in_place_forms(logit, relu, nan_to_num, bitwise_not)
     clamp_, clamp_min_, clamp_max_ = in_place_forms(clamp, clamp_min, clamp_max)
 
-    negative_, absolute_, fix_, arctan2_, clip_ = neg_, abs_, trunc_, atan2_, clamp_
-    arcsin_, arccos_, arctan_ = asin_, acos_, atan_
-    arcsinh_, arccosh_, arctanh_ = asinh_, acosh_, atanh_
-    subtract_, multiply_, divide_, true_divide_ = sub_, mul_, div_, div_
-    __iadd__, __isub__, __imul__, __itruediv__, __ipow__ = add_, sub_, mul_, div_, pow_
-    __ifloordiv__, __imod__ = floor_divide_, remainder_
-    __iand__, __ior__, __ixor__ = bitwise_and_, bitwise_or_, bitwise_xor_
-    __ilshift__, __irshift__ = bitwise_left_shift_, bitwise_right_shift_
+    negative_ = neg_
+    absolute_ = abs_
+    fix_ = trunc_
+    arctan2_ = atan2_
+    clip_ = clamp_
+    arcsin_ = asin_
+    arccos_ = acos_
+    arctan_ = atan_
+    arcsinh_ = asinh_
+    arccosh_ = acosh_
+    arctanh_ = atanh_
+    subtract_ = sub_
+    multiply_ = mul_
+    divide_ = div_
+    true_divide_ = div_
+    __iadd__ = add_
+    __isub__ = sub_
+    __imul__ = mul_
+    __itruediv__ = div_
+    __ipow__ = pow_
+    __ifloordiv__ = floor_divide_
+    __imod__ = remainder_
+    __iand__ = bitwise_and_
+    __ior__ = bitwise_or_
+    __ixor__ = bitwise_xor_
+    __ilshift__ = bitwise_left_shift_
+    __irshift__ = bitwise_right_shift_
 
 
 for _name, _function in vars(Elementwise).items():

@@ -160,7 +160,8 @@ def is_tensor(obj: Any) -> bool:
 def result_type(tensor1: Any, tensor2: Any) -> Dtype:
     """The dtype of an operation on two tensors or Python numbers. Raises: DtypeError for anything else."""
     if isinstance(tensor1, TensorBase) and isinstance(tensor2, TensorBase):
-        a, b = tensor1.array, tensor2.array
+        a = tensor1.array
+        b = tensor2.array
         return promote(a.dtype, a.ndim, b.dtype, b.ndim)
     for x, y in ((tensor1, tensor2), (tensor2, tensor1)):
         if isinstance(x, TensorBase | Number) and isinstance(y, Number):
@@ -324,7 +325,8 @@ def _triangle(which: str, side: str) -> TensorFunction:
     return rename(form, f"{which}_indices", doc)
 
 
-tril_indices, triu_indices = _triangle("tril", "below"), _triangle("triu", "above")
+tril_indices = _triangle("tril", "below")
+triu_indices = _triangle("triu", "above")
 
 
 def broadcast_tensors(*tensors: Any) -> Tensors:

@@ -71,7 +71,8 @@ def assign(x: Self, name: str, result: TensorBase) -> Self:
 
     Raises: ShapeError, DtypeError if `result` does not fit; InplaceError (see `must_record`). Nothing is written then.
     """
-    array, values = x.array, result.array
+    array = x.array
+    values = result.array
     if values.shape != array.shape:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
     if CATEGORY[values.dtype] > CATEGORY[array.dtype]:

@@ -19,7 +19,9 @@ from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
 
-_UINT, _BFLOAT = 1, 4  # DLDataTypeCode
+# DLDataTypeCode.
+_UINT = 1
+_BFLOAT = 4
 
 
 DLDevice = tuple[int, int]  # DLPack's number of the kind of device, and its index
@@ -66,7 +68,8 @@ class _CapsuleHolder:
         return self._capsule
 
 
-_CPU, _CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
+_CPU = (1,)  # kDLCPU
+_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def dlpack_device(exporter: Any) -> device:

@@ -23,7 +23,8 @@ __all__ = ["cdist", "einsum", "kron", "tensordot"]
 
 def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
     """Checks dtypes and shapes, and computes x @ y."""
-    a, b = x.array, y.array
+    a = x.array
+    b = y.array
     check_same_dtype(name, x, y)
     if not a.ndim or not b.ndim:
         raise ShapeError(f"{name}: {a.shape} @ {b.shape}: both sides need at least one dimension")
@@ -37,7 +38,8 @@ def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
 
 def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
     """Raises: DtypeError unless both have one dtype, or autocast is going to give them one."""
-    a, b = x.array.dtype, y.array.dtype
+    a = x.array.dtype
+    b = y.array.dtype
     if a != b and modes.state.autocast is None:
         raise DtypeError(f"{name}: both sides need one dtype, got {a} and {b}")
 
@@ -114,7 +116,8 @@ class LinearAlgebra(TensorBase):
 
     def inner(self: Any, other: Any) -> Tensor:
         """The sum of products over the last dimensions: (..., k), (..., k); a 0-d factor multiplies."""
-        a, b = self.array, other.array
+        a = self.array
+        b = other.array
         if not a.ndim or not b.ndim:
             return self * other
         if a.shape[-1] != b.shape[-1]:
@@ -145,7 +148,10 @@ class LinearAlgebra(TensorBase):
         """beta * self + alpha * (batch1 @ batch2), of (b, n, k) and (b, k, m)."""
         return _add_scaled("baddbmm", self, LinearAlgebra.bmm(batch1, batch2), beta, alpha)  # type: ignore[arg-type]  # as above
 
-    addmm_, addmv_, addr_, baddbmm_ = in_place(addmm), in_place(addmv), in_place(addr), in_place(baddbmm)
+    addmm_ = in_place(addmm)
+    addmv_ = in_place(addmv)
+    addr_ = in_place(addr)
+    baddbmm_ = in_place(baddbmm)
 
 
 Labels = list[int]
@@ -272,7 +278,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
     All differences are in memory at once. Raises: ShapeError for shapes that do not fit; DtypeError unless floating;
     and as `Tensor.norm`.
     """
-    a, b = x1.shape, x2.shape
+    a = x1.shape
+    b = x2.shape
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-1]:
         raise ShapeError(f"cdist: shapes {a} and {b}: expected (..., n, d) and (..., m, d)")
     broadcast(a[:-2], b[:-2], "cdist")

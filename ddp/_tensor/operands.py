@@ -57,7 +57,8 @@ def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> 
         y = array_as_tensor(x, y)
         if y is None:
             return None
-    a, b = x.array, y.array
+    a = x.array
+    b = y.array
     if a.shape != b.shape:
         broadcast(a.shape, b.shape, name)
     if a.dtype == b.dtype and not floating:

@@ -204,7 +204,8 @@ def _add_arithmetic(name: str, op: Op) -> None:
     function = getattr(operator, name)
 
     def compute(x: Any, y: Any) -> RecordingArray:
-        one, other = as_operand(_rounded(x, y)), as_operand(_rounded(y, x))
+        one = as_operand(_rounded(x, y))
+        other = as_operand(_rounded(y, x))
         if getattr(one, "dtype", None) == getattr(other, "dtype", None):
             return RecordingArray(apply(op, (one, other)))
         return RecordingArray(function(one, other))

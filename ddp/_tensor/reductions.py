@@ -280,7 +280,8 @@ class Reductions(TensorBase):
 
     max = _extreme_of(results.max, "largest", "maximum")
     min = _extreme_of(results.min, "smallest", "minimum")
-    argmax, argmin = _arg_extreme("argmax", "largest"), _arg_extreme("argmin", "smallest")
+    argmax = _arg_extreme("argmax", "largest")
+    argmin = _arg_extreme("argmin", "smallest")
 
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The median: of two middle elements the lower, and nan if any element is nan.
@@ -303,8 +304,10 @@ class Reductions(TensorBase):
 
     cumsum = _cumulative(reduction.cumsum, "The sums of all up to each along `dim`; of integers and bool int64.")
     cumprod = _cumulative(reduction.cumprod, "The products of all up to each along `dim`; of integers and bool int64.")
-    cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
-    cummax, cummin = _running(results.cummax, "maximum", "largest"), _running(results.cummin, "minimum", "smallest")
+    cumsum_ = in_place(cumsum)
+    cumprod_ = in_place(cumprod)
+    cummax = _running(results.cummax, "maximum", "largest")
+    cummin = _running(results.cummin, "minimum", "smallest")
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
@@ -387,9 +390,11 @@ class Reductions(TensorBase):
         array = self.array.reshape(-1)
         xp = self._device.xp
         required_float(self, "histc")
-        low, high = float(min), float(max)
+        low = float(min)
+        high = float(max)
         if low == high and array.size:
-            low, high = float(array.min()), float(array.max())
+            low = float(array.min())
+            high = float(array.max())
         if low == high:
             low = low - 1
             high = high + 1

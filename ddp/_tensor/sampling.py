@@ -174,16 +174,19 @@ rand = _floats("rand", "random", "Uniform random numbers in [0, 1): rand(2, 3) o
 randn = _floats(
     "randn", "standard_normal", "Normal random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."
 )
-rand_like, randn_like = like_form(rand), like_form(randn)
+rand_like = like_form(rand)
+randn_like = like_form(randn)
 
 
 def _check_limits(name: str, low: int, high: int, dtype: Dtype) -> None:
     """Checks that the integers in [low, high) are in the range of `dtype`. Raises: ArgumentError if they are not."""
     if dtype == dtypes.bool_:
-        least, most = 0, 1
+        least = 0
+        most = 1
     else:
         limits: Any = dtypes.finfo(dtype) if dtypes.is_float(dtype) else dtypes.iinfo(dtype)
-        least, most = limits.min, limits.max
+        least = limits.min
+        most = limits.max
     if low < least or high - 1 > most:
         raise ArgumentError(f"{name}: expected numbers that {dtype} holds, {least} to {most}, got [{low}, {high})")
 

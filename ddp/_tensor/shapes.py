@@ -102,7 +102,8 @@ class Shapes(TensorBase):
         Raises: RangeError; ArgumentError if start_dim comes after end_dim.
         """
         old = self.array.shape or (1,)
-        first, last = resolve_axis(self, start_dim, "flatten"), resolve_axis(self, end_dim, "flatten")
+        first = resolve_axis(self, start_dim, "flatten")
+        last = resolve_axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
         return _reshaped(self, (*old[:first], math.prod(old[first : last + 1]), *old[last + 1 :]))
@@ -123,7 +124,8 @@ class Shapes(TensorBase):
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Exchanges two dimensions. Raises: RangeError."""
         dims = list(range(self.array.ndim))
-        a, b = resolve_axis(self, dim0, "transpose"), resolve_axis(self, dim1, "transpose")
+        a = resolve_axis(self, dim0, "transpose")
+        b = resolve_axis(self, dim1, "transpose")
         if dims:
             dims[a], dims[b] = dims[b], dims[a]
         return _permuted(self, tuple(dims))
@@ -301,7 +303,8 @@ class Shapes(TensorBase):
 
         Raises: RangeError; ShapeError if dim1 and dim2 are one dimension.
         """
-        a, b = resolve_axis(self, dim1, "diagonal"), resolve_axis(self, dim2, "diagonal")
+        a = resolve_axis(self, dim1, "diagonal")
+        b = resolve_axis(self, dim2, "diagonal")
         if a == b:
             raise ShapeError(f"diagonal: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diagonal, (self,), offset=offset, dim0=a, dim1=b)
@@ -471,7 +474,8 @@ class Shapes(TensorBase):
         """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
         return apply(shape.triu, (_matrix(self, "triu"),), diagonal=diagonal)
 
-    tril_, triu_ = in_place(tril), in_place(triu)
+    tril_ = in_place(tril)
+    triu_ = in_place(triu)
 
     def fill_diagonal_(self: Self, fill_value: float) -> Self:
         """The diagonal of a matrix becomes `fill_value`.
@@ -499,7 +503,8 @@ class Shapes(TensorBase):
         Raises: ShapeError if dim1 and dim2 are one dimension; RangeError if the result has no such dimension.
         """
         x = at_least_1d(self)
-        a, b = resolve_axis(x, dim1, "diag_embed", new=1), resolve_axis(x, dim2, "diag_embed", new=1)
+        a = resolve_axis(x, dim1, "diag_embed", new=1)
+        b = resolve_axis(x, dim2, "diag_embed", new=1)
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)

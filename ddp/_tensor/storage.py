@@ -61,7 +61,8 @@ class Storage(TensorBase):
     def data(self, value: TensorBase) -> None:
         if not isinstance(value, TensorBase):
             raise DtypeError(f"data: expected a Tensor, got {type(value).__name__}")
-        new, old = value.array, self.array
+        new = value.array
+        old = self.array
         if self.edge is not None and not is_float(new.dtype):
             raise DtypeError(f"data: a tensor that requires grad cannot become {new.dtype}")
         alike = new.shape == old.shape and new.dtype == old.dtype and value._device is self._device
@@ -445,9 +446,15 @@ class Conversion(TensorBase):
         """Converts to the dtype and device of `other`."""
         return self.to(other)
 
-    half, bfloat16, float = _as(dtypes.float16), _as(dtypes.bfloat16), _as(dtypes.float32)
-    double, byte, char = _as(dtypes.float64), _as(dtypes.uint8), _as(dtypes.int8)
-    short, int, long = _as(dtypes.int16), _as(dtypes.int32), _as(dtypes.int64)
+    half = _as(dtypes.float16)
+    bfloat16 = _as(dtypes.bfloat16)
+    float = _as(dtypes.float32)
+    double = _as(dtypes.float64)
+    byte = _as(dtypes.uint8)
+    char = _as(dtypes.int8)
+    short = _as(dtypes.int16)
+    int = _as(dtypes.int32)
+    long = _as(dtypes.int64)
     bool = _as(dtypes.bool_)
 
 

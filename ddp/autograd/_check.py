@@ -72,7 +72,8 @@ def gradgradcheck(
     weights = as_list(grad_outputs)
 
     def gradients(*tensors: Any) -> tuple[Tensor, ...]:
-        given, seeds = tensors[: len(arguments)], tensors[len(arguments) :]
+        given = tensors[: len(arguments)]
+        seeds = tensors[len(arguments) :]
         with enable_grad():
             outputs = _differentiable(func(*given))
             results = grad(outputs, _differentiable(given), seeds, create_graph=True, allow_unused=True)

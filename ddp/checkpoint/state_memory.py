@@ -479,7 +479,8 @@ class SavedInMemory(Saved):
             origin = rank if rank in texts else copy[0].rank
             _, own_state, _, entries = texts[origin]
             own_states.append(own_state)
-            before, after = rank_array_name(origin, ""), rank_array_name(rank, "")
+            before = rank_array_name(origin, "")
+            after = rank_array_name(rank, "")
             if origin in readable:
                 own_table |= {name.replace(before, after, 1): entry for name, entry in entries}
         tables = [*(texts[stamp.rank][2] for stamp in copy), own_table.items()]

@@ -92,7 +92,8 @@ def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
     if not len(data) or len(data) % record:
         raise DataFileError(f"{path}: expected records of {record} bytes, found {len(data):,} bytes")
     records = data.reshape(-1, record)
-    labels, pictures = records[:, : len(limits)], records[:, len(limits) :]
+    labels = records[:, : len(limits)]
+    pictures = records[:, len(limits) :]
     if (labels >= limits).any():
         raise DataFileError(f"{path}: expected labels below {limits}, found {labels.max(axis=0).tolist()}")
     return pictures.reshape(-1, 3, 32, 32).copy(), (labels[:, 0] if len(limits) == 1 else labels).copy()

@@ -228,7 +228,9 @@ class DataLoader:
             raise StateDictError(f"DataLoader: the state has {has} of a sampler, unlike this loader")
         elif inner is not None:
             order.load_state_dict(inner)
-        self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
+        self.epoch = state["epoch"]
+        self._batches = state["batches"]
+        self._seed = state.get("seed")
         if (steps := self._steps()) is not None:
             self._batches = steps.batches_of(self._batches, all_ranks=False)
         self._loaded = True

@@ -19,7 +19,8 @@ from ddp.errors import StateDictError
 State = dict[str, Any]  # of JSON values
 Seed = Callable[[int, int], int]  # (OF_BATCH or OF_WORKER, number) -> seed
 
-OF_BATCH, OF_WORKER = 0, 1
+OF_BATCH = 0
+OF_WORKER = 1
 
 
 class Batches(Iterator[tuple[Any, Any]]):

@@ -84,7 +84,8 @@ def scaled_dot_product_attention(
         # Query heads that share a key head get their own axis, along which key and value broadcast.
         split = (leading[-1] // grouped, grouped)
         q = q.reshape((*q.shape[:-3], *split, *q.shape[-2:]))
-        k, v = k.unsqueeze(-3), v.unsqueeze(-3)
+        k = k.unsqueeze(-3)
+        v = v.unsqueeze(-3)
         if mask is not None:
             joint = mask.shape[-3]
             mask = mask.reshape((*mask.shape[:-3], *(split if joint > 1 else (1, 1)), *mask.shape[-2:]))

@@ -218,7 +218,10 @@ class _Dict(_Container):
 
     # This class does not inherit from MutableMapping, because an entry cannot have the name of a method. So it has only
     # the methods that PyTorch's ModuleDict has: these, `clear` and `update`.
-    keys, values, items, pop = _mapping.keys, _mapping.values, _mapping.items, _mapping.pop
+    keys = _mapping.keys
+    values = _mapping.values
+    items = _mapping.items
+    pop = _mapping.pop
 
     def clear(self) -> None:
         """Removes all entries."""

@@ -156,7 +156,8 @@ def _conv(
         return _conv_volumes(input, weight, bias, stride, padding, dilation, groups)
     images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
     kernel = (filters.shape[2], filters.shape[3])
-    steps, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
+    steps = _as_pair(dims, stride, "stride", 1)
+    spread = _as_pair(dims, dilation, "dilation", 1)
     if isinstance(padding, str) and not transposed:
         images, around = _named_padding(name, images, kernel, steps, padding, spread)
     else:

@@ -24,7 +24,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises: ShapeError, DtypeError.
     """
     # Reads the attributes of the array: this is called very often, and a property of the tensor costs a call.
-    x, w = input.array, weight.array
+    x = input.array
+    w = weight.array
     b = None if bias is None else bias.array
     if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
         one_dtype("linear", input, weight, bias)

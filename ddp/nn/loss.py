@@ -96,12 +96,14 @@ def _broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False
 
     Raises: ShapeError if they do not broadcast.
     """
-    a, b = input.array, target.array
+    a = input.array
+    b = target.array
     x: Any = input
     y: Any = target
     if a.dtype != b.dtype:
         dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
-        x, y = convert(input, dtype), convert(target, dtype)
+        x = convert(input, dtype)
+        y = convert(target, dtype)
     if a.shape != b.shape:
         if warn:
             warnings.warn(
@@ -111,7 +113,8 @@ def _broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False
             )
         broadcast(a.shape, b.shape, name)
         shape = np.broadcast_shapes(a.shape, b.shape)
-        x, y = x.expand(shape), y.expand(shape)
+        x = x.expand(shape)
+        y = y.expand(shape)
     return floating(x), floating(y)
 
 
@@ -209,7 +212,8 @@ def _check_classes(
 
     The mask may be None if all are kept. The weights are None if none are given.
     """
-    x, array = input.array, target.array
+    x = input.array
+    array = target.array
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")
     if x.ndim < 2 or array.shape != (x.shape[0], *x.shape[2:]):
@@ -452,7 +456,8 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     b: Any = floating(x2)
     if a.shape != b.shape:
         shape = np.broadcast_shapes(a.shape, b.shape)
-        a, b = a.expand(shape), b.expand(shape)
+        a = a.expand(shape)
+        b = b.expand(shape)
     return (a * b).sum(dim) / (_at_least(a.norm(2, dim), eps) * _at_least(b.norm(2, dim), eps))
 
 

@@ -178,7 +178,8 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     kernel, stride, padding, dilation, ceil = window
     size = numbers(kernel, dims, "kernel_size")
     step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
-    around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
+    around = numbers(padding, dims, "padding")
+    spread = numbers(dilation, dims, "dilation")
     if dims == 1:  # lines are images one line high
         size = (1, *size)
         step = (1, *step)

@@ -83,7 +83,8 @@ class _TransformerLayer(Layer):
 
     def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
         """x + part(x), normalized before the part or after the sum. number: in the names of the norm and the dropout"""
-        norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+        norm = getattr(self, f"norm{number}")
+        dropout = getattr(self, f"dropout{number}")
         if self.norm_first:
             return x + dropout(part(norm(x)))
         result: Tensor = norm(x + dropout(part(x)))

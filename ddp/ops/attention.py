@@ -134,7 +134,8 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     q, k, v, mask = inputs
     sums, scale, causal, p, seed = residual
     work = _Attention(xp, inputs, scale, causal)
-    g, out = g.astype(work.dtype, copy=False), out.astype(work.dtype, copy=False)
+    g = g.astype(work.dtype, copy=False)
+    out = out.astype(work.dtype, copy=False)
     dq, dk, dv = (work.empty(x, x.shape[-1]) if need else None for x, need in zip((q, k, v), needs[:3], strict=True))
     dmask = xp.zeros(mask.shape, work.dtype) if needs[3] else None
     keep = drawn_masks(xp, seed, p) if p else None

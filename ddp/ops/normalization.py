@@ -170,7 +170,8 @@ class ChannelGroups:
     collective = False  # True: `collect` is a collective, and backward always calls it, since other ranks wait
 
     def __init__(self, shape: Ints, groups: int | None = None) -> None:
-        samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
+        self.shape = (*shape[:2], math.prod(shape[2:]))
+        samples, channels, positions = self.shape
         self.members = 1
         self._view = self.shape  # elements that are normalized together lie along the first and the last axis
         if groups is not None:

@@ -152,7 +152,8 @@ def _bins(n: int, out: int) -> list[slice]:
 
 # z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (number of these elements)
 def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
-    rows, columns = _bins(x.shape[2], size[0]), _bins(x.shape[3], size[1])
+    rows = _bins(x.shape[2], size[0])
+    columns = _bins(x.shape[3], size[1])
     lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x))
     for p, row in enumerate(rows):
         xp.mean(x[:, :, row], axis=2, dtype=lines.dtype, out=lines[:, :, p])

@@ -32,7 +32,8 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """Returns a @ b, which is written to `out` if that is given, except for float16 arrays of NumPy."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
-        float32, float16 = np.dtype("float32"), np.dtype("float16")
+        float32 = np.dtype("float32")
+        float16 = np.dtype("float16")
         return astype(xp, astype(xp, a, float32) @ astype(xp, b, float32), float16)
     return xp.matmul(a, b, out=out)
 

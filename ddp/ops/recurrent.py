@@ -65,7 +65,8 @@ def _weights(
 
     d_in: (T, N, G) in the order of time, the gradient of w_ih@x + b_ih; d_re: likewise, of w_hh@h + b_hh.
     """
-    flat_in, flat_re = _rows(d_in), _rows(d_re)
+    flat_in = _rows(d_in)
+    flat_re = _rows(d_re)
     dx = product(xp, flat_in, w).reshape(x.shape) if needs[0] else None
     dw_ih = product(xp, flat_in.T, _rows(x)) if needs[1] else None
     dw_hh = product(xp, flat_re.T, _rows(_in_order(hs[:-1], reverse))) if needs[2] else None
@@ -190,7 +191,8 @@ def _lstm(
     """
     dtype = x.dtype
     x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = as_float32(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
-    hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
+    hs = _states(xp, len(x), h)
+    cs = _states(xp, len(x), c)
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     lstm_steps(xp, w_hh.T, w_hr, _in_order(gates, reverse), cs, hs)
     return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
@@ -302,7 +304,8 @@ def _gru(
     gates *= half
     recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
     turned = _in_order(gates, reverse)
-    news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
+    news = xp.empty_like(hs[1:])
+    room = xp.empty_like(turned[0])
     for t in range(len(x)):
         a = turned[t]
         new = turned[t][:, 2 * size :]

@@ -150,7 +150,8 @@ def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 
 def _others(xp: Any, x: Array) -> Array:
     """The product of all other elements of the same column: of those before an element, times those after it."""
-    before, after = xp.ones_like(x), xp.ones_like(x)
+    before = xp.ones_like(x)
+    after = xp.ones_like(x)
     before[1:] = xp.cumprod(x[:-1], axis=0)
     after[:-1] = xp.cumprod(x[:0:-1], axis=0)[::-1]
     before *= after
@@ -255,7 +256,8 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> Forw
 def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, out = saved
     p, shapes = residual
-    g, out = unreduce(g, *shapes), unreduce(out, *shapes)
+    g = unreduce(g, *shapes)
+    out = unreduce(out, *shapes)
     if p == 0:
         return (None,)
     if p == 1:
@@ -382,7 +384,8 @@ def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
 
 def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) -> Array:
     """The indices of the k largest, or smallest, elements along `dim`; the most extreme first if `ordered`."""
-    x, n = upcast(x), x.shape[dim]
+    n = x.shape[dim]
+    x = upcast(x)
     if not 0 < k < n:
         order = argsort(xp, x, dim, largest)
         return order[along(dim, slice(0, k))]
@@ -431,7 +434,8 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
 
     rows: 1-d, for all of x, or with a row for each row of x
     """
-    rows, x = upcast(rows), upcast(x)
+    rows = upcast(rows)
+    x = upcast(x)
     if rows.ndim == 1:
         return xp.asarray(xp.searchsorted(rows, x, side=side))
     out = xp.zeros(x.shape, "int64")

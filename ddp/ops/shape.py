@@ -141,7 +141,8 @@ def zeros_but(xp: Any, g: Array, shape: Ints, view: Callable[[Any, Array], Array
 @array_function
 def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
     """The diagonal of `x` over two of its axes as a last axis: a view that may be written to."""
-    rows, columns = x.shape[dim0], x.shape[dim1]
+    rows = x.shape[dim0]
+    columns = x.shape[dim1]
     length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
     if length:
         x = x[along(dim0 if offset < 0 else dim1, slice(abs(offset), None))]

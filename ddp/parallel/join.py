@@ -23,7 +23,9 @@ from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context
 
-FORWARD, BACKWARD = _KINDS = "forward", "backward"
+FORWARD = "forward"
+BACKWARD = "backward"
+_KINDS = (FORWARD, BACKWARD)
 # `join`: whether this thread is inside a join.
 _inside = threading.local()
 

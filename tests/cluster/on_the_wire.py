@@ -14,7 +14,8 @@ NBYTES = 4 << 20
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 comm = collectives.init(timeout=60)
-whole, part = np.ones(NBYTES // 4, np.float32), np.ones(NBYTES // 4 // comm.size, np.float32)
+whole = np.ones(NBYTES // 4, np.float32)
+part = np.ones(NBYTES // 4 // comm.size, np.float32)
 calls = {
     "all_reduce": lambda: comm.all_reduce(whole),
     "reduce": lambda: comm.reduce(whole),

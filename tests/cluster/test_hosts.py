@@ -22,7 +22,8 @@ SCRIPT = str(HERE / "hosts.sh")
 
 WORLD = "mpi True [[0, 0, 0], [1, 0, 1]]\n"
 # Slow enough that it is seen: 1 MiB takes 84 ms, and 0.4 ms in one machine's memory.
-RATE, BYTES_PER_S = "100mbit", 12.5e6
+RATE = "100mbit"
+BYTES_PER_S = 12.5e6
 
 
 @pytest.fixture(scope="module")

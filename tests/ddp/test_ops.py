@@ -204,7 +204,8 @@ def test_only_declared_values_are_kept_of_inputs_and_results(monkeypatch: pytest
 
         def run(xp: Any, *inputs: Any, **parameters: Any) -> Any:
             out, residual = forward(xp, *inputs, **parameters)
-            given, made = arrays(inputs), arrays(out if isinstance(out, tuple) else (out,))
+            given = arrays(inputs)
+            made = arrays(out if isinstance(out, tuple) else (out,))
             within = parameters.get("within", False)
             pairs = [(kept, array) for kept in arrays(residual) for array in given + made]
             pairs += [(result, array) for result in made for array in given if not (op.view or within)]

@@ -351,7 +351,8 @@ def with_hook(net: Any) -> None:
 
 
 def with_lambdas(net: Any) -> None:
-    net.first, net.second = lambda x: x, lambda x: 2 * x  # both would come back as one
+    net.first = lambda x: x
+    net.second = lambda x: 2 * x  # both would come back as one
 
 
 def with_itself(net: Any) -> None:

@@ -14,7 +14,8 @@ from ddp.errors import ArgumentError, DtypeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
-INF, NAN = math.inf, math.nan
+INF = math.inf
+NAN = math.nan
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], dict[str, Any]]] = {
     **{
         f"{dtype} {error:+.0e}": (

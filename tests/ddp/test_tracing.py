@@ -47,7 +47,8 @@ def assert_valid(events: list[dict[str, Any]]) -> None:
         assert event["ts"] >= 0
         if event["ph"] == "X":
             assert event["dur"] >= 0
-            begin, length = round(1000 * event["ts"]), round(1000 * event["dur"])  # ns, as they were
+            begin = round(1000 * event["ts"])  # ns, as it was
+            length = round(1000 * event["dur"])
             rows[event["pid"], event["tid"]].append((begin, -begin - length))
     for spans in rows.values():
         for (_, end), (begin, later) in itertools.combinations(sorted(spans), 2):
@@ -89,7 +90,8 @@ def test_events_of_two_ranks() -> None:
 def test_steps_with_less_information_and_several_models() -> None:
     bare = [make_step(0, 0, forward=None, control=None, times=[None, None]), make_step(1, 100, forward=None)]
     # This forward began before the backward before it had ended, as with two losses of one model.
-    early, before = make_step(2, 200, forward=(190 * MS, 230 * MS)), make_step(3, 300, forward=(260 * MS, 280 * MS))
+    early = make_step(2, 200, forward=(190 * MS, 230 * MS))
+    before = make_step(3, 300, forward=(260 * MS, 280 * MS))
     steps = [*bare, early, before]
     events = trace_events([make_part(0, steps, steps, size=1)])
     assert_valid(events)

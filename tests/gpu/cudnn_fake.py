@@ -119,7 +119,8 @@ class Graph:
         self.io = io
         self.tensors: list[Tensor] = []
         self.unwanted: set[Any] = set()
-        self.name, self.step = "", "made"
+        self.name = ""
+        self.step = "made"
 
     def tensor(self, dim: list[int], stride: list[int], data_type: Any, uid: int) -> Tensor:
         self.tensors.append(Tensor(dim, stride, data_type, uid))
@@ -135,7 +136,9 @@ class Graph:
             assert set(options) <= {*read, *parameters}, f"{name} takes no {set(options) - {*read, *parameters}}"
             made = [Tensor(kind=self.io) for _ in range(count)]
             self.tensors += made
-            self.name, self.inputs, self.made = name, {key: options.pop(key) for key in read}, made
+            self.name = name
+            self.inputs = {key: options.pop(key) for key in read}
+            self.made = made
             self.options = options
             return made if count > 1 else made[0]
 

@@ -18,13 +18,13 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.pool = (
-            nn.Conv2d(3, 8, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(8),
-            nn.MaxPool2d(3, 2, 1),
-        )
-        self.second, self.down = nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.Conv2d(8, 16, 1, 2, bias=False)
-        self.mean, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 4)
+        self.first = nn.Conv2d(3, 8, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.second = nn.Conv2d(8, 16, 3, 2, 1, bias=False)
+        self.down = nn.Conv2d(8, 16, 1, 2, bias=False)
+        self.mean = nn.AdaptiveAvgPool2d(1)
+        self.out = nn.Linear(16, 4)
 
     def forward(self, x: Any) -> Any:
         x = self.pool(nn.functional.relu(self.norm(self.first(x))))

@@ -151,7 +151,8 @@ def test_a_plan_is_for_addresses_as_well_aligned(xp: Any) -> None:
         (2, 4, 8, 0),
         (0, 0, 0, 3),
     ):
-        a, b = room[0, first : first + 12].reshape(3, 4), room[1, second : second + 20].reshape(4, 5)
+        a = room[0, first : first + 12].reshape(3, 4)
+        b = room[1, second : second + 20].reshape(4, 5)
         out = xp.zeros(64, "f4")[third : third + 15].reshape(3, 5)
         vector = room[2, bias : bias + 5]
         expected = a.get().astype("f8") @ b.get()

@@ -62,7 +62,8 @@ def test_later_gradients_are_added_where_they_are_kept(gpu: Any, bias: bool, fus
         y = layer(x)
         g = ddp.from_numpy(draw(5, 8, seed=9).astype("f4"))
         z = functional.feed_forward(x, up, None, down, None) + functional.linear_act(x, up)[:, :6]
-        above, there = g.to("cuda"), g[:, :6].contiguous().to("cuda")
+        above = g.to("cuda")
+        there = g[:, :6].contiguous().to("cuda")
         gpu.reset()
         y.backward(above)
         if step and fused and not bias:

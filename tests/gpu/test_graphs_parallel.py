@@ -25,7 +25,9 @@ STEPS = 9
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
         self.aside = nn.Linear(2, 2)  # used by nobody
 
     def forward(self, x: Any) -> Any:

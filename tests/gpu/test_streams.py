@@ -58,7 +58,8 @@ class TestStreams:
 
 class TestEvents:
     def test_time(self, gpu: Any) -> None:
-        start, end = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
+        start = ddp.cuda.Event(enable_timing=True)
+        end = ddp.cuda.Event(enable_timing=True)
         with pytest.raises(ArgumentError, match="this event was not recorded"):
             start.elapsed_time(end)
         start.record()

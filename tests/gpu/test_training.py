@@ -23,10 +23,12 @@ class Gpt(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
+        self.tokens = nn.Embedding(11, 8)
+        self.places = nn.Embedding(5, 8)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, x: Any) -> Any:
@@ -78,7 +80,8 @@ class Training:
         make, data, labels, classes = MODELS[model]
         ddp.manual_seed(1)
         self.model = make()
-        self.x, self.target = data().to(device), ddp.randint(0, classes, labels).to(device)
+        self.x = data().to(device)
+        self.target = ddp.randint(0, classes, labels).to(device)
         self.model.to(device)
         if parallel:
             self.model = ddp.DataParallel(self.model)

@@ -81,7 +81,8 @@ def train(
 def assert_same(actual: tuple[list[Any], Any], expected: tuple[list[Any], Any], rounding: float = 0) -> None:
     for p, q in zip(actual[0], expected[0], strict=True):
         assert_near(p, q, rounding)
-        ours, theirs = actual[1].state.get(p, {}), expected[1].state.get(q, {})
+        ours = actual[1].state.get(p, {})
+        theirs = expected[1].state.get(q, {})
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             assert ours[name].shape == value.shape
@@ -155,7 +156,8 @@ def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
         return change
 
     for device, to in (("cuda", "cpu"), ("cpu", "cuda")):
-        actual, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
+        actual = train(device, kind, change=resume(to))
+        expected = train("cpu", kind, change=resume("cpu"))
         assert_same(actual, expected)
 
 

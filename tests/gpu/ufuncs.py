@@ -75,7 +75,9 @@ class Numpys(ModuleType):
 
     def __init__(self, cupy: Cupy, name: str, numpys: ModuleType) -> None:
         super().__init__(f"cupy.{name}")
-        self._cupy, self._of, self._has = cupy, numpys, names()[f"cupy.{name}"]
+        self._cupy = cupy
+        self._of = numpys
+        self._has = names()[f"cupy.{name}"]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._has or not hasattr(self._of, name):

@@ -138,7 +138,10 @@ def begin(comm: Communicator, drawn: dict[str, Any], want: Any) -> Callable[[], 
 
 
 def expected(drawn: dict[str, Any], rank: int) -> Any:
-    inputs, name, root, parts = drawn["inputs"], drawn["name"], drawn["root"], drawn["parts"]
+    inputs = drawn["inputs"]
+    name = drawn["name"]
+    root = drawn["root"]
+    parts = drawn["parts"]
     if name == "barrier" or (name in ("reduce", "gather", "gather_object") and rank != root):
         return None
     if name in REDUCTIONS:

@@ -55,7 +55,8 @@ class TestConstants:
     @pytest.mark.parametrize("dtype", [None, ddp.float16, ddp.bfloat16, ddp.float64, ddp.bool])
     def test_full(self, dtype: Any) -> None:
         kind = None if dtype is None else theirs(dtype)
-        x, y = ddp.zeros(2, dtype=ddp.float64), torch.zeros(2, dtype=torch.float64)
+        x = ddp.zeros(2, dtype=ddp.float64)
+        y = torch.zeros(2, dtype=torch.float64)
         for value in (True, 3, 3.5, math.inf):
             agree(ddp.full((2, 3), value, dtype=dtype), torch.full((2, 3), value, dtype=kind), rtol=0)
             agree(ddp.full_like(x, value, dtype=dtype), torch.full_like(y, value, dtype=kind), rtol=0)

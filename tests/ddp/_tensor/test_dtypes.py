@@ -59,13 +59,15 @@ class TestPromotion:
 
     def test_tensors_of_any_dimensions(self) -> None:
         for (a, b), i, j in itertools.product(itertools.product(ALL, ALL), (0, 1), (0, 1)):
-            x, y = torch.zeros((1,) * i, dtype=theirs(a)), torch.zeros((1,) * j, dtype=theirs(b))
+            x = torch.zeros((1,) * i, dtype=theirs(a))
+            y = torch.zeros((1,) * j, dtype=theirs(b))
             ours = ddp.result_type(ddp.zeros((1,) * i, dtype=a), ddp.zeros((1,) * j, dtype=b))
             assert theirs(ours) == torch.result_type(x, y), (a, i, b, j)
 
     def test_tensors_and_numbers(self) -> None:
         for dtype, number, i in itertools.product(ALL, NUMBERS, (0, 1)):
-            x, y = ddp.zeros((1,) * i, dtype=dtype), torch.zeros((1,) * i, dtype=theirs(dtype))
+            x = ddp.zeros((1,) * i, dtype=dtype)
+            y = torch.zeros((1,) * i, dtype=theirs(dtype))
             assert theirs(ddp.result_type(x, number)) == torch.result_type(y, number), (dtype, number)
             assert theirs(ddp.result_type(number, x)) == torch.result_type(number, y), (dtype, number)
 
@@ -84,7 +86,8 @@ class TestBfloat16:
 
     def test_rounds_as_pytorch_does(self) -> None:
         values = np.random.default_rng(0).standard_normal(1000).astype("float32")
-        ours, expected = ddp.from_numpy(values).bfloat16(), torch.from_numpy(values).bfloat16()
+        ours = ddp.from_numpy(values).bfloat16()
+        expected = torch.from_numpy(values).bfloat16()
         assert ours.tolist() == expected.tolist()
         assert (ours * 3).tolist() == (expected * 3).tolist()
         assert ours.exp().tolist() == pytest.approx(expected.exp().tolist(), rel=2**-7)
@@ -110,7 +113,8 @@ class TestConversion:
     )
     def test_short_forms(self, name: str) -> None:
         for dtype in ALL:
-            ours, expected = ddp.tensor([0, 1, 3]).to(dtype), torch.tensor([0, 1, 3]).to(theirs(dtype))
+            ours = ddp.tensor([0, 1, 3]).to(dtype)
+            expected = torch.tensor([0, 1, 3]).to(theirs(dtype))
             x = getattr(ours, name)()
             y = getattr(expected, name)()
             assert theirs(x.dtype) == y.dtype
@@ -145,7 +149,8 @@ class TestConversion:
 
     @pytest.mark.parametrize("dtype", ALL, ids=str)
     def test_type(self, dtype: Any) -> None:
-        x, y = ddp.zeros(2, dtype=dtype), torch.zeros(2, dtype=theirs(dtype))
+        x = ddp.zeros(2, dtype=dtype)
+        y = torch.zeros(2, dtype=theirs(dtype))
         assert x.type() == y.type().replace("torch", "ddp")
         assert ddp.zeros(2).type(x.type()).dtype == ddp.zeros(2).type(dtype).dtype == dtype
         assert ddp.zeros(2).type("torch." + x.type()[4:]).dtype == dtype

@@ -15,7 +15,8 @@ from tests.ddp._tensor.oracle import agree, both, numbers
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
-inf, nan = math.inf, math.nan
+inf = math.inf
+nan = math.nan
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 VALUES = [3, 1, 0, 2, 5]
 

@@ -103,7 +103,8 @@ def test_agrees_with_pytorch(name: str) -> None:
     for tracked in ("", "x", "y", "x y")[: 1 if UNTRACKED.match(name) else 4]:
         results = []
         for t in (ddp, torch):
-            x, y = t.tensor(a, requires_grad="x" in tracked), t.tensor(b, requires_grad="y" in tracked)
+            x = t.tensor(a, requires_grad="x" in tracked)
+            y = t.tensor(b, requires_grad="y" in tracked)
             written = x * 1
             if t is ddp:
                 memory = written.array
@@ -130,7 +131,8 @@ def test_agrees_with_pytorch(name: str) -> None:
     ids=["integers", "bits", "floats", "bools"],
 )
 def test_operators(values: Any, calls: Any) -> None:
-    ours, theirs = ddp.tensor(values), torch.tensor(values)
+    ours = ddp.tensor(values)
+    theirs = torch.tensor(values)
     for name, number in calls.items():
         before = ours
         ours, theirs = (getattr(operator, f"i{name}")(x, number) for x in (ours, theirs))
@@ -389,7 +391,8 @@ def test_values(name: str) -> None:
 
 
 def test_several_results() -> None:
-    x, y = ddp.tensor(NUMBERS), torch.tensor(NUMBERS)
+    x = ddp.tensor(NUMBERS)
+    y = torch.tensor(NUMBERS)
     memory = ddp.empty(2), ddp.empty(0, dtype=ddp.int64)
     actual = ddp.max(x, 1, out=memory)
     expected = torch.max(y, 1)

@@ -37,7 +37,8 @@ class TestData:
     )
     @pytest.mark.filterwarnings("ignore:Creating a tensor from a list:UserWarning")
     def test_dtype(self, data: Any, dtype: Any) -> None:
-        x, expected = ddp.tensor(data), torch.tensor(data)
+        x = ddp.tensor(data)
+        expected = torch.tensor(data)
         assert f"torch.{x.dtype.name}" == str(expected.dtype)
         assert x.dtype == ddp.as_tensor(data).dtype == ddp.asarray(data).dtype == dtype
         assert x.shape == tuple(expected.shape)

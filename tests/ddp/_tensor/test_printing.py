@@ -52,7 +52,8 @@ def joined(text: str) -> str:
     return re.sub(r",\n +(?=dtype=)", ", ", text)
 
 
-FLOATS, INTEGERS = (None, "float32", "float64", "float16", "bfloat16"), ("int64", "int32", "uint8", "bool")
+FLOATS = (None, "float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "uint8", "bool")
 
 
 @pytest.mark.parametrize("label", VALUES)

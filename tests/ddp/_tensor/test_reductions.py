@@ -50,7 +50,8 @@ def test_dtypes(call: Any) -> None:
     name, *how = call
     for dtype in DTYPES[name in NOT_OF_BOOL :]:
         x, y = both([[3, 1, 2, 3], [0, 5, 5, 1]], dtype)
-        ours, theirs = getattr(ddp, name)(x, *how), getattr(torch, name)(y, *how)
+        ours = getattr(ddp, name)(x, *how)
+        theirs = getattr(torch, name)(y, *how)
         agree(ours, theirs, 1e-2 if dtype in ("float16", "bfloat16") else 1e-6)
         agree(x.aminmax(dim=1), y.aminmax(dim=1))
 
@@ -119,7 +120,8 @@ def test_norm(p: Any) -> None:
         x, y = both([[3.0, 0.0, -4.0], [1.0, 2.0, 5.0]], "float64")
         x.requires_grad_()
         y.requires_grad_()
-        ours, theirs = ddp.norm(x, p, dim), torch.norm(y, p, dim)
+        ours = ddp.norm(x, p, dim)
+        theirs = torch.norm(y, p, dim)
         agree(ours, theirs)
         ours.sum().backward()
         theirs.sum().backward()
@@ -207,7 +209,8 @@ def test_a_product_over_several_dimensions(dims: tuple[int, ...]) -> None:
 
 
 def test_of_nothing() -> None:
-    empty, theirs = ddp.zeros(0, 3), torch.zeros(0, 3)
+    empty = ddp.zeros(0, 3)
+    theirs = torch.zeros(0, 3)
     for name in ("sum", "mean", "prod", "norm", "any", "all", "nansum", "count_nonzero"):
         agree(getattr(ddp, name)(empty), getattr(torch, name)(theirs))
     for name in ("sum", "logsumexp", "all", "any", "prod"):

@@ -52,7 +52,8 @@ def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any) -> None:
     x, w = (np.random.default_rng(i).standard_normal((4, 4)).astype(np.float32) for i in range(2))
     results = []
     for t, scope in ((ddp, amp.autocast("cpu")), (torch, torch.autocast("cpu", torch.bfloat16))):
-        a, b = t.tensor(x.tolist(), requires_grad=True), t.tensor(w.tolist(), requires_grad=True)
+        a = t.tensor(x.tolist(), requires_grad=True)
+        b = t.tensor(w.tolist(), requires_grad=True)
         with scope:
             y = fn(t, a, b)
         y.float().sum().backward()

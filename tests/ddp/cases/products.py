@@ -25,7 +25,8 @@ def products() -> Iterator[Case]:
         ((0, 2, 3), (3, 4)),
     ]:
         yield Case("matmul", f"{'empty ' * (0 in a)}{a} @ {b}", lambda t, x, y: x @ y, draws(a, b))
-    w, b = (4, 3), (4,)
+    w = (4, 3)
+    b = (4,)
     for label, shapes in {
         "bias": ((5, 3), w, b),
         "no bias": ((5, 3), w),

@@ -167,7 +167,9 @@ def test_a_user_without_a_state_is_named(folder: Path) -> None:
 def test_several_optimizers_and_groups(folder: Path) -> None:
     def make() -> tuple[Any, list[Any]]:
         model = net(norm=True)
-        first, second, third = model[0].parameters(), model[1].parameters(), model[3].parameters()
+        first = model[0].parameters()
+        second = model[1].parameters()
+        third = model[3].parameters()
         groups = [{"params": list(first), "lr": 0.5}, {"params": list(second), "weight_decay": 0.1}]
         return model, [AdamW(groups, lr=ddp.tensor(0.1)), RMSprop(third, momentum=0.1)]
 

@@ -33,7 +33,8 @@ from tests.collectives.backends.shm.ranks import run_sharing
 from tests.ddp.checkpoint.training import Interrupted, assert_same, everything, net
 
 Slots = list[int]
-JOB, OTHER = "0123456789abcdef" * 2, "f" * 32  # tokens
+JOB = "0123456789abcdef" * 2  # a token
+OTHER = "f" * 32  # a token
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-MANIFEST, FIRST, SECOND = "manifest.json", "rank-0000.safetensors", "rank-0001.safetensors"
+MANIFEST = "manifest.json"
+FIRST = "rank-0000.safetensors"
+SECOND = "rank-0001.safetensors"
 
 
 def mutate(original: Files, other: Files, rng: np.random.Generator) -> Files:

@@ -55,7 +55,8 @@ class Loader:
         return {"epoch": self.epoch, "at": self._at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self._given = state["epoch"], state["at"]
+        self.epoch = state["epoch"]
+        self._given = state["at"]
 
 
 class Interrupted(Exception):

@@ -191,7 +191,8 @@ class Around(Dataset[Any]):
 class Epoch(Dataset[Any]):
     """Two samples: the epoch that was set, and the pid of who reads them."""
 
-    epoch, handle = 0, None
+    epoch = 0
+    handle = None
 
     def __len__(self) -> int:
         return 2
@@ -206,7 +207,8 @@ class Epoch(Dataset[Any]):
 class EpochStream(IterableDataset[Any]):
     """The same as a stream."""
 
-    epoch, handle = 0, None
+    epoch = 0
+    handle = None
     set_epoch = Epoch.set_epoch
 
     def __iter__(self) -> Iterator[Any]:

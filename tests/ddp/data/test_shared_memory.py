@@ -20,7 +20,8 @@ class Pipe:
     """A worker's batches and their consumer, without the processes."""
 
     def __init__(self) -> None:
-        self.outgoing, self.incoming = BatchWriter(), BatchReader()
+        self.outgoing = BatchWriter()
+        self.incoming = BatchReader()
         self.blocks: list[int | None] = []
 
     def __call__(self, make: Any) -> Any:

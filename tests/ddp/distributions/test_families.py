@@ -164,7 +164,8 @@ def test_entropies_and_divergences(family: str) -> None:
     compare(lambda t, xs: make(t.distributions, *xs).entropy(), p, rtol)
 
     def divergence(t: Any, xs: list[Any]) -> Any:
-        one, other = make(t.distributions, *xs[: len(p)]), make(t.distributions, *xs[len(p) :])
+        one = make(t.distributions, *xs[: len(p)])
+        other = make(t.distributions, *xs[len(p) :])
         return t.distributions.kl_divergence(one, other)
 
     compare(divergence, [*p, *q], rtol)

@@ -175,7 +175,8 @@ class TestCalls:
 
     def test_memory_that_cannot_be_opened(self, between: Between) -> None:
         given = self.offer(ddp.ones(3, device="cuda"))
-        between.fails, pid = "open", os.getpid()
+        between.fails = "open"
+        pid = os.getpid()
         with between.elsewhere(), pytest.raises(SharingError, match=f"process {pid} cannot be opened here"):
             ipc.import_array(given)
         del given

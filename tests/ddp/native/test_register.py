@@ -272,7 +272,8 @@ class TestNumbers:
                 assert_array_equal(convolution.im2col_lines(np, each, window, lines), expected)
             columns = normal(*expected.shape, dtype=dtype, seed=1)
             for each in layouts(columns):
-                one, other = normal(*x.shape, dtype=dtype, seed=2), normal(*x.shape, dtype=dtype, seed=2)
+                one = normal(*x.shape, dtype=dtype, seed=2)
+                other = normal(*x.shape, dtype=dtype, seed=2)
                 convolution.col2im_lines.__wrapped__(np, columns, window, lines, one)
                 convolution.col2im_lines(np, each, window, lines, other)
                 assert_array_equal(other, one)  # both add in the order of the kernel's elements

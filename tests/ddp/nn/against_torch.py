@@ -89,7 +89,8 @@ def check_refusals(refused: dict[type[Exception], dict[str, Callable[..., Any]]]
 
 def assert_same_state(ours: Any, theirs: Any) -> None:
     """Two modules, of either library, have the same state dict up to rounding in float64."""
-    state, expected = ours.state_dict(), theirs.state_dict()
+    state = ours.state_dict()
+    expected = theirs.state_dict()
     assert list(state) == list(expected)
     for path, value in expected.items():
         assert_allclose(state[path].numpy(), value.numpy(), rtol=1e-12, atol=1e-12, err_msg=path)

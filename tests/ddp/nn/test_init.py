@@ -31,7 +31,8 @@ RANDOM = [
 
 @pytest.mark.parametrize(("name", "options"), RANDOM)
 def test_distributions_are_pytorchs(name: str, options: Any) -> None:
-    ours, theirs = ddp.empty(240, 250), torch.empty(240, 250)
+    ours = ddp.empty(240, 250)
+    theirs = torch.empty(240, 250)
     ddp.manual_seed(1)
     torch.manual_seed(1)
     assert getattr(init, name)(ours, **options) is ours
@@ -57,7 +58,8 @@ def test_distributions_are_pytorchs(name: str, options: Any) -> None:
     ],
 )
 def test_exact_ones(name: str, shape: Any, options: Any) -> None:
-    ours, theirs = ddp.full(shape, 7.0), torch.full(shape, 7.0)
+    ours = ddp.full(shape, 7.0)
+    theirs = torch.full(shape, 7.0)
     getattr(init, name)(ours, **options)
     getattr(torch.nn.init, name)(theirs, **options)
     assert_array_equal(ours.numpy(), theirs.numpy())

@@ -51,7 +51,8 @@ class TestState:
         def made(nn: Any) -> Any:
             return nn.Sequential(nn.Linear(1, 2), nn.ModuleDict({"a": nn.BatchNorm1d(2)}), nn.ParameterList())
 
-        ours, theirs = made(nn).state_dict(prefix="m."), made(torch.nn).state_dict(prefix="m.")
+        ours = made(nn).state_dict(prefix="m.")
+        theirs = made(torch.nn).state_dict(prefix="m.")
         assert list(ours) == list(theirs)
 
     def test_destination_and_keep_vars(self) -> None:
@@ -92,7 +93,8 @@ class TestState:
             def set_extra_state(self, state: Any) -> None:
                 self.seen = state["seen"]
 
-        net, other = nn.Sequential(Counts(), nn.ReLU()), nn.Sequential(Counts(), nn.ReLU())
+        net = nn.Sequential(Counts(), nn.ReLU())
+        other = nn.Sequential(Counts(), nn.ReLU())
         net[0].seen = 5
         state = net.state_dict()
         assert state == {"0._extra_state": {"seen": 5}}

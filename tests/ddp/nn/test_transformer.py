@@ -67,7 +67,8 @@ def test_attention_dropout_and_the_empty_batch() -> None:
     layer = nn.MultiheadAttention(8, 2, dropout=0.5)
     x = ddp.randn(4, 3, 8)
     for weights in (False, True):
-        first, second = layer(x, x, x, need_weights=weights)[0], layer(x, x, x, need_weights=weights)[0]
+        first = layer(x, x, x, need_weights=weights)[0]
+        second = layer(x, x, x, need_weights=weights)[0]
         assert not np.allclose(first.detach().numpy(), second.detach().numpy())
     layer.eval()
     assert_allclose(

@@ -53,7 +53,8 @@ def test_clip_grad_norm(norm_type: Any, max_norm: float, torch: Any) -> None:
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_clip_what_is_not_finite(bad: float) -> None:
     p, q = nn.Parameter(ddp.zeros(2)), nn.Parameter(ddp.zeros(1))
-    p.grad, q.grad = ddp.tensor([3.0, bad]), ddp.ones(1)
+    p.grad = ddp.tensor([3.0, bad])
+    q.grad = ddp.ones(1)
     with pytest.raises(RuntimeError, match="gradients cannot be clipped"):
         utils.clip_grad_norm_([p, q], 1.0, error_if_nonfinite=True)
     assert q.grad.item() == 1.0

@@ -89,7 +89,9 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.head, self.idle = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(2, 2)
+        self.trunk = nn.Linear(5, 4)
+        self.head = nn.Linear(4, 3)
+        self.idle = nn.Linear(2, 2)
 
     def forward(self, x: Any, rank: int) -> Any:
         h = self.trunk(x).tanh()
@@ -108,7 +110,9 @@ def value_of(tensors: list[Any], rank: int, order: int) -> Any:
 class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.head, self.last = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(3, 2)
+        self.first = nn.Linear(5, 4)
+        self.head = nn.Linear(4, 3)
+        self.last = nn.Linear(3, 2)
         self.norms = nn.ModuleList([nn.BatchNorm1d(4), nn.BatchNorm1d(3, affine=False)])
 
     def forward(self, x: Any) -> Any:

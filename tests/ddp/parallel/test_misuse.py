@@ -214,7 +214,8 @@ def test_exceptions_inside_no_sync_and_join_restore_what_was(comm: Communicator)
 
 def test_two_models_of_one_backward_may_be_reached_in_another_order_on_each_rank() -> None:
     def rank(comm: Communicator) -> Any:
-        first, second = DataParallel(make_net(seed=1), comm), DataParallel(make_net(seed=2), comm)
+        first = DataParallel(make_net(seed=1), comm)
+        second = DataParallel(make_net(seed=2), comm)
         for _ in range(6):
             first.zero_grad()
             second.zero_grad()
@@ -242,7 +243,8 @@ def test_a_copy_of_a_wrapped_model_is_its_module_bare_and_separate(comm: Communi
     model = DataParallel(make_net(), comm)
     loss_of(model, comm.rank).backward()
     before = parameters(model.module)
-    twin, within = copy.deepcopy(model), copy.deepcopy({"ema": nn.Sequential(model), "net": model.module})
+    twin = copy.deepcopy(model)
+    within = copy.deepcopy({"ema": nn.Sequential(model), "net": model.module})
     assert type(twin) is type(model.module)
     assert within["ema"][0] is within["net"]  # one copy of each
     if comm.rank == 0:

@@ -25,7 +25,12 @@ from ddp.parallel import DataParallel, SyncBatchNorm
 from tests.ddp.parallel.ranks import Arrays, assert_same, gradients, on_ranks
 
 D = 3  # features
-LINEAR, AGAIN, TIED, PAIR, NORM, SCALE = "linear", "again", "tied", "pair", "norm", "scale"
+LINEAR = "linear"
+AGAIN = "again"
+TIED = "tied"
+PAIR = "pair"
+NORM = "norm"
+SCALE = "scale"
 
 
 @dataclass(frozen=True, kw_only=True)

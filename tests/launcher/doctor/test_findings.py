@@ -11,7 +11,9 @@ from launcher.doctor import findings as report
 from launcher.doctor.findings import Finding, error, note, ok, verdict, warning
 from launcher.doctor.probes import MARK, Answer, parse_answer, started
 
-GOOD, SLOW, BAD = ok("a", check="mpi"), warning("b", "fix it", "gpu"), error("c", "fix that", "mpi")
+GOOD = ok("a", check="mpi")
+SLOW = warning("b", "fix it", "gpu")
+BAD = error("c", "fix that", "mpi")
 
 
 @pytest.mark.parametrize(

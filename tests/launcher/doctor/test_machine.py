@@ -31,7 +31,8 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 HAS, PYTHON = "ok numpy 2.4.6, ml_dtypes 0.6.0, mpi4py 4.1.2", "ok Python 3.11.7, "
 CORES, UNSET = "ok 8 cores", "ok OMP_NUM_THREADS is not set"
-MEMORY, SHM = "ok 8.0 GiB of memory free, of 16.0 GiB", "ok /dev/shm has 8.0 GiB free, enough for MPICH with 1544 ranks"
+MEMORY = "ok 8.0 GiB of memory free, of 16.0 GiB"
+SHM = "ok /dev/shm has 8.0 GiB free, enough for MPICH with 1544 ranks"
 FILES, TMP = "ok 1024 files open", "ok /tmp has 1.0 GiB free"
 
 

@@ -31,7 +31,8 @@ def of(shell: str, **settings: Any) -> ReturningHosts:
 
 
 NOW = Job(script=SCRIPT, n=2, hosts=(A,), min_ranks=1)
-BOTH, NONE = ((A, B), 4), ((A,), 2)
+BOTH = ((A, B), 4)
+NONE = ((A,), 2)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         ddp.manual_seed(1)
-        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
         self.double()
 
     def forward(self, x: ddp.Tensor, whole: bool = True) -> ddp.Tensor:
