@@ -122,6 +122,10 @@ def recovery(notes: Sequence[Note]) -> float | None:
     return float(max(note["time"] for note in later if note["step"] == first) - struck[0])
 
 
+def _samples(notes: list[Note]) -> list[int]:
+    return sorted(sample for note in notes for sample in note["ids"])
+
+
 def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> str:
     """Which samples were lost, or read twice, or elsewhere than in the undisturbed run; "" if none."""
     if sorted(steps) != sorted(undisturbed):
@@ -130,9 +134,8 @@ def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, lis
     for step, notes in sorted(steps.items()):
         if len(notes) != notes[0]["size"]:
             return f"step {step} was noted by {len(notes)} of {notes[0]['size']} ranks"
-        ids, expected = (
-            sorted(sample for note in some for sample in note["ids"]) for some in (notes, undisturbed[step])
-        )
+        ids = _samples(notes)
+        expected = _samples(undisturbed[step])
         if ids != expected:
             return f"step {step} had samples {ids}, expected {expected}"
         epochs.setdefault(notes[0]["epoch"], Counter()).update(ids)

@@ -49,15 +49,18 @@ def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
 
 def _named(name: str, doc: str) -> list[Any]:
     """Makes the functions of a transform along one dimension, along two, and along any number."""
-    return [
-        rename(
-            lambda input, s=None, dim=dim, norm=None, n=None: _transform(name, input, n if s is None else s, dim, norm),
-            name + end,
+    functions = []
+    for end, dim, dims_text in (("", -1, "`dim`"), ("2", (-2, -1), "two dimensions"), ("n", None, "`dim`, or all")):
+
+        def transform(input: Any, s: Any = None, dim: Any = dim, norm: Any = None, n: Any = None) -> Any:
+            return _transform(name, input, n if s is None else s, dim, norm)
+
+        text = (
             f"{doc} along {dims_text}. n, s: the sizes to which the input is cut or filled up.\n\n"
-            "Raises: DtypeError for other dtypes; RangeError, ArgumentError for dimensions, sizes or a norm.",
+            "Raises: DtypeError for other dtypes; RangeError, ArgumentError for dimensions, sizes or a norm."
         )
-        for end, dim, dims_text in (("", -1, "`dim`"), ("2", (-2, -1), "two dimensions"), ("n", None, "`dim`, or all"))
-    ]
+        functions.append(rename(transform, name + end, text))
+    return functions
 
 
 fft, fft2, fftn = _named("fft", "The discrete Fourier transform")

@@ -8,6 +8,7 @@ batch is ready yet.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ def measure(device: str) -> harness.Rounds:
         Pictures(batch, batches), batch, num_workers=workers, pin_memory=device == "cuda", persistent_workers=True
     )
     bare = _bare_copies(nbytes, batches, device)
-    calls = {"loader": lambda: harness.seconds(lambda: _pass(loader, device)), "copy": lambda: harness.seconds(bare)}
+    calls = {
+        "loader": partial(harness.seconds, partial(_pass, loader, device)),
+        "copy": partial(harness.seconds, bare),
+    }
     times = harness.take_turns(calls, ROUNDS, warmup=1)  # the first starts workers
     return {name: [nbytes * batches / seconds for seconds in rounds] for name, rounds in times.items()}
 

@@ -134,9 +134,10 @@ def attention(
 ) -> tuple[Array, Any]:
     """See `ddp.ops.attention`. seed: (2,) int64 on the device, used if p is not 0"""
     options = AttentionOptions(float(scale), bool(causal), float(p))
-    result = None if mask is not None else _cudnn_forward(xp, q, k, v, options, seed if p else None)
-    if result is not None:
-        return result
+    if mask is None:
+        result = _cudnn_forward(xp, q, k, v, options, seed if p else None)
+        if result is not None:
+            return result
     op: Any = reference.upcast if BFLOAT16 in [x.dtype for x in (q, k, v, mask) if x is not None] else reference
     out, residual = op.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
     return out, (op, residual)

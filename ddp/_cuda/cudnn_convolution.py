@@ -149,6 +149,8 @@ def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gr
     shape, w_shape, channels_last, kernel, transposed = residual
     result, image = (x, g) if transposed else (g, x)
     gradient = _correlate if transposed else _image_gradient
-    dx = gradient(xp, g, w if kernel is None else kernel, shape, channels_last) if needs[0] else None
+    if kernel is None:
+        kernel = w
+    dx = gradient(xp, g, kernel, shape, channels_last) if needs[0] else None
     dw = _filter_gradient(xp, result, image, shape, w_shape, channels_last) if needs[1] else None
     return dx, dw, _channel_sums(g) if needs[2] else None

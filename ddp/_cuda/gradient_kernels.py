@@ -99,7 +99,8 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     root: False: returns the sum of powers, without the root
     """
     dtypes = {g.dtype for g in gradients}
-    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
+    common = np.float64 if _DOUBLE in dtypes else np.float32
+    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(common)
     if order != 2:
         magnitudes = [xp.abs(g.astype(opmath_dtype(dtype), copy=False)) for g in gradients if g.size]
         norms = [x.max() if order == math.inf else (x**order).sum() for x in magnitudes]

@@ -261,7 +261,10 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence
             parameters = {**parameters, "tell": None}  # the first forward has updated the running statistics
         _, residual = run.forward(xp, *inputs, **parameters)
         read = [*saved, *inputs]
-    boxed = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)
+    if isinstance(g, list):
+        boxed: Any = [None if x is None else RecordingArray(x) for x in g]
+    else:
+        boxed = RecordingArray(g)
     results = run.backward(xp, boxed, needs, saved, residual)
     return [_result(x, read) if need else None for x, need in zip(results, needs, strict=True)]
 

@@ -179,12 +179,15 @@ def gradient_tensors(g: Any, likes: Sequence[Like], device: device, zeros: bool 
     """
     xp = device.xp
     grads = g if isinstance(g, list) else [g]
-    return [
-        wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), device)
-        if zeros or one is not None
-        else None
-        for one, (shape, dtype) in zip(grads, likes, strict=True)
-    ]
+    tensors: list[Tensor | None] = []
+    for grad, (shape, dtype) in zip(grads, likes, strict=True):
+        if grad is not None:
+            tensors.append(wrap(xp.array(grad, dtype), device))
+        elif zeros:
+            tensors.append(wrap(xp.zeros(shape, dtype), device))
+        else:
+            tensors.append(None)
+    return tensors
 
 
 def gradient_array(name: str, g: Any, like: Like) -> Any:

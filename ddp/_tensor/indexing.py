@@ -170,13 +170,13 @@ def read_index(x: TensorBase, step: Step) -> Tensor:
     """Computes x[step]. An index with arrays has an array or a full slice for each dimension."""
     if any(hasattr(part, "dtype") for part in step):
         if x._device is not CPU:  # the host waits for the number of selected elements once, not again in backward
-            step = tuple(
-                [
-                    positions
-                    for part in step
-                    for positions in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))
-                ]
-            )
+            parts: list[Any] = []
+            for part in step:
+                if _is_mask(part):
+                    parts += x._device.xp.nonzero(part)
+                else:
+                    parts.append(part)
+            step = tuple(parts)
         return apply(ops.index, (x,), places=copy_index(step, x))
     return apply(ops.getitem, (x,), index=step)
 

@@ -136,11 +136,8 @@ def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, T
         for name, entry in table.items():
             first = tensors.setdefault(name, entry)
             if first[:2] != entry[:2]:
-                one, other = (
-                    f"{description.dtype} {description.shape} on rank {description.pieces[0].rank}"
-                    for description in (first, entry)
-                )
-                raise CheckpointError(f"{name} is {one} and {other}")
+                described = [f"{x.dtype} {x.shape} on rank {x.pieces[0].rank}" for x in (first, entry)]
+                raise CheckpointError(f"{name} is {' and '.join(described)}")
             if first is not entry:
                 tensors[name] = first._replace(pieces=first.pieces + entry.pieces)
     return {name: tensors[name].covered(name) for name in sorted(tensors)}

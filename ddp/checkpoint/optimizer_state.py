@@ -129,10 +129,12 @@ class SavedOptimizer:
             ranges = list(optimizer.state_ranges())
         else:
             ranges = [(number, 0, p.array.size) for number, p in enumerate(params) if pieces_of[number]]
-        wanted = [
-            [piece for piece in pieces_of[number] if first == last or (piece[0] < last and piece[1] > first)]
-            for number, first, last in ranges
-        ]
+        wanted = []
+        for number, first, last in ranges:
+            needed = pieces_of[number]
+            if first < last:
+                needed = [piece for piece in needed if piece[0] < last and piece[1] > first]
+            wanted.append(needed)
         rest, loaded = self._read([saved["rest"], wanted])  # all arrays in one pass over the files
         pieces = {number: decoded for (number, *_), decoded in zip(ranges, loaded, strict=True)}
         numbers = itertools.count()

@@ -43,13 +43,14 @@ Range = tuple[int, int]
 def random_state() -> RandomState:
     """The state of this thread's generators of `ddp`, and of the global generators of NumPy and Python."""
     seed, generators = _device.random_state()
+    streams = {}
+    for generator_device, (own_seed, state) in generators.items():
+        position = state if isinstance(state, bytes | None) else to_device(state, CPU)
+        streams[str(generator_device)] = {"seed": own_seed, "at": position}
     version, words, gauss = random.getstate()
     return {
         "seed": seed,
-        "streams": {
-            str(device): {"seed": own_seed, "at": state if isinstance(state, bytes | None) else to_device(state, CPU)}
-            for device, (own_seed, state) in generators.items()
-        },
+        "streams": streams,
         "numpy": np.random.get_state(legacy=False),
         "random": [version, np.array(words, np.uint32), gauss],
     }

@@ -438,11 +438,10 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
         if first is None:
             continue
         # For each slot that some rank cannot read, the first rank that can.
-        readers = {
-            stamp: next(rank for rank, slots in enumerate(slots_by_rank) if stamp in slots)
-            for stamp in stamps
-            if any(stamp not in slots for slots in slots_by_rank)
-        }
+        readers = {}
+        for stamp in stamps:
+            if any(stamp not in slots for slots in slots_by_rank):
+                readers[stamp] = next(rank for rank, slots in enumerate(slots_by_rank) if stamp in slots)
         own = [[stamp for stamp in stamps if stamp in slots] for slots in slots_by_rank]
         stayed = same_pieces and len(slots_by_rank) == size
         stayed = stayed and all(rank in {stamp.rank for stamp in slots} for rank, slots in enumerate(own))

@@ -118,11 +118,9 @@ class StepState:
 
     def settings(self, optimizers: Iterable[Any] | None = None) -> Hashable:
         """A key of the settings of these optimizers; None: of all. A captured step must not change a setting."""
-        groups = [
-            group
-            for optimizer in (self._optimizers if optimizers is None else optimizers)
-            for group in optimizer.param_groups
-        ]
+        if optimizers is None:
+            optimizers = self._optimizers
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         return tuple(
             [tuple([(name, _comparable(v)) for name, v in group.items() if name != "params"]) for group in groups]
         )
@@ -130,12 +128,11 @@ class StepState:
     def replaced(self) -> list[str]:
         """The paths of tensors in the modules that the last call of `now` did not find there."""
         known = set(map(id, self._tensors))
-        return [
-            path
-            for root in self._roots
-            for path, tensor in (*root.named_parameters(), *root.named_buffers())
-            if id(tensor) not in known
-        ]
+        paths = []
+        for root in self._roots:
+            tensors = [*root.named_parameters(), *root.named_buffers()]
+            paths += [path for path, tensor in tensors if id(tensor) not in known]
+        return paths
 
 
 _training = attrgetter("training")

@@ -100,7 +100,9 @@ def _parse_activation(name: str, activation: str, approximate: str) -> str:
 
 
 def _activate(x: Tensor, act: str) -> Tensor:
-    return relu(x) if act == "relu" else gelu(x, "tanh" if act == "gelu_tanh" else "none")
+    if act == "relu":
+        return relu(x)
+    return gelu(x, "tanh" if act == "gelu_tanh" else "none")
 
 
 def _is_fusable(act: str, weight: Tensor) -> bool:

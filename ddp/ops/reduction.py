@@ -409,9 +409,11 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
     The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """
     results = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
-    values, *rest = results if inverse or counts else (results,)
-    number = rest.pop(0).reshape(x.shape if dim is None else -1) if inverse else None
-    return values.astype(x.dtype, copy=False), number, rest.pop(0) if counts else None
+    values, *optional = results if inverse or counts else (results,)
+    indices = None
+    if inverse:
+        indices = optional.pop(0).reshape(x.shape if dim is None else -1)
+    return values.astype(x.dtype, copy=False), indices, optional.pop(0) if counts else None
 
 
 def runs(xp: Any, x: Array, dim: int | None) -> tuple[Array, Array, Array]:

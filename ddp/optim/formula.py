@@ -81,15 +81,11 @@ class Formula:
             reusable = out if Counter(_names(expression))[target] == 1 else None
             self._registers[target] = self._emit(expression, out, reusable)
         order = ["p", "grad", *states, *self._scratch]
-        self.program = Program(
-            tuple(
-                Pass(
-                    function, tuple(-1 - x if isinstance(x, int) else order.index(x) for x in inputs), order.index(out)
-                )
-                for function, inputs, out in self._passes
-            ),
-            len(order),
-        )
+        passes = []
+        for function, inputs, out in self._passes:
+            operands = tuple(-1 - x if isinstance(x, int) else order.index(x) for x in inputs)
+            passes.append(Pass(function, operands, order.index(out)))
+        self.program = Program(tuple(passes), len(order))
         names = {name for expression in (*self.scalars, factor) for name in _names(ast.parse(expression))}
         self.counts = "step" in names
         self.settings = tuple(sorted(names - {"step", "mu_product"} - set(_ON_SCALARS)))

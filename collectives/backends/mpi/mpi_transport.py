@@ -135,12 +135,13 @@ class MPITransport(Transport):
         mpi_op = self._membership.op(op, x.dtype)
         if len(x) <= self._max_count:
             return then(self._comm.Ireduce_scatter(x, out, list(counts), mpi_op).Test, epilogue, out)
-        test = _one_by_one(
-            self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, mpi_op, rank).Test
-            for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
-            for a, b in chunks(count, self._max_count)
-        )
-        return then(test, epilogue, out)
+        return then(_one_by_one(self._reduce_to_each_rank(x, out, counts, mpi_op)), epilogue, out)
+
+    def _reduce_to_each_rank(self, x: Array, out: Array, counts: Sequence[int], mpi_op: Any) -> Iterator[Test]:
+        for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True)):
+            for a, b in chunks(count, self._max_count):
+                part = out[a:b] if rank == self.rank else None
+                yield self._comm.Ireduce(x[start + a : start + b], part, mpi_op, rank).Test
 
     def broadcast(self, x: Array, root: int) -> Test:
         return self._pieces(len(x), lambda a, b: self._comm.Ibcast([x[a:b], self._MPI.BYTE], root))

@@ -303,11 +303,11 @@ class ShardedExchange(Exchange):
         self.shards = []
         layout = buckets.memory.layout
         for members, (dtype, length) in zip(buckets.members, layout.buckets, strict=True):
-            indices = {
-                self._numbers[id(p)]: index
-                for index in members
-                if id(p := self._named[buckets.names[index]]) in self._numbers
-            }
+            indices = {}
+            for index in members:
+                p = self._named[buckets.names[index]]
+                if id(p) in self._numbers:
+                    indices[self._numbers[id(p)]] = index
             shard = Shard(
                 dtype,
                 length,
