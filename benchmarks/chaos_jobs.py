@@ -127,8 +127,8 @@ def _start(command: list[str], case: Case | None, work: Path) -> tuple[int | Non
             code = job.wait(LIMIT)
         except subprocess.TimeoutExpired:
             return None, struck, f"it still ran after {LIMIT:g} s"
-        rest = left(mark)
-        return code, struck, f"it left {rest} processes" if rest else ""
+        survivors = left(mark)
+        return code, struck, f"it left {survivors} processes" if survivors else ""
 
 
 def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bool:

@@ -163,8 +163,8 @@ def train(
         step()
         # Of every source of random numbers that a program may use; they are gone on with, too.
         draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
-        what = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
-        note(**what, ids=seen, loss=loss.item(), draws=draws)
+        progress = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
+        note(**progress, ids=seen, loss=loss.item(), draws=draws)
         seen = []
 
 
@@ -175,8 +175,8 @@ def main() -> None:
     (args.folder / f"pid-{comm.rank}").write_text(str(os.getpid()))
     notes = (args.folder / f"rank-{comm.rank}.jsonl").open("a", buffering=1)
 
-    def note(**what: Any) -> None:
-        notes.write(json.dumps({"start": start, "size": comm.size, **what}) + "\n")
+    def note(**fields: Any) -> None:
+        notes.write(json.dumps({"start": start, "size": comm.size, **fields}) + "\n")
 
     strikes = [Strike(*strike) for strike in json.loads(args.strikes)]
     own = [strike for strike in strikes if (strike.start, strike.rank) == (start, comm.rank)]

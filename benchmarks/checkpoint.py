@@ -132,10 +132,10 @@ def hold_up(mb: float, folder: Path, rounds: int) -> Rounds:
                 step()
 
         os.sync()
-        taken = harness.seconds(run)
+        elapsed = harness.seconds(run)
         for ckpt in savers.values():
             ckpt.wait()
-        return taken
+        return elapsed
 
     times: Rounds = {"sync": [], "async": []}
     for _ in range(rounds):

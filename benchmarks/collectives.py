@@ -83,9 +83,11 @@ def bench(name: str, nbytes: int, options: list[str], start: Sequence[str] = (sy
         baselines = "mpi4py,torch-gloo" if harness.has_torch() else "mpi4py"
         command = [*start, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
         environ = {**os.environ, "PYTHONPATH": harness.python_path(harness.ROOT)}
-        done = subprocess.run(command, cwd=harness.ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
-        if done.returncode != 0:
-            raise SystemExit(f"ddp-bench {name} ended with {done.returncode}: {done.stdout}")
+        completed = subprocess.run(
+            command, cwd=harness.ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT
+        )
+        if completed.returncode != 0:
+            raise SystemExit(f"ddp-bench {name} ended with {completed.returncode}: {completed.stdout}")
         rows = json.loads(file.read_text())["rows"]
     us: Rounds = {}
     for row in sorted(rows, key=lambda row: row["place"]):

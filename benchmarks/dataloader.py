@@ -58,14 +58,15 @@ def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str
     from ddp import data as ours
 
     options = {"batch_size": batch, "shuffle": True, "num_workers": workers}
-    own: Any = (other := dataset)
+    our_dataset: Any = dataset
+    torch_dataset: Any = dataset
     if matter == "tensors":
-        own = ours.TensorDataset(ddp.from_numpy(dataset.x), ddp.from_numpy(dataset.y))
-        other = torch_data.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
-    makers: dict[str, Callable[[], Any]] = {"ours": partial(ours.DataLoader, own, **options)}
+        our_dataset = ours.TensorDataset(ddp.from_numpy(dataset.x), ddp.from_numpy(dataset.y))
+        torch_dataset = torch_data.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
+    makers: dict[str, Callable[[], Any]] = {"ours": partial(ours.DataLoader, our_dataset, **options)}
     for way in WAYS if matter == "start" else WAYS[:1]:
         context = {"multiprocessing_context": way if workers else None}
-        makers[f"PyTorch, {way}"] = partial(torch_data.DataLoader, other, **options, **context)
+        makers[f"PyTorch, {way}"] = partial(torch_data.DataLoader, torch_dataset, **options, **context)
     return makers
 
 
@@ -79,9 +80,9 @@ def rate(make: Callable[[], Any]) -> float:
     for x, _ in batches:
         total += float(x.numpy()[:, ::16].sum())  # by the same library, whichever made the batch
         count += len(x)
-    taken = time.perf_counter() - start
+    elapsed = time.perf_counter() - start
     assert total > 0
-    return count / taken
+    return count / elapsed
 
 
 def start(make: Callable[[], Any]) -> float:

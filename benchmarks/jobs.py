@@ -102,17 +102,17 @@ def job_of(
     # Idle BLAS threads would spin on the cores that other ranks need.
     environ = {"OMP_NUM_THREADS": "1", **environ}
     with (work / "output").open("w+") as output, marked_job(command, output, **environ) as (job, mark):
-        missed = ""
+        problem = ""
         try:
             yield job
             code = job.wait(limit)
         except subprocess.TimeoutExpired:
-            missed = "what was waited for did not come, "
+            problem = "what was waited for did not come, "
             code = job.poll()  # None: it still runs
-        rest = left(mark, gone)
-        if missed or code or rest:
+        survivors = left(mark, gone)
+        if problem or code or survivors:
             output.seek(0)
-            raise SystemExit(f"{missed}exit code {code}, {rest} processes are left\n{output.read()}")
+            raise SystemExit(f"{problem}exit code {code}, {survivors} processes are left\n{output.read()}")
 
 
 class Notes:

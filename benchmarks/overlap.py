@@ -81,8 +81,8 @@ def measure(task: str, rounds: int, steps: int, ours: RankPool, torch: RankPool 
         "gloo": {},
     }
 
-    def note(rows: Rounds, what: dict[str, float]) -> None:
-        for key, value in what.items():
+    def note(rows: Rounds, values: dict[str, float]) -> None:
+        for key, value in values.items():
             rows.setdefault(key, []).append(value)
 
     for number in range(rounds):
@@ -125,10 +125,11 @@ def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
     off = ours["off"]["step"]
     at_limit = [a + b for a, b in zip(default["limit"], default["update"], strict=True)]
 
-    def against(what: str, wanted: float, others: list[float] | None) -> Goal:
-        measured = median_ratio(default["step"], others) if others is not None else None
-        return at_most(
-            f"{task}: {what}", wanted, measured, median_ratio(at_limit, others) if others is not None else None
+    def against(what: str, wanted: float, reference: list[float] | None) -> Goal:
+        if reference is None:
+            return at_most(f"{task}: {what}", wanted, None)
+        measured = median_ratio(default["step"], reference)
+        return at_most(f"{task}: {what}", wanted, measured, median_ratio(at_limit, reference))
         )
 
     wanted = TO_THE_LIMIT.get(task, 1.1)

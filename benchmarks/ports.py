@@ -132,13 +132,13 @@ def run(port: Port, checkouts: Path, library: str) -> Run:
         error = ""
         for line in port.runs:
             command = [sys.executable, "-W", "ignore", *line.split()]
-            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
-            if done.returncode:
-                error = f"{line}: {done.stderr.strip()[-2000:]}"
+            completed = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
+            if completed.returncode:
+                error = f"{line}: {completed.stderr.strip()[-2000:]}"
                 break
-        taken = time.perf_counter() - began
+        elapsed = time.perf_counter() - began
         noted = [[float(line) for line in file.read_text().split()] for file in sorted(out.iterdir())]
-        return Run(noted, taken, error)
+        return Run(noted, elapsed, error)
 
 
 def difference(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:

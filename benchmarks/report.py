@@ -91,8 +91,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, and fail if the README has another table")
     check = parser.parse_args().check
     text = README.read_text()
-    before, rest = text.split(BEGIN)
-    new = before + BEGIN + table() + END + rest.split(END, 1)[1]
+    before, after = text.split(BEGIN)
+    new = before + BEGIN + table() + END + after.split(END, 1)[1]
     if check and new != text:
         sys.exit("README.md has other results than benchmarks/results: run python -m benchmarks.report")
     README.write_text(new)

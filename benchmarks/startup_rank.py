@@ -42,9 +42,9 @@ else:
         reduce = lambda: comm.all_reduce(np.ones(1))  # noqa: E731
 
 
-def note(name: str, what: object) -> None:
+def note(name: str, value: object) -> None:
     with open(f"{folder}/{name}.{rank}.new", "w") as file:
-        file.write(str(what))
+        file.write(str(value))
     os.rename(file.name, f"{folder}/{name}.{rank}")
 
 

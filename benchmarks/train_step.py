@@ -249,9 +249,9 @@ FLOOR_HEAD = harness.row("", ("floor", "/ floor"), 0)
 def describe(label: str, goal: float, result: dict[str, Any]) -> str:
     """The line of the table for a result of `compare`."""
     ours, torch = (1000 * value for value in harness.medians(result["seconds"]).values())
-    peak, other = (value / 1024 for value in result["peak_kib"].values())
+    our_peak, torch_peak = (value / 1024 for value in result["peak_kib"].values())
     cells = [f"{ours:.2f} ms", f"{torch:.2f} ms", f"{result['ratio']:.2f}", f"{goal:.2f}"]
-    cells += [f"{peak:.1f} MiB", f"{other:.1f} MiB", f"{peak / other:.2f}"]
+    cells += [f"{our_peak:.1f} MiB", f"{torch_peak:.1f} MiB", f"{our_peak / torch_peak:.2f}"]
     if "floor_seconds" in result:
         floor = 1000 * result["floor_seconds"]
         cells += [f"{floor:.2f} ms", f"{ours / floor:.2f}"]

@@ -90,16 +90,16 @@ class WorkerPool:
         """Ends the processes."""
         self._stack.close()
 
-    def request(self, do: str, **what: Any) -> Answers:
+    def request(self, do: str, **arguments: Any) -> Answers:
         """What each process answers, in their order."""
-        self.send(do, **what)
+        self.send(do, **arguments)
         return self.receive()
 
-    def send(self, do: str, **what: Any) -> None:
+    def send(self, do: str, **arguments: Any) -> None:
         """Requests it of every process, without waiting for the answers."""
         for connection in self._connections:
             with contextlib.suppress(OSError):  # it has ended, which `receive` reports
-                connection.send((do, what))
+                connection.send((do, arguments))
 
     def receive(self, limit: float = TURN) -> Answers:
         """The answers to the last request. limit: seconds that each may take"""
@@ -120,9 +120,9 @@ def serve(path: str, worker: object) -> None:
     """Answers requests until the benchmark ends."""
     with contextlib.suppress(EOFError, OSError), Client(path) as connection:
         while True:
-            do, what = connection.recv()
+            do, arguments = connection.recv()
             try:
-                connection.send((getattr(worker, do)(**what), ""))
+                connection.send((getattr(worker, do)(**arguments), ""))
             except Exception:
                 connection.send((None, traceback.format_exc()))
 
@@ -157,9 +157,9 @@ class RankPool(WorkerPool):
             self._connections = [self._connections[ranks.index(rank)] for rank in range(size)]
             starting.pop_all()
 
-    def slowest(self, do: str, **what: Any) -> dict[str, float]:
+    def slowest(self, do: str, **arguments: Any) -> dict[str, float]:
         """The largest number of each kind that the ranks answer."""
-        answers = self.request(do, **what)
+        answers = self.request(do, **arguments)
         numbers = [key for key, value in answers[0].items() if isinstance(value, int | float)]
         return {key: max(answer[key] for answer in answers) for key in numbers}
 

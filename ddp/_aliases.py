@@ -88,8 +88,10 @@ class _Finder:  # without the base class of importlib.abc, whose import takes lo
         if home:
             source = importlib.import_module(home)
             names = {name: renamed.get(name, name) for name in (*source.__all__, *renamed)}
-            here = {name: there for name, there in names.items() if f"{module.__name__}.{name}" not in NAMES}
-            vars(module).update({name: getattr(source, there) for name, there in here.items()}, __all__=sorted(names))
+            added = {name: original for name, original in names.items() if f"{module.__name__}.{name}" not in NAMES}
+            vars(module).update(
+                {name: getattr(source, original) for name, original in added.items()}, __all__=sorted(names)
+            )
         vars(module)["__getattr__"] = attribute(module.__name__)
 
 

@@ -266,8 +266,8 @@ class BaseGenerator:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
-            here = runtime().stream_order.current(self.device.xp, self.device.index)
-            self._stream = runtime().stream_order.transfer(self._stream, here, self._rng.bit_generator._state)
+            current = runtime().stream_order.current(self.device.xp, self.device.index)
+            self._stream = runtime().stream_order.transfer(self._stream, current, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:

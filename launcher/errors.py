@@ -40,8 +40,8 @@ def start_error_line(error: StartError) -> str:
 
 def find_start_error(engine_output: str) -> str | None:
     """The message of the first StartError in the engine's output; None if there is none, or its line is unfinished."""
-    _, _, rest = engine_output.partition(_MARK)
-    sentence, newline, _ = rest.partition("\n")
+    _, _, after_mark = engine_output.partition(_MARK)
+    sentence, newline, _ = after_mark.partition("\n")
     return sentence.rstrip("\r") if newline else None
 
 

@@ -43,7 +43,7 @@ def prepare(folder: str) -> str:
 def merge(folder: str) -> str:
     """Merges the ranks' parts in the folder. Returns: one line for the user, about the result or the failure."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "ddp.tracing", folder],
             # The folder of the packages: no module in the user's working folder may shadow `ddp`.
             cwd=ROOT,
@@ -55,8 +55,8 @@ def merge(folder: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"the trace took more than {_LIMIT:g} s to merge: python -m ddp.tracing {folder}"
-    output = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    if done.returncode in (0, 1) and output:
+    output = (completed.stdout if completed.returncode == 0 else completed.stderr).strip().splitlines()
+    if completed.returncode in (0, 1) and output:
         return output[-1]
-    reason = output[-1] if output else f"status {done.returncode}"
+    reason = output[-1] if output else f"status {completed.returncode}"
     return f"the trace could not be merged ({reason}): python -m ddp.tracing {folder}"

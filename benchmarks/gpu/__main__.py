@@ -97,9 +97,9 @@ class Implementation(WorkerPool):
         commands = lambda path: [[*command, path, task, library, device]]  # noqa: E731
         super().__init__(commands, name=f"{task} {library}", patience=0.1)  # it may be in the middle of a step
 
-    def answer(self, limit: float, do: str, **what: Any) -> Any:
+    def answer(self, limit: float, do: str, **arguments: Any) -> Any:
         """What it answers within so many seconds. Raises: WorkerError"""
-        self.send(do, **what)
+        self.send(do, **arguments)
         return self.receive(max(limit, 0.01))[0]
 
 
@@ -129,8 +129,8 @@ def take_turns(group: Sequence[Any], rounds: int, deadline: float) -> tuple[Roun
         for worker in [worker for worker in group if worker.library not in failed]:
             try:
                 if worker.library not in repeats:
-                    taken = worker.answer(PATIENCE, "steps", count=3)
-                    repeats[worker.library] = max(1, int(TURN / max(taken, 1e-6)))
+                    elapsed = worker.answer(PATIENCE, "steps", count=3)
+                    repeats[worker.library] = max(1, int(TURN / max(elapsed, 1e-6)))
                 times[worker.library].append(worker.answer(PATIENCE, "steps", count=repeats[worker.library]))
             except WorkerError as error:
                 failed[worker.library] = str(error)

@@ -73,12 +73,12 @@ def _bare_copies(nbytes: int, count: int, device: str) -> Any:
     import cupy
 
     pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-    there = cupy.empty(nbytes, np.uint8)
+    on_device = cupy.empty(nbytes, np.uint8)
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def run() -> None:
         for _ in range(count):
-            there.set(pinned, stream=stream)
+            on_device.set(pinned, stream=stream)
         stream.synchronize()
 
     return run

@@ -578,10 +578,10 @@ class GroupBesideOthers(CollectivesGroup):
         group = super().split_group(sorted(ranks), timeout, opts, group_name, group_desc)
         if group is None or others is None:
             return group
-        both = GroupBesideOthers(group._comm, others)
-        both.setGroupName(group._name)
-        both.setGroupDesc(group._description)
-        return both
+        combined = GroupBesideOthers(group._comm, others)
+        combined.setGroupName(group._name)
+        combined.setGroupDesc(group._description)
+        return combined
 
     def setGroupName(self, name: str) -> None:
         self._others._set_group_name(name)

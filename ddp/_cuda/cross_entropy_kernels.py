@@ -175,9 +175,9 @@ def cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residu
     rows, n = logits.shape
     dx = xp.ndarray(logits.shape, x.dtype)
     g = xp.ascontiguousarray(g)
-    rest = (target, keep, weight, weights, maxima, sums, dx, rows, n, weight_sum, float(smoothing))
+    arguments = (target, keep, weight, weights, maxima, sums, dx, rows, n, weight_sum, float(smoothing))
     gradient = (*_narrow_or_wide(g, x), scale is not None, scale)
-    ENTROPY.launch_rows(xp, "entropy_backward", x.dtype, rows if n else 0, logits, *gradient, *rest)
+    ENTROPY.launch_rows(xp, "entropy_backward", x.dtype, rows if n else 0, logits, *gradient, *arguments)
     shape = (x.shape[0], *x.shape[2:], n)
     return (xp.moveaxis(dx.reshape(shape), -1, 1),)
 

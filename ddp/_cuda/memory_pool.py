@@ -219,14 +219,14 @@ class Allocator:
         counts.ooms += 1
         free, total = self.cupy.cuda.runtime.memGetInfo()
         cached = max(reserved - allocated, 0)
-        others = max(total - free - reserved, 0)
+        external = max(total - free - reserved, 0)
         limit = counts.limit
         limited = ""
         if limit is not None:
             limited = f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
         error = OutOfMemoryError(
             f"cuda:{device} has no memory for another {human(size)}: of {human(total)}, tensors of this process hold "
-            f"{human(allocated)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
+            f"{human(allocated)}, its pool keeps {human(cached)} that no tensor holds, {human(external)} are "
             f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: a smaller batch, "
             "autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, no_grad() where possible; where enough is "
             "free, but in pieces, batches of one size or ddp.cuda.memory.use('async') at the start."

@@ -118,8 +118,8 @@ def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
     """The gradient of the filters; None if the formula is to be used."""
     n, groups, channels, filters, window = shape
     chosen = way(shape)
-    many = chosen == "direct" and channels * filters > MAX_FILTERS
-    if chosen == "columns" or many or not _takes(g, x):
+    too_many_filters = chosen == "direct" and channels * filters > MAX_FILTERS
+    if chosen == "columns" or too_many_filters or not _takes(g, x):
         return None
     dw = np.zeros((groups * filters, channels, *window.kernel), np.float32)
     if chosen == "whole":
@@ -149,7 +149,7 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     dx = None if w is None else _convolve(shape, True, g, w, None)
     dw = None if x is None else _filter_gradient(shape, g, x)
     if (dx is None and w is not None) or (dw is None and x is not None):
-        rest = convolution.adjoint.__wrapped__(xp, g, w if dx is None else None, x if dw is None else None, shape)
-        dx = rest[0] if dx is None else dx
-        dw = rest[1] if dw is None else dw
+        gradients = convolution.adjoint.__wrapped__(xp, g, w if dx is None else None, x if dw is None else None, shape)
+        dx = gradients[0] if dx is None else dx
+        dw = gradients[1] if dw is None else dw
     return dx, dw

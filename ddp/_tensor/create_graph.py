@@ -92,8 +92,8 @@ ROUNDED_APART = {
 def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
     zero = xp.module.zeros((), next(part.dtype for part in parts if part is not None))
     zeros = shape.cut(xp.module, xp.module.broadcast_to(zero, sizes), dim, lengths)
-    some = [blank if part is None else part for part, blank in zip(parts, zeros, strict=True)]
-    return record(shape.stack if lengths is None else shape.cat, *some, dim=dim)
+    filled = [blank if part is None else part for part, blank in zip(parts, zeros, strict=True)]
+    return record(shape.stack if lengths is None else shape.cat, *filled, dim=dim)
 
 
 def _cut(xp: Any, x: Array, dim: int, lengths: Any = None) -> list[RecordingArray]:

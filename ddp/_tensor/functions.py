@@ -192,10 +192,10 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     ArgumentError for no tensor; DtypeError for elements that are no tensors.
     """
     xs = _promote(tensors, "cat")
-    some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
-    axis = resolve_axis(some[0], dim, "cat")
-    first = some[0].array.shape
-    for x in some:
+    nonempty = [x for x in xs if x.array.shape != (0,)] or xs[:1]
+    axis = resolve_axis(nonempty[0], dim, "cat")
+    first = nonempty[0].array.shape
+    for x in nonempty:
         size = x.array.shape
         if (
             not size

@@ -464,10 +464,10 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     # number of places before it.
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
-    which = xp.cumsum(selected.reshape(-1), dtype="int64") - 1
+    source_index = xp.cumsum(selected.reshape(-1), dtype="int64") - 1
     message = f"{name}: more places than the {{limit}} elements of the source"
-    which = ops.check_index(xp, xp.where(selected.reshape(-1), which, 0), 0, n, ShapeError, message)
-    value = apply(ops.index, (value,), places=(which,)).reshape(shape)
+    source_index = ops.check_index(xp, xp.where(selected.reshape(-1), source_index, 0), 0, n, ShapeError, message)
+    value = apply(ops.index, (value,), places=(source_index,)).reshape(shape)
     return target, ops.masked_fill, value, {"mask": copy_if_needed(selected, x, value)}
 
 
@@ -491,7 +491,7 @@ class Indexing(TensorBase):
         name = "x[index] = value"
         check_operand(value, name, value)
         try:
-            selects, rest = index_parts(self, index)
+            view, step = index_parts(self, index)
             if must_record(self, name, value):
                 if isinstance(value, TensorBase):
                     value = drop_leading_ones(convert(value, self.array.dtype))
@@ -499,13 +499,13 @@ class Indexing(TensorBase):
                         value = value.to(self._device)
                 else:
                     value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
-                rest = copy_index(rest, self, value)
-                steps = (rest,) if selects is None else (selects, rest)
+                step = copy_index(step, self, value)
+                steps = (step,) if view is None else (view, step)
                 assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
                 return
             source = to_device(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
-            target = self.array if selects is None else self.array[selects]
-            ops.assign(self._device.xp, target, rest, source)
+            target = self.array if view is None else self.array[view]
+            ops.assign(self._device.xp, target, step, source)
             self.version.count += 1
         except IndexError as error:
             raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error

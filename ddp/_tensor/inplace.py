@@ -264,7 +264,7 @@ def _write_out(name: str, result: Any, out: Any) -> Any:
         return _write_one(name, result, out)
     if not isinstance(out, Sequence) or len(out) != len(result):
         raise ArgumentError(f"{name}: out is {len(result)} tensors, for the results one each")
-    written = [_write_one(name, one, memory) for one, memory in zip(result, out, strict=True)]
+    written = [_write_one(name, value, memory) for value, memory in zip(result, out, strict=True)]
     cls: Any = type(result)
     return cls(*written) if hasattr(result, "_fields") else tuple(written)
 

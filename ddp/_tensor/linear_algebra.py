@@ -72,12 +72,12 @@ class LinearAlgebra(TensorBase):
     __slots__ = ()
 
     def __matmul__(self, y: Other) -> Tensor:
-        other = y if isinstance(y, TensorBase) else array_as_tensor(self, y)
-        return NotImplemented if other is None else matmul(self, other)
+        factor = y if isinstance(y, TensorBase) else array_as_tensor(self, y)
+        return NotImplemented if factor is None else matmul(self, factor)
 
     def __rmatmul__(self, y: Other) -> Tensor:
-        other = array_as_tensor(self, y)  # the left operand is no tensor, or its own method would have been called
-        return NotImplemented if other is None else matmul(other, self)
+        factor = array_as_tensor(self, y)  # the left operand is no tensor, or its own method would have been called
+        return NotImplemented if factor is None else matmul(factor, self)
 
     def matmul(self, other: TensorBase) -> Tensor:
         """The matrix product: (..., n, k) @ (..., k, m); leading dimensions broadcast; a vector is a row or column."""
@@ -352,5 +352,5 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     a = input.reshape((1,) * (ndim - input.ndim) + input.shape)
     b = other.reshape((1,) * (ndim - other.ndim) + other.shape)
     sizes = [m * n for m, n in zip(a.shape, b.shape, strict=True)]
-    spread = a.reshape([size for n in a.shape for size in (n, 1)]) * b.reshape([s for n in b.shape for s in (1, n)])
-    return spread.reshape(sizes)
+    products = a.reshape([size for n in a.shape for size in (n, 1)]) * b.reshape([s for n in b.shape for s in (1, n)])
+    return products.reshape(sizes)

@@ -116,8 +116,8 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
         if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to bfloat16
             operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
         with np.errstate(invalid="ignore"):  # a comparison with nan is no error
-            one, other = operands[::-1] if swap else operands
-            out = getattr(xp, name)(one, other)
+            left, right = operands[::-1] if swap else operands
+            out = getattr(xp, name)(left, right)
     except REJECTED as error:
         raise as_ddp_error(name, error) from error
     return wrap(xp.asarray(out), device)

@@ -204,11 +204,11 @@ def _add_arithmetic(name: str, op: Op) -> None:
     function = getattr(operator, name)
 
     def compute(x: Any, y: Any) -> RecordingArray:
-        one = as_operand(_rounded(x, y))
-        other = as_operand(_rounded(y, x))
-        if getattr(one, "dtype", None) == getattr(other, "dtype", None):
-            return RecordingArray(apply(op, (one, other)))
-        return RecordingArray(function(one, other))
+        left = as_operand(_rounded(x, y))
+        right = as_operand(_rounded(y, x))
+        if getattr(left, "dtype", None) == getattr(right, "dtype", None):
+            return RecordingArray(apply(op, (left, right)))
+        return RecordingArray(function(left, right))
 
     def in_place(self: RecordingArray, other: Any) -> RecordingArray:
         self.write(compute(self, other))

@@ -476,12 +476,12 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 
     assume_unique: accepted, and not needed. Raises: DtypeError if neither is a tensor.
     """
-    one = next((x for x in (elements, test_elements) if isinstance(x, TensorBase)), None)
-    if one is None:
+    tensor = next((x for x in (elements, test_elements) if isinstance(x, TensorBase)), None)
+    if tensor is None:
         raise DtypeError("isin: expected a tensor among elements and test_elements")
-    xp = one._device.xp
+    xp = tensor._device.xp
     a, b = (
-        to_device(x.array, one._device) if isinstance(x, TensorBase) else xp.asarray(x)
+        to_device(x.array, tensor._device) if isinstance(x, TensorBase) else xp.asarray(x)
         for x in (elements, test_elements)
     )
-    return wrap(xp.asarray(xp.isin(a, b, invert=invert)), one._device)
+    return wrap(xp.asarray(xp.isin(a, b, invert=invert)), tensor._device)

@@ -155,12 +155,12 @@ class Shapes(TensorBase):
         destinations differ.
         """
         pairs = [as_sequence(source), as_sequence(destination)]
-        taken, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
-        if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
+        moved, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
+        if len(moved) != len(places) or len(set(moved)) < len(moved) or len(set(places)) < len(places):
             raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
-        rest = iter(i for i in range(self.array.ndim) if i not in taken)
-        back = dict(zip(places, taken, strict=True))
-        return _permuted(self, tuple([back[i] if i in back else next(rest) for i in range(self.array.ndim)]))
+        unmoved = iter(i for i in range(self.array.ndim) if i not in moved)
+        back = dict(zip(places, moved, strict=True))
+        return _permuted(self, tuple([back[i] if i in back else next(unmoved) for i in range(self.array.ndim)]))
 
     moveaxis = movedim
 

@@ -346,9 +346,11 @@ class Conversion(TensorBase):
         if dtype is not None:
             x = convert(x, dtype)
         if device is not None:
-            wanted = _Device(device)
-            if wanted is not x._device and not (wanted.index is None and wanted.type == x._device.type):
-                x = transfer(x, wanted, non_blocking or flags[:1] == [True])
+            target_device = _Device(device)
+            if target_device is not x._device and not (
+                target_device.index is None and target_device.type == x._device.type
+            ):
+                x = transfer(x, target_device, non_blocking or flags[:1] == [True])
         if memory_format is not preserve_format:
             x = x._formatted(memory_format)
         return apply(elementwise.clone, (x,)) if x is self and (copy or flags[1:] == [True]) else x

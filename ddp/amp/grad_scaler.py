@@ -111,10 +111,10 @@ class GradScaler:
             for device, arrays in gradients.items():
                 with on(device):
                     scale = to_device(state.scale.array.reshape(1), device)
-                    here = found_inf if device is state.device else device.xp.zeros(1, np.float32)
-                    unscale(device.xp, arrays, scale, here)
-                if here is not found_inf:
-                    found_inf += to_device(here, state.device)
+                    device_found_inf = found_inf if device is state.device else device.xp.zeros(1, np.float32)
+                    unscale(device.xp, arrays, scale, device_found_inf)
+                if device_found_inf is not found_inf:
+                    found_inf += to_device(device_found_inf, state.device)
         self._found_infs[id(optimizer)] = found_inf
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:

@@ -80,8 +80,8 @@ class _FunctionBackward:
         """Computes gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
         ctx, _, outputs, device, origins = node.residual
         grads = gradient_tensors([None] * len(outputs), outputs, device, ctx.materialize_grads)
-        for i, one in enumerate(g if isinstance(g, list) else [g]):
-            grads[i] = grads[i] if one is None else one.clone()
+        for i, grad in enumerate(g if isinstance(g, list) else [g]):
+            grads[i] = grads[i] if grad is None else grad.clone()
         results = output_nodes(node) if isinstance(node, MultiOutputNode) else [node]
         edges = [results[origin] if isinstance(origin, int) else origin for origin in origins]
         return self._call(node.residual, grads, restore_tensors(node.saved, edges, node.versions), needs)

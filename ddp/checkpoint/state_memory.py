@@ -183,7 +183,7 @@ def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     copies = [0] * size
     holders = []
     for rank, node in enumerate(nodes):
-        others = [other % size for other in range(rank, rank + size) if nodes[other % size] != node]
+        others = [i % size for i in range(rank, rank + size) if nodes[i % size] != node]
         holders.append(min(others, key=copies.__getitem__))
         copies[holders[-1]] += 1
     return holders
@@ -426,8 +426,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
         stamps = sorted((stamp for stamp in of_start if stamp.step == step), key=lambda stamp: stamp.rank)
         if len(stamps) < len({stamp.rank for stamp in of_start}):
             continue  # a rank that is not lost has not written this step
-        there = {stamp.rank for stamp in stamps}.union(*(stamp.copied for stamp in stamps))
-        if len(there) < size and any(stamp.sharded for stamp in stamps):
+        available = {stamp.rank for stamp in stamps}.union(*(stamp.copied for stamp in stamps))
+        if len(available) < size and any(stamp.sharded for stamp in stamps):
             continue
         nodes: dict[int, list[Stamp]] = {}
         for stamp in stamps:
@@ -478,10 +478,10 @@ class SavedInMemory(Saved):
             origin = rank if rank in texts else copy[0].rank
             _, own_state, _, entries = texts[origin]
             own_states.append(own_state)
-            before = rank_array_name(origin, "")
-            after = rank_array_name(rank, "")
+            old_prefix = rank_array_name(origin, "")
+            new_prefix = rank_array_name(rank, "")
             if origin in readable:
-                own_table |= {name.replace(before, after, 1): entry for name, entry in entries}
+                own_table |= {name.replace(old_prefix, new_prefix, 1): entry for name, entry in entries}
         tables = [*(texts[stamp.rank][2] for stamp in copy), own_table.items()]
         tensors = assemble_tensors({name: TensorEntry.decode(entry) for name, entry in table} for table in tables)
         infos = [ShardInfo(0, 0, "")] * stamps[0].size

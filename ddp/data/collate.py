@@ -128,8 +128,8 @@ def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
     dtype = arrays[0].dtype
     if len({array.shape for array in arrays}) > 1:
         _check_same([array.shape for array in arrays], "shape", path, ShapeError)
-    for other in {array.dtype for array in arrays}:
-        dtype = promote_types(dtype, _supported(other, path))
+    for array_dtype in {array.dtype for array in arrays}:
+        dtype = promote_types(dtype, _supported(array_dtype, path))
     into = (out or np.empty)((len(arrays), *shape), dtype)
     if shape:  # one call for all arrays, which is faster than one for each if they are small
         np.concatenate(arrays, out=into.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")

@@ -78,10 +78,10 @@ def fetch_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
 
     Raises: ArgumentError if `__getitems__` returns another number of samples.
     """
-    many = getattr(dataset, "__getitems__", None)
-    if many is None:
+    get_samples = getattr(dataset, "__getitems__", None)
+    if get_samples is None:
         return [dataset[index] for index in indices]
-    samples: list[Any] = many(indices)
+    samples: list[Any] = get_samples(indices)
     if len(samples) != len(indices):
         raise ArgumentError(
             f"{type(dataset).__name__}.__getitems__: asked for {len(indices)} samples, it returned {len(samples)}"

@@ -99,11 +99,11 @@ class SharingConnection(Connection):
             for _ in range(_MAX_FDS, count, _MAX_FDS):
                 self._receive(1, fds)
             data = bytearray(length)
-            rest = memoryview(data)
-            while rest:
-                if not (got := self._socket.recv_into(rest)):
+            unread = memoryview(data)
+            while unread:
+                if not (received := self._socket.recv_into(unread)):
                     raise OSError("got end of file during message")
-                rest = rest[got:]
+                unread = unread[received:]
             if len(fds) != count:
                 raise SharingError(
                     f"a message came with {count} file descriptors, of which this process could take {len(fds)}: it "
@@ -144,8 +144,8 @@ class SharingConnection(Connection):
 
 def make_pipe(duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
     """The two ends of a new pipe; with duplex off, the first receives and the second sends."""
-    one, other = socket.socketpair()
-    return SharingConnection(one.detach(), True, duplex), SharingConnection(other.detach(), duplex, True)
+    first, second = socket.socketpair()
+    return SharingConnection(first.detach(), True, duplex), SharingConnection(second.detach(), duplex, True)
 
 
 def _reduce(connection: SharingConnection) -> tuple[Any, ...]:

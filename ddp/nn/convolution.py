@@ -156,25 +156,25 @@ def _conv(
         return _conv_volumes(input, weight, bias, stride, padding, dilation, groups)
     images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
     kernel = (filters.shape[2], filters.shape[3])
-    steps = _as_pair(dims, stride, "stride", 1)
-    spread = _as_pair(dims, dilation, "dilation", 1)
+    strides = _as_pair(dims, stride, "stride", 1)
+    dilations = _as_pair(dims, dilation, "dilation", 1)
     if isinstance(padding, str) and not transposed:
-        images, around = _named_padding(name, images, kernel, steps, padding, spread)
+        images, pads = _named_padding(name, images, kernel, strides, padding, dilations)
     else:
-        around = _as_pair(dims, padding, "padding", 0)
-    options: dict[str, Any] = {"stride": steps, "padding": around, "dilation": spread, "groups": groups}
+        pads = _as_pair(dims, padding, "padding", 0)
+    options: dict[str, Any] = {"stride": strides, "padding": pads, "dilation": dilations, "groups": groups}
     if output_padding is None:
-        window_of(name, (images.shape[2], images.shape[3]), kernel, steps, around, spread)
+        window_of(name, (images.shape[2], images.shape[3]), kernel, strides, pads, dilations)
         result: Tensor = apply(convolution.conv2d, (images, filters, bias), **options)
     else:
         extra = _as_pair(dims, output_padding, "output_padding", 0)
-        if min(*steps, *spread, *kernel) < 1 or min(*around, *extra) < 0:
+        if min(*strides, *dilations, *kernel) < 1 or min(*pads, *extra) < 0:
             raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {output_padding=}, {dilation=}")
-        if any(e >= max(s, d) for e, s, d in zip(extra, steps, spread, strict=True)):
+        if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
             raise ArgumentError(
                 f"{name}: output_padding {output_padding} is not less than stride {stride} or dilation {dilation}"
             )
-        least = _transposed_size(images.shape[2:], kernel, steps, around, spread)
+        least = _transposed_size(images.shape[2:], kernel, strides, pads, dilations)
         size = tuple(n + e for n, e in zip(least, extra, strict=True))
         if min(size) < 1:
             raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
@@ -187,17 +187,19 @@ def _conv_volumes(
 ) -> Tensor:
     """Computes conv3d by conv2d: the planes under the kernel at each depth are the channels."""
     kernel = tuple(weight.shape[2:])
-    steps = numbers(stride, 3, "stride")
-    spreads = numbers(dilation, 3, "dilation")
+    strides = numbers(stride, 3, "stride")
+    dilations = numbers(dilation, 3, "dilation")
     if isinstance(padding, str):
-        input, around = _named_padding("conv3d", input, kernel, steps, padding, spreads)
+        input, pads = _named_padding("conv3d", input, kernel, strides, padding, dilations)
     else:
-        around = numbers(padding, 3, "padding")
-    positions("conv3d", tuple(input.shape[2:]), kernel, steps, around, spreads)
-    volume = pad(input, (0, 0, 0, 0, around[0], around[0]))
-    planes = volume.unfold(2, spreads[0] * (kernel[0] - 1) + 1, steps[0])[..., :: spreads[0]]  # (N, C, OD, H, W, KD)
+        pads = numbers(padding, 3, "padding")
+    positions("conv3d", tuple(input.shape[2:]), kernel, strides, pads, dilations)
+    volume = pad(input, (0, 0, 0, 0, pads[0], pads[0]))
+    planes = volume.unfold(2, dilations[0] * (kernel[0] - 1) + 1, strides[0])[
+        ..., :: dilations[0]
+    ]  # (N, C, OD, H, W, KD)
     images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
-    out = conv2d(images, weight.flatten(1, 2), bias, steps[1:], around[1:], spreads[1:], groups)
+    out = conv2d(images, weight.flatten(1, 2), bias, strides[1:], pads[1:], dilations[1:], groups)
     return out.unflatten(0, (len(input), -1)).movedim(1, 2)
 
 
@@ -360,9 +362,20 @@ class _Transposed(_Conv, transposed=True):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        steps = kernel_size, stride, padding, dilation, groups
-        rest = bias, padding_mode, device, dtype
-        super().__init__(in_channels, out_channels, *steps, *rest, _output_padding=output_padding)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+            _output_padding=output_padding,
+        )
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """input: as in Conv1d or Conv2d. output_size: (..., OL) or (..., OH, OW), instead of output_padding.

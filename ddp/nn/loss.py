@@ -58,10 +58,12 @@ def _positional(names: str, also: tuple[str, ...] = ()) -> Callable[[F], F]:
                 raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
             return function(*args, **named)
 
-        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
-            declared[key].replace(kind=either) if key in declared else inspect.Parameter(key, either, default=None)
+            declared[key].replace(kind=positional)
+            if key in declared
+            else inspect.Parameter(key, positional, default=None)
             for key in first
         ]
         parameters += [p for p in declared.values() if p.kind is keyword and p.name not in first]
@@ -144,9 +146,9 @@ def cross_entropy(
     if is_float(target.array.dtype):
         return _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     if input.array.ndim == 1 and target.array.ndim == 0:
-        how: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-        kept = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **how)
-        return kept.squeeze(0) if reduction == "none" else kept
+        options: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+        loss = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **options)
+        return loss.squeeze(0) if reduction == "none" else loss
     classes, keep, weights = _check_classes("cross_entropy", input, target, weight, ignore_index)
     if classes is target.array:
         classes = copy_if_needed(classes, input)
@@ -170,16 +172,16 @@ def _soft_cross_entropy(
     if ignore_index >= 0:
         raise ArgumentError("cross_entropy: ignore_index is for class numbers, not for probabilities")
     if input.ndim == 1:
-        kept = _soft_cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
-        return kept.squeeze(0) if reduction == "none" else kept
-    x, wanted = _broadcast_pair("cross_entropy", input, target)
+        loss = _soft_cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
+        return loss.squeeze(0) if reduction == "none" else loss
+    x, probabilities = _broadcast_pair("cross_entropy", input, target)
     classes = input.shape[1]
     if smoothing:
-        wanted = wanted * (1 - smoothing) + smoothing / classes
+        probabilities = probabilities * (1 - smoothing) + smoothing / classes
     if weight is not None:
         _check_weight("cross_entropy", weight, classes)
-        wanted = wanted * weight.to(dtype=wanted.dtype).reshape([classes, *[1] * (input.ndim - 2)])
-    return apply(losses.soft_cross_entropy, (x, wanted), reduction=reduction)
+        probabilities = probabilities * weight.to(dtype=probabilities.dtype).reshape([classes, *[1] * (input.ndim - 2)])
+    return apply(losses.soft_cross_entropy, (x, probabilities), reduction=reduction)
 
 
 @_positional("size_average ignore_index reduce reduction")
@@ -193,8 +195,8 @@ def nll_loss(
     """
     if input.ndim == 1 and target.ndim == 0:
         rows = input.unsqueeze(0), target.unsqueeze(0)
-        kept = nll_loss(*rows, weight, ignore_index=ignore_index, reduction=reduction)
-        return kept.squeeze(0) if reduction == "none" else kept
+        loss = nll_loss(*rows, weight, ignore_index=ignore_index, reduction=reduction)
+        return loss.squeeze(0) if reduction == "none" else loss
     classes, keep, weights = _check_classes("nll_loss", input, target, weight, ignore_index)
     return apply(losses.nll_loss, (floating(input),), target=classes, keep=keep, weight=weights, reduction=reduction)
 
@@ -424,18 +426,18 @@ def gaussian_nll_loss(
 
     Raises: ArgumentError for a negative variance, or another reduction; ShapeError.
     """
-    spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
+    variance: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
     message = "gaussian_nll_loss: var has a negative entry"
-    indexing.check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, message)
-    if spread.shape != input.shape:
-        other = [n for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
-        if input.shape[:-1] == spread.shape:
-            spread = spread.unsqueeze(-1)
-        elif spread.ndim != input.ndim or other != [1]:
-            raise ShapeError(f"gaussian_nll_loss: var {spread.shape} does not fit input {input.shape}")
-    low = spread.detach() < eps
-    spread = spread + (eps - spread.detach()) * low
-    element_losses = 0.5 * (spread.log() + (input - target) ** 2 / spread)
+    indexing.check_all(variance.device.xp, ~(variance.array < 0), ArgumentError, message)
+    if variance.shape != input.shape:
+        unequal = [n for m, n in zip(input.shape, variance.shape, strict=False) if m != n]
+        if input.shape[:-1] == variance.shape:
+            variance = variance.unsqueeze(-1)
+        elif variance.ndim != input.ndim or unequal != [1]:
+            raise ShapeError(f"gaussian_nll_loss: var {variance.shape} does not fit input {input.shape}")
+    low = variance.detach() < eps
+    variance = variance + (eps - variance.detach()) * low
+    element_losses = 0.5 * (variance.log() + (input - target) ** 2 / variance)
     if full:
         element_losses = element_losses + 0.5 * math.log(2 * math.pi)
     return _reduce_losses(element_losses, reduction)

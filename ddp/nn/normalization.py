@@ -449,8 +449,7 @@ class _InstanceNorm(_ChannelNorm):
             )
         own = self.training or not self.track_running_stats
         momentum = self.momentum or 0.0
-        kept = self.running_mean, self.running_var
-        out = instance_norm(batch, *kept, self.weight, self.bias, own, momentum, self.eps)
+        out = instance_norm(batch, self.running_mean, self.running_var, self.weight, self.bias, own, momentum, self.eps)
         return out.squeeze(0) if single else out
 
 

@@ -177,15 +177,17 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
         _check_floating(name, images)
     kernel, stride, padding, dilation, ceil = window
     size = numbers(kernel, dims, "kernel_size")
-    step = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
-    around = numbers(padding, dims, "padding")
-    spread = numbers(dilation, dims, "dilation")
+    strides = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
+    pads = numbers(padding, dims, "padding")
+    dilations = numbers(dilation, dims, "dilation")
     if dims == 1:  # lines are images one line high
         size = (1, *size)
-        step = (1, *step)
-        around = (0, *around)
-        spread = (1, *spread)
-    checked = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
+        strides = (1, *strides)
+        pads = (0, *pads)
+        dilations = (1, *dilations)
+    checked = window_of(
+        name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), strides, pads, dilations, ceil
+    )
     if any(2 * p > k for p, k in zip(checked.padding, size, strict=True)):
         raise ArgumentError(f"{name}: padding {checked.padding} is more than half of kernel {size}")
     result = apply(op, (images,), window=checked, **counting)

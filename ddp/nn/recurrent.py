@@ -172,17 +172,17 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
     def _initial_states(self, x: Tensor, hx: Any, batched: bool) -> list[Tensor]:
         """The first states, (layers*directions, N, H). Raises: ShapeError, DtypeError."""
         name = type(self).__name__
-        many = self.num_layers * self._directions
+        count = self.num_layers * self._directions
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
         if hx is None:
-            return [zeros((many, x.shape[1], n), dtype=x.dtype, device=x.device) for n in sizes]
+            return [zeros((count, x.shape[1], n), dtype=x.dtype, device=x.device) for n in sizes]
         states = list(hx) if isinstance(hx, tuple | list) else [hx]
         if len(states) != len(sizes):
             raise ShapeError(f"{name}: {len(states)} initial states; expected {len(sizes)}")
         for i, (state, n) in enumerate(zip(states, sizes, strict=True)):
-            wanted = (many, x.shape[1], n) if batched else (many, n)
-            if tuple(state.shape) != wanted:
-                raise ShapeError(f"{name}: initial state {tuple(state.shape)}: expected {wanted}")
+            expected = (count, x.shape[1], n) if batched else (count, n)
+            if tuple(state.shape) != expected:
+                raise ShapeError(f"{name}: initial state {tuple(state.shape)}: expected {expected}")
             if state.dtype != x.dtype:
                 raise DtypeError(f"{name}: initial state of {state.dtype} for an input of {x.dtype}")
             states[i] = state if batched else state.unsqueeze(1)

@@ -95,12 +95,12 @@ class _TransformerLayer(Layer):
         first = self.linear1
         second = self.linear2
         dropout = self.dropout
-        how = None if x.device.type == "cpu" else _fusable(self.activation)
-        if how is None or any(type(layer) is not Linear or layer._hooks_ is not None for layer in (first, second)):
+        fused = None if x.device.type == "cpu" else _fusable(self.activation)
+        if fused is None or any(type(layer) is not Linear or layer._hooks_ is not None for layer in (first, second)):
             return second(dropout(self.activation(first(x))))
         if type(dropout) is Dropout and dropout._hooks_ is None and not (dropout.training and dropout.p):
-            return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **how)
-        return second(dropout(linear_act(x, first.weight, first.bias, **how)))
+            return feed_forward(x, first.weight, first.bias, second.weight, second.bias, **fused)
+        return second(dropout(linear_act(x, first.weight, first.bias, **fused)))
 
 
 class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):

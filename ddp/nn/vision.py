@@ -57,11 +57,11 @@ def interpolate(
         scales = [None] * len(old)
     if min(*old, *new) < 1:
         raise ShapeError(f"interpolate: images of {old} to {new}: neither may be empty")
-    how = {"mode": mode, "align_corners": bool(align_corners)}
+    options = {"mode": mode, "align_corners": bool(align_corners)}
     if input.ndim == 3:
-        lines = apply(pooling.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **how)
+        lines = apply(pooling.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **options)
         return lines.squeeze(-2)
-    return apply(pooling.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
+    return apply(pooling.interpolate, (input,), size=tuple(new), scales=tuple(scales), **options)
 
 
 def _sizes(
@@ -91,8 +91,8 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
     if input.ndim != 4:
         raise ShapeError(f"unfold: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
     image = (input.shape[2], input.shape[3])
-    how = window_of("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
-    return apply(convolution.im2col, (input,), window=how)
+    window = window_of("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    return apply(convolution.im2col, (input,), window=window)
 
 
 def fold(
@@ -109,15 +109,15 @@ def fold(
     if input.ndim != 3:
         raise ShapeError(f"fold: input {tuple(input.shape)}: expected (N, C * KH * KW, L) or (C * KH * KW, L)")
     image = pair(output_size, "output_size")
-    how = window_of("fold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
-    if input.shape[1] % how.elements:
-        raise ShapeError(f"fold: input {tuple(input.shape)}: kernel {how.kernel} does not divide {input.shape[1]}")
-    if input.shape[2] != how.out[0] * how.out[1]:
+    window = window_of("fold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    if input.shape[1] % window.elements:
+        raise ShapeError(f"fold: input {tuple(input.shape)}: kernel {window.kernel} does not divide {input.shape[1]}")
+    if input.shape[2] != window.out[0] * window.out[1]:
         raise ShapeError(
-            f"fold: input {tuple(input.shape)}: images of {image} have {how.out[0]} x {how.out[1]} patches, "
+            f"fold: input {tuple(input.shape)}: images of {image} have {window.out[0]} x {window.out[1]} patches, "
             f"not {input.shape[2]}"
         )
-    return apply(convolution.col2im, (input,), window=how)
+    return apply(convolution.col2im, (input,), window=window)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

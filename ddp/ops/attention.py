@@ -78,11 +78,11 @@ class _Attention:
 
         Otherwise, a group has heads along the last leading axis only: as many as there is room for, at least one.
         """
-        room = score_bytes(self.xp)
-        if math.prod(self.lead) * self.bytes_of_head <= room:
+        limit = score_bytes(self.xp)
+        if math.prod(self.lead) * self.bytes_of_head <= limit:
             yield (slice(None),) * len(self.lead)
             return
-        step = max(1, room // max(self.bytes_of_head, 1))
+        step = max(1, limit // max(self.bytes_of_head, 1))
         for outer in itertools.product(*map(range, self.lead[:-1])):
             for start in range(0, self.lead[-1], step):
                 yield (*outer, slice(start, start + step))

@@ -19,8 +19,8 @@ def output_size(n: int, kernel: int, stride: int, padding: int, dilation: int, c
 
     ceil: the last position may reach beyond the padding, if it starts within the image or the padding before it.
     """
-    rest = n + 2 * padding - dilation * (kernel - 1) - 1
-    out = (rest + stride - 1 if ceil else rest) // stride + 1
+    last = n + 2 * padding - dilation * (kernel - 1) - 1
+    out = (last + stride - 1 if ceil else last) // stride + 1
     return out - 1 if ceil and (out - 1) * stride >= n + padding else out
 
 
@@ -62,8 +62,8 @@ class Window:
             offset = element * self.dilation[axis] - self.padding[axis]
             start = max(first, -(offset // step))
             stop = max(start, min(last, (self.image[axis] - 1 - offset) // step + 1))
-            seen = start * step + offset
-            yield slice(start - first, stop - first), slice(seen, seen + (stop - start) * step, step)
+            pixel = start * step + offset
+            yield slice(start - first, stop - first), slice(pixel, pixel + (stop - start) * step, step)
 
     def shifts(self, lines: slice | None = None) -> Iterator[tuple[Index, Index]]:
         """Yields two indices per kernel element: positions in (..., lines, OW), and their pixels in (..., H, W)."""
@@ -82,16 +82,16 @@ def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
     Returns (C, KH * KW, N, lines, OW), with zeros for elements in the padding.
     """
     columns = xp.zeros((x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]), x.dtype)
-    for element, (position, seen) in enumerate(window.shifts(lines)):
-        columns[:, element][position] = x[seen].swapaxes(0, 1)
+    for element, (position, pixels) in enumerate(window.shifts(lines)):
+        columns[:, element][position] = x[pixels].swapaxes(0, 1)
     return columns
 
 
 @array_function
 def col2im_lines(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -> None:
     """Adds columns to x where `im2col_lines` reads them."""
-    for element, (position, seen) in enumerate(window.shifts(lines)):
-        x[seen] += columns[:, element][position].swapaxes(0, 1)
+    for element, (position, pixels) in enumerate(window.shifts(lines)):
+        x[pixels] += columns[:, element][position].swapaxes(0, 1)
 
 
 @array_function
@@ -315,8 +315,8 @@ def _conv_filters(xp: Any, x: Array, g: Array, shape: Shape) -> tuple[Array, Any
 
 
 def _conv_filters_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
-    other, x = saved
-    dx = adjoint(xp, other, g, None, shape)[0] if needs[0] else None
+    result_grad, x = saved
+    dx = adjoint(xp, result_grad, g, None, shape)[0] if needs[0] else None
     return dx, correlate(xp, x, g, None, shape) if needs[1] else None
 
 

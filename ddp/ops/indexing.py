@@ -148,17 +148,17 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
         dx[places] = g
         return dx
     arrays = xp.broadcast_arrays(*[places[i] for i in axes])
-    many = arrays[0].ndim
+    index_ndim = arrays[0].ndim
     # In g, the dimensions of the index arrays are at the first array's axis, or first if a slice is between the arrays.
     first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
-    rest = [i for i in range(len(shape)) if i not in axes]
-    order = [*range(first, first + many), *range(first), *range(first + many, g.ndim)]
+    sliced_axes = [i for i in range(len(shape)) if i not in axes]
+    order = [*range(first, first + index_ndim), *range(first), *range(first + index_ndim, g.ndim)]
     sizes = tuple(shape[i] for i in axes)
-    others = tuple(shape[i] for i in rest)
-    rows = g.transpose(order).reshape(arrays[0].size, math.prod(others))
-    sums = add_rows(xp, math.prod(sizes), flat(arrays, sizes).reshape(-1), rows).reshape(sizes + others)
+    sliced_sizes = tuple(shape[i] for i in sliced_axes)
+    rows = g.transpose(order).reshape(arrays[0].size, math.prod(sliced_sizes))
+    sums = add_rows(xp, math.prod(sizes), flat(arrays, sizes).reshape(-1), rows).reshape(sizes + sliced_sizes)
     back = [0] * len(shape)
-    for position, axis in enumerate((*axes, *rest)):
+    for position, axis in enumerate((*axes, *sliced_axes)):
         back[axis] = position
     return sums.transpose(back)
 

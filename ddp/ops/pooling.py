@@ -31,11 +31,11 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
     index = xp.full(top.shape, -1, "int32")
     places = _places(xp, window)
-    for position, seen in window.shifts():
-        value = x[seen]
+    for position, pixels in window.shifts():
+        value = x[pixels]
         better = (value > top[position]) | (value != value) | (index[position] < 0)
         top[position] = xp.where(better, value, top[position])
-        index[position] = xp.where(better, places[seen], index[position])
+        index[position] = xp.where(better, places[pixels], index[position])
     return top, index
 
 
@@ -44,8 +44,8 @@ def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     """The gradient of `maxima`: adds each element of g at the index of its maximum. Returns (N, C, H, W)."""
     dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     places = _places(xp, window)
-    for position, seen in window.shifts():
-        dx[seen] += where_or_zero(xp, index[position] == places[seen], g[position])
+    for position, pixels in window.shifts():
+        dx[pixels] += where_or_zero(xp, index[position] == places[pixels], g[position])
     return dx.astype(g.dtype, copy=False)
 
 
@@ -97,8 +97,8 @@ def _avg_pool2d(
 ) -> ForwardResult:
     out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x))
     if _few(window):
-        for position, seen in _patches(window):
-            out[position] = x[seen].sum((2, 3), out.dtype, keepdims=True)
+        for position, pixels in _patches(window):
+            out[position] = x[pixels].sum((2, 3), out.dtype, keepdims=True)
     else:
         lines = xp.zeros((*out.shape[:3], x.shape[3]), out.dtype)
         for p, rows in window.along(0):
@@ -115,8 +115,8 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
     part = (g / divisor).astype(g.dtype, copy=False)
     dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     if _few(window):
-        for position, seen in _patches(window):
-            dx[seen] += part[position]
+        for position, pixels in _patches(window):
+            dx[pixels] += part[position]
     else:
         lines = xp.zeros((*g.shape[:3], dx.shape[3]), dx.dtype)
         for q, columns in window.along(1):
@@ -234,8 +234,8 @@ def _resample_backward(xp: Any, g: Array, axis: int, taps: list[Tap], n: int) ->
             part = g.take(xp.asarray(reader), axis=axis)
             if weight is not None:
                 part = part * _along(xp, weight[reader], axis, g)
-            if not (there := start + k < stop).all():
-                part = xp.where(_along(xp, there, axis), part, part.dtype.type(0))
+            if not (valid := start + k < stop).all():
+                part = xp.where(_along(xp, valid, axis), part, part.dtype.type(0))
             dx = part if dx is None else dx + part
     return dx
 

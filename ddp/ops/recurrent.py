@@ -152,17 +152,17 @@ def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, h
     size = cs.shape[2]
     # sigmoid(a) = tanh(a/2)/2 + 1/2: so all four gates need one tanh. The weights contain the factor of a/2.
     half = halves(xp, 4, size, gates.dtype)
-    rest = 1 - half
+    shift = 1 - half
     gates *= half
     recurrent = xp.ascontiguousarray(w * half)
-    room = xp.empty_like(gates[0])
+    scratch = xp.empty_like(gates[0])
     inner = xp.empty_like(cs[0])
     for t in range(len(gates)):
         a = gates[t]
-        a += product(xp, hs[t], recurrent, room)
+        a += product(xp, hs[t], recurrent, scratch)
         xp.tanh(a, out=a)
         a *= half
-        a += rest
+        a += shift
         xp.multiply(a[:, size : 2 * size], cs[t], out=cs[t + 1])
         cs[t + 1] += xp.multiply(a[:, :size], a[:, 2 * size : 3 * size], out=inner)
         xp.tanh(cs[t + 1], out=inner)
@@ -304,30 +304,30 @@ def _gru(
     gates *= half
     recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
     turned = _in_order(gates, reverse)
-    news = xp.empty_like(hs[1:])
-    room = xp.empty_like(turned[0])
+    e_n = xp.empty_like(hs[1:])
+    scratch = xp.empty_like(turned[0])
     for t in range(len(x)):
         a = turned[t]
         new = turned[t][:, 2 * size :]
         open_ = a[:, : 2 * size]
-        e = news[t]
-        product(xp, hs[t], recurrent, room)
-        open_ += room[:, : 2 * size]
+        e = e_n[t]
+        product(xp, hs[t], recurrent, scratch)
+        open_ += scratch[:, : 2 * size]
         xp.tanh(open_, out=open_)
         open_ *= 0.5
         open_ += 0.5
-        xp.add(room[:, 2 * size :], 0 if b_new is None else b_new, out=e)
+        xp.add(scratch[:, 2 * size :], 0 if b_new is None else b_new, out=e)
         new += xp.multiply(a[:, :size], e, out=hs[t + 1])
         xp.tanh(new, out=new)
         xp.subtract(hs[t], new, out=hs[t + 1])
         hs[t + 1] *= a[:, size : 2 * size]
         hs[t + 1] += new
-    return _results(dtype, reverse, hs), (hs, gates, news, reverse)
+    return _results(dtype, reverse, hs), (hs, gates, e_n, reverse)
 
 
 def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, w_ih, w_hh = as_float32(*saved)
-    hs, gates, news, reverse = residual
+    hs, gates, e_n, reverse = residual
     size = hs.shape[2]
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
@@ -338,7 +338,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))
     xp.subtract(1, r, out=at_r)
     at_r *= r
-    at_r *= news
+    at_r *= e_n
     xp.subtract(1, z, out=at_z)
     xp.multiply(n, n, out=at_n)
     xp.subtract(1, at_n, out=at_n)
@@ -348,7 +348,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     da_n = xp.empty_like(hs[1:])
     new = _in_order(da_n, reverse)
     back = xp.ascontiguousarray(w_hh)
-    room = xp.empty_like(dh)
+    scratch = xp.empty_like(dh)
     for t in reversed(range(len(x))):
         dh += step_gradients[t]
         xp.multiply(at_n[t], dh, out=new[t])
@@ -356,7 +356,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
         at_r[t] *= new[t]
         xp.multiply(new[t], r[t], out=at_n[t])
         dh *= z[t]
-        dh += product(xp, turned[t], back, room)
+        dh += product(xp, turned[t], back, scratch)
     _, _, dw_hh, _, db_hh = _weights(xp, (False, False, needs[3], False, needs[5]), de, de, x, hs, w_ih, reverse)
     de[..., 2 * size :] = da_n
     dx, dw_ih, _, db_ih, _ = _weights(xp, (needs[0], needs[2], False, needs[4], False), de, de, x, hs, w_ih, reverse)

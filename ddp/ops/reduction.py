@@ -47,13 +47,13 @@ sum = Op("sum", _sum, _sum_backward, inputs=("x",))
 
 # z = sum of what is not nan;  dx = g where x is not nan
 def _nansum(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
-    there = x == x  # only nan differs from itself
-    return total(where_or_zero(xp, there, x), dims, keepdim), (there, (x.shape, dims, keepdim))
+    is_number = x == x  # only nan differs from itself
+    return total(where_or_zero(xp, is_number, x), dims, keepdim), (is_number, (x.shape, dims, keepdim))
 
 
 def _nansum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    there, shapes = residual
-    return (where_or_zero(xp, there, xp.broadcast_to(unreduce(g, *shapes), there.shape)),)
+    is_number, shapes = residual
+    return (where_or_zero(xp, is_number, xp.broadcast_to(unreduce(g, *shapes), is_number.shape)),)
 
 
 nansum = Op("nansum", _nansum, _nansum_backward, inputs=("x",))

@@ -146,11 +146,11 @@ def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
     length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
     if length:
         x = x[along(dim0 if offset < 0 else dim1, slice(abs(offset), None))]
-    rest = [i for i in range(x.ndim) if i not in (dim0, dim1)]
+    other_dims = [i for i in range(x.ndim) if i not in (dim0, dim1)]
     return xp.lib.stride_tricks.as_strided(
         x,
-        (*(x.shape[i] for i in rest), length),
-        (*(x.strides[i] for i in rest), x.strides[dim0] + x.strides[dim1]),
+        (*(x.shape[i] for i in other_dims), length),
+        (*(x.strides[i] for i in other_dims), x.strides[dim0] + x.strides[dim1]),
     )
 
 
@@ -221,8 +221,8 @@ def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
 
 # z = [x0 | x1 | ...] along axis `dim`, without those of shape (0,);  dxi = the part of g where xi is
 def _cat(xp: Any, *xs: Array, dim: int) -> ForwardResult:
-    some = [x for x in xs if x.shape != (0,)]
-    return concatenate(xp, some or xs, dim), (dim, [x.shape for x in xs])
+    nonempty = [x for x in xs if x.shape != (0,)]
+    return concatenate(xp, nonempty or xs, dim), (dim, [x.shape for x in xs])
 
 
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -312,8 +312,8 @@ triu = Op("triu", _triu, _triu_backward, inputs=("x",), supports_bfloat16=True)
 # z[.., i, i + offset] = x[.., i], 0 elsewhere, over axes dim0 and dim1;  dx = the diagonal of g
 def _diag_embed(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> ForwardResult:
     side = x.shape[-1] + abs(offset)
-    rest = iter(x.shape[:-1])
-    sizes = tuple([side if i in (dim0, dim1) else next(rest) for i in range(x.ndim + 1)])
+    lengths = iter(x.shape[:-1])
+    sizes = tuple([side if i in (dim0, dim1) else next(lengths) for i in range(x.ndim + 1)])
     parameters = offset, dim0, dim1
     return zeros_but(xp, x, sizes, lambda xp, out: diagonal_of(xp, out, *parameters)), parameters
 

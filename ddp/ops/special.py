@@ -175,14 +175,14 @@ def standard_gamma_gradient(xp: Any, a: Array, z: Array) -> Array:
     """
     y = a.astype("float64")
     x = z.astype("float64")
-    rest = compute_digamma(xp, y) - xp.log(x)
+    offset = compute_digamma(xp, y) - xp.log(x)
     scale = xp.maximum(1 / y, y**-0.5)
     out = 0
     for i in range(-40, 50):
         u = 0.1 * i
         s = scale * math.exp(u - math.exp(-u))
         weight = 0.1 * (1 + math.exp(-u)) * s
-        out = out + weight * xp.exp(-x * xp.expm1(-s) - y * s) * (rest + s)
+        out = out + weight * xp.exp(-x * xp.expm1(-s) - y * s) * (offset + s)
     return (x * out).astype(a.dtype)
 
 

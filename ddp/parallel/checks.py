@@ -42,8 +42,8 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
         array = tensor.array
         grad = "" if tensor.requires_grad else " without grad"
         # CuPy's arrays are always writeable, and have no such flag.
-        rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
-        described[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
+        read_only = "" if getattr(array.flags, "writeable", True) else ", read-only"
+        described[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{read_only}"
     return described
 
 

@@ -165,9 +165,9 @@ class Planner:
         """The plan with just the `assigned` parameters: drops others, and adds buckets for missing ones at its end."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
-        inside = set(itertools.chain(*listed))
-        rest = [index for index in reversed(range(len(self._names))) if index not in inside]
-        return self._named([*filter(None, kept), *self._cut(rest, self._cap or _FIRST_CAP)], plan.origin)
+        planned = set(itertools.chain(*listed))
+        missing = [index for index in reversed(range(len(self._names))) if index not in planned]
+        return self._named([*filter(None, kept), *self._cut(missing, self._cap or _FIRST_CAP)], plan.origin)
 
 
 def arrival_order(ready: Array) -> list[int]:

@@ -161,8 +161,8 @@ class Agent:
         if not data:
             os.close(self.pipes.pop(name))
         elif name == "report":
-            *lines, rest = (self.unparsed + data).split(b"\n")
-            self.unparsed = rest[-_MAX_REPORT:]
+            *lines, unfinished = (self.unparsed + data).split(b"\n")
+            self.unparsed = unfinished[-_MAX_REPORT:]
             for line in lines:
                 if (report := parse(line)) is not None:
                     self._handle_report(report)

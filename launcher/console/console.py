@@ -338,5 +338,5 @@ def short(host: str) -> str:
     >>> short("node7.cluster.example"), short("10.0.0.7"), short("fe80::1")
     ('node7', '10.0.0.7', 'fe80::1')
     """
-    first, _, rest = host.partition(".")
-    return host if first.isdigit() or ":" in host or not rest else first
+    name, _, domain = host.partition(".")
+    return host if name.isdigit() or ":" in host or not domain else name

@@ -98,8 +98,8 @@ class Tail(Observer):
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
         if rank in self.hidden:
-            *lines, rest = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
-            self._unfinished[rank, stream] = rest[-_MAX_UNFINISHED:]
+            *lines, unfinished = (self._unfinished.get((rank, stream), b"") + data).split(b"\n")
+            self._unfinished[rank, stream] = unfinished[-_MAX_UNFINISHED:]
             self._lines.setdefault(rank, deque(maxlen=_LINES)).extend(map(_visible, lines[-_LINES:]))
 
     def lines(self, rank: int) -> list[bytes]:

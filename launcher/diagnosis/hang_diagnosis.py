@@ -94,13 +94,13 @@ def _with_fewest_calls(states: Sequence[RankState]) -> list[RankState]:
     return behind if len(behind) < len(states) else []
 
 
-def _blame(states: Sequence[RankState], rest: str = "") -> HangDiagnosis:
-    """The diagnosis that these ranks are to blame. rest: the end of its text"""
+def _blame(states: Sequence[RankState], ending: str = "") -> HangDiagnosis:
+    """The diagnosis that these ranks are to blame. ending: the end of its text"""
     text = "; ".join(_describe(state) for state in states[:_SHOWN])
     if (hidden := len(states) - _SHOWN) > 0:
         text += f"; and {plural(hidden, 'more rank')}"
     ranks = _ranks(states)
-    return HangDiagnosis(ranks, text + rest, ranks[:_SHOWN])
+    return HangDiagnosis(ranks, text + ending, ranks[:_SHOWN])
 
 
 def _compare_calls(waiting: Sequence[RankState]) -> HangDiagnosis:

@@ -169,14 +169,14 @@ def blas() -> dict[str, Any]:
         build = {}
     import ml_dtypes  # after NumPy, whose message is clearer where it cannot be loaded
 
-    one = np.ones(2, ml_dtypes.bfloat16)
+    ones = np.ones(2, ml_dtypes.bfloat16)
     product = np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)
     threads = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
     return {
         "name": str(build.get("name", "")),
         "version": str(build.get("version", "")),
         "threads": max(threads, default=1),
-        "right": bool((product == 64).all() and float((one + one).sum()) == 4.0),
+        "right": bool((product == 64).all() and float((ones + ones).sum()) == 4.0),
     }
 
 

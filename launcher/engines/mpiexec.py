@@ -188,7 +188,7 @@ def _version(mpiexec: str) -> str:
     import subprocess
 
     try:
-        done = subprocess.run([mpiexec, "--version"], capture_output=True, timeout=20, text=True, errors="replace")
+        completed = subprocess.run([mpiexec, "--version"], capture_output=True, timeout=20, text=True, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{mpiexec} --version does not work: {error}") from None
-    return done.stdout + done.stderr
+    return completed.stdout + completed.stderr

@@ -179,10 +179,10 @@ def _run(*command: str) -> tuple[str, str]:
     import subprocess
 
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_LIMIT, text=True, stdin=subprocess.DEVNULL)
+        completed = subprocess.run(command, capture_output=True, timeout=_LIMIT, text=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
-    return done.stdout, done.stderr
+    return completed.stdout, completed.stderr
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

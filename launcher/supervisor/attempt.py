@@ -273,8 +273,8 @@ class Attempt:
         """
         if not self._reaper.engine:
             return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
-        here = os.uname().nodename
-        pids = {self._reaper.engine, *(process.engine for process in self.ranks.values() if process.host == here)}
+        this_host = os.uname().nodename
+        pids = {self._reaper.engine, *(process.engine for process in self.ranks.values() if process.host == this_host)}
         stopped = (pid for pid in sorted(pids) if stat_of(pid).state == "T")
         return next((f"{stat_of(pid).name} (pid {pid})" for pid in stopped), "")
 

@@ -97,10 +97,10 @@ def available_memory() -> int:
 
     Raises: OSError if the kernel gives no estimate.
     """
-    _, name, rest = Path("/proc/meminfo").read_text().partition("MemAvailable:")
+    _, name, fields = Path("/proc/meminfo").read_text().partition("MemAvailable:")
     if not name:
         raise OSError("/proc/meminfo should have a line MemAvailable, and has none")
-    return int(rest.split()[0]) << 10
+    return int(fields.split()[0]) << 10
 
 
 def create(nbytes: int) -> Segment:

@@ -79,24 +79,24 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
     if hasattr(parametrization, "right_inverse"):
         with no_grad():
             inverse = parametrization.right_inverse(tensor)
-    held = ParametrizationList([parametrization])
+    parametrization_list = ParametrizationList([parametrization])
     delattr(module, tensor_name)
     if isinstance(inverse, Tensor):
         tensor.data = inverse  # keeps the parameter object, which an optimizer may hold
-        held.original = tensor
+        parametrization_list.original = tensor
     else:
         for i, part in enumerate(inverse):
-            setattr(held, f"original{i}", Parameter(part, tensor.requires_grad))
+            setattr(parametrization_list, f"original{i}", Parameter(part, tensor.requires_grad))
     if not is_parametrized(module):
         module.parametrizations = ModuleDict()
-    module.parametrizations[tensor_name] = held
+    module.parametrizations[tensor_name] = parametrization_list
     return module
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
     """Whether the tensor `tensor_name` has a parametrization; None: whether any tensor has one."""
-    held = module._computed()
-    return bool(held) if tensor_name is None else tensor_name in held
+    computed = module._computed()
+    return bool(computed) if tensor_name is None else tensor_name in computed
 
 
 def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: bool = True) -> M:
@@ -108,12 +108,12 @@ def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: boo
     """
     if not is_parametrized(module, tensor_name):
         raise ArgumentError(f"{type(module).__name__}: {tensor_name!r} is not parametrized")
-    held = module.parametrizations[tensor_name]
-    original, *others = held._parameters.values()
+    parametrization_list = module.parametrizations[tensor_name]
+    original, *others = parametrization_list._parameters.values()
     if others and not leave_parametrized:
         raise ArgumentError(f"leave_parametrized=False: {tensor_name!r} has {len(others) + 1} originals, not one")
     with no_grad():
-        value = held() if leave_parametrized else original
+        value = parametrization_list() if leave_parametrized else original
     if others:
         original = Parameter(value, original.requires_grad)
     else:
