@@ -35,7 +35,7 @@ _DDP = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 # The names of functions in `ddp` that wrap other functions. An error shows the name of the wrapped function instead.
-_WRAPPERS = ("inner", "hooked", "guarded_run")
+_WRAPPERS = ("inner", "also", "form", "hooked", "guarded_run")
 
 
 def graphed_step(
@@ -74,13 +74,14 @@ def graphed_step(
     the optimizer keeps them in device memory.
 
     Python code runs only in warm-up calls and when the step is captured: prints, counters and hooks do not run at a
-    replay.
+    replay. Neither do the ops on CPU tensors that are not refused: comparisons, `argmax`, random numbers, `fill_`,
+    `add_` and other changes in place.
 
     Raises: ArgumentError if `fn` is not callable, or warmup or keep is below 1; DeviceError without a GPU. In a call:
     ArgumentError for an argument that cannot be hashed; DeviceError for a tensor on another GPU than the one that was
     current when the step was made; CaptureError if the step cannot be captured, with the op and the line. Ops that make
-    the host wait (item, numpy, print, bool(), reading x[mask]) cannot be captured, and neither can ops on CPU tensors
-    or copies of such tensors. A capture that fails changes no parameters, gradients or generators, and the step can be
+    the host wait (item, numpy, print, bool(), reading x[mask]) cannot be captured, and neither can copies of CPU
+    tensors to the GPU, or differentiable ops on CPU tensors, such as x + 1, sum and views. A capture that fails changes no parameters, gradients or generators, and the step can be
     called again.
     """
     if fn is None:
@@ -338,7 +339,10 @@ def _on_gpu(x: Any) -> Any:
 
 @contextmanager
 def _refuse_cpu() -> Iterator[None]:
-    """A context in which ops on CPU tensors raise, because their values would be constants of the graph."""
+    """A context in which ops on CPU tensors raise, because their values would be constants of the graph.
+
+    Ops that do not run in `apply` do not raise: those without a derivative, and changes in place.
+    """
     state = modes.state
     autocast: Any = state.autocast
     observers = state.observers

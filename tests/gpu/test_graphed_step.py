@@ -261,6 +261,8 @@ CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "from the CPU": (lambda x: x + ddp.tensor([1.0, 2.0, 3.0], device="cuda"), "tensor"),
     "moved up": (lambda x: x + ddp.ones(3).to("cuda"), "to"),
     "on the CPU": (lambda x: ddp.ones(3).add(1).sum() and x, "add"),
+    "on the CPU, by either name of dim": (lambda x: ddp.ones(3).sum() and x, "sum"),
+    "on the CPU, a function": (lambda x: ddp.cat([ddp.ones(3)]) is x, "cat"),
     "on the CPU, in a function of the user": (lambda x: Halved.apply(ON_CPU) is None or x, "apply"),
     "on the CPU, with casts": (ddp.autocast("cuda")(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
     "on the CPU, without": (ddp.autocast("cuda", enabled=False)(lambda x: ddp.ones(3).add(1).sum() and x), "add"),
