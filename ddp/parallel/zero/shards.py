@@ -44,6 +44,8 @@ Array = Any
 Entry = dict[str, Any]
 # (number of the parameter, start, stop, entry).
 StatePiece = tuple[int, int, int, Entry]
+# By (number of the parameter, start, stop): the entry, {} if there is none.
+Pieces = Mapping[tuple[int, int, int], Entry]
 # Called with the number of a parameter, start and stop: the state of these elements, {} if there is none.
 FindState = Callable[[int, int, int], Mapping[str, Any]]
 # Bytes of a cache line.
@@ -221,12 +223,12 @@ class Shard:
             if entry := self.optimizer.state.get(self.leaves[piece.number]):
                 yield piece.number, piece.start, piece.stop, entry
 
-    def put_state(self, find: Callable[[int, int, int], Entry]) -> None:
-        """Replaces the state. find: see `FindState`"""
+    def put_state(self, pieces: Pieces) -> None:
+        """Replaces the state. pieces: those of this bucket must be among them"""
         if self.optimizer is not None:
             state: defaultdict[Any, Entry] = defaultdict(dict)
             for piece in self.pieces:
-                if entry := find(piece.number, piece.start, piece.stop):
+                if entry := pieces[piece[:3]]:
                     state[self.leaves[piece.number]] = entry
             self.optimizer.state = state
 
@@ -324,7 +326,7 @@ class ShardedExchange(Exchange):
                     whole: Array = gradients.get(piece.number, buckets.memory.views[indices[piece.number]])
                     piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
             self.shards.append(shard)
-        self.put_state(state)
+        self.put_pieces(self.split_state(state))
         if old_shards:  # there may be mean gradients of an earlier backward
             self._withhold()
 
@@ -393,19 +395,16 @@ class ShardedExchange(Exchange):
         placed = {number for shard in self.shards for number in shard.params}
         return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
 
-    def put_pieces(self, find: FindState) -> None:
-        """Replaces the state on this rank by copies of what `find` returns."""
+    def read_pieces(self, find: FindState) -> Pieces:
+        """Copies of what `find` returns for each piece whose state belongs on this rank."""
+        return {piece: copy_state(piece[0], dict(find(*piece)), self.params[piece[0]]) for piece in self.ranges()}
 
-        def copied(number: int, start: int, stop: int) -> Entry:
-            entry: Entry = copy_state(number, dict(find(number, start, stop)), self.params[number])
-            return entry
-
+    def put_pieces(self, pieces: Pieces) -> None:
+        """Replaces the state on this rank. pieces: all of `ranges`; they are not copied"""
         for shard in self.shards:
-            shard.put_state(copied)
-        self._unplaced = {}
-        for number in self._without_bucket():
-            if entry := copied(number, 0, self.params[number].array.size):
-                self._unplaced[number] = entry
+            shard.put_state(pieces)
+        without_bucket = set(self._without_bucket())
+        self._unplaced = {number: entry for (number, *_), entry in pieces.items() if number in without_bucket and entry}
 
     def check_state(self, whole: Mapping[int, Entry]) -> None:
         """Raises: StateDictError for a state that has neither the shape of its parameter nor one element."""
@@ -417,8 +416,8 @@ class ShardedExchange(Exchange):
                     param = self.names[id(p)]
                     raise StateDictError(f"state {name!r} of shape {array.shape} for {param} of shape {p.shape}")
 
-    def put_state(self, whole: Mapping[int, Entry]) -> None:
-        """Replaces the state on this rank by its part of the whole state."""
+    def split_state(self, whole: Mapping[int, Entry]) -> Pieces:
+        """Copies of the pieces of the whole state that belong on this rank."""
 
         def find(number: int, start: int, stop: int) -> Entry:
             entry = dict(whole.get(number, {}))
@@ -429,7 +428,7 @@ class ShardedExchange(Exchange):
                     entry[name] = wrapped_like(value, piece.reshape(piece_shape(p, stop - start)))
             return entry
 
-        self.put_pieces(find)
+        return self.read_pieces(find)
 
 
 class WholeGradientExchange(ShardedExchange):

@@ -179,8 +179,9 @@ class ZeroOptimizer(Optimizer):
             number: saved[saved_number] for number, saved_number in enumerate(saved_numbers) if saved_number in saved
         }
         self._shards.check_state(state)
+        pieces = self._shards.split_state(state)
         super().load_state_dict({**state_dict, "state": {}})
-        self._shards.put_state(state)
+        self._shards.put_pieces(pieces)
 
     def state_pieces(self) -> Iterator[StatePiece]:
         """The state on this rank, as (number of a parameter, start, stop, state).
@@ -202,10 +203,13 @@ class ZeroOptimizer(Optimizer):
         param_groups: as in `state_dict`; find: called with the number of a parameter, start and stop, returns the state
         of these elements: tensors as in `state_pieces` and single values, or {}
 
-        Raises: StateDictError if the groups do not fit this optimizer.
+        Raises: StateDictError if the groups do not fit this optimizer; what `find` raises. Then nothing has changed.
         """
-        super().load_state_dict({"state": {}, "param_groups": param_groups})
-        self._shards.put_pieces(find)
+        state_dict = {"state": {}, "param_groups": param_groups}
+        self._groups_in_own_order(state_dict)
+        pieces = self._shards.read_pieces(find)
+        super().load_state_dict(state_dict)
+        self._shards.put_pieces(pieces)
 
     def _clip(self, max_norm: float, order: float, error_if_nonfinite: bool) -> Tensor:
         xp = self._device.xp

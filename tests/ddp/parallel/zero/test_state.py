@@ -178,6 +178,14 @@ def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank(comm: Communica
             zero.load_state_dict(state)
     with pytest.raises(StateDictError, match=r"state 'exp_avg' of shape \(22,\) for scale of shape \(23,\)"):
         zero.load_state_dict(wrong)
+
+    def damaged(number: int, start: int, stop: int) -> dict[str, Any]:
+        if number:
+            raise OSError("damaged")
+        return {}
+
+    with pytest.raises(OSError, match="damaged"):
+        zero.load_state_pieces(wrong["param_groups"], damaged)
     assert zero.param_groups[0]["lr"] == 0.1
     assert_equal(zero.state_dict(), before)
 
