@@ -130,7 +130,6 @@ def goals(task: str, results: dict[str, Any]) -> Iterator[Goal]:
             return at_most(f"{task}: {what}", wanted, None)
         measured = median_ratio(default["step"], reference)
         return at_most(f"{task}: {what}", wanted, measured, median_ratio(at_limit, reference))
-        )
 
     wanted = TO_THE_LIMIT.get(task, 1.1)
     yield at_most(f"{task}: step / the limit", wanted, median_ratio(default["gradients"], default["limit"]), 1.0)

@@ -120,9 +120,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             self._device_communicator.close()
         super()._on_closed()
 
-    def barrier(self, *, async_op: bool = False) -> Any:
-        """Returns once every rank has called it."""
-        return self._host.start(self._plan(self._plan_barrier, ("", "barrier")), None, async_op=async_op)
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Returns once every rank has called it.
+
+        timeout: seconds that it may take on this rank; None: the communicator's time limit
+        Raises: ArgumentError if timeout is not a number above 0.
+        """
+        limit = None if timeout is None else check_timeout(timeout)
+        plan = self._plan(self._plan_barrier, ("", "barrier"))
+        return self._host.start(plan, None, async_op=async_op, timeout=limit)
 
     def _plan_barrier(self, device_text: str, name: str) -> Plan:
         def body(call: CollectiveOp[None], transport: Any, sent: Any, received: Any) -> Steps[None]:

@@ -344,9 +344,12 @@ def _row(tensor: Tensor) -> Tensor:
 
 
 @_collective
-def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """Waits until all ranks of the group have called it. device_ids: changes nothing"""
-    return _comm(group).barrier(async_op=async_op)
+def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None, timeout: Timeout = None) -> Any:
+    """Waits until all ranks of the group have called it.
+
+    device_ids: changes nothing; timeout: of this barrier, in seconds or as a timedelta; None: that of the group
+    """
+    return _comm(group).barrier(async_op=async_op, timeout=_seconds(timeout))
 
 
 @_collective

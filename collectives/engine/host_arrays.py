@@ -119,10 +119,11 @@ class HostArrays:
         async_op: bool = False,
         scale: Any = None,
         preallocated: None = None,
+        timeout: float | None = None,
     ) -> Any:
-        """Runs a call, or starts it. preallocated: from `preallocate`"""
+        """Runs a call, or starts it. preallocated: from `preallocate`; timeout: s; None: the communicator's"""
         comm = self._comm
-        call: CollectiveOp[Any] = CollectiveOp(plan, comm.timeout, self, source, target, out, scale)
+        call: CollectiveOp[Any] = CollectiveOp(plan, timeout or comm.timeout, self, source, target, out, scale)
         if plan.inline is None:
             call.steps = comm._steps(call)
         if async_op:

@@ -416,10 +416,14 @@ class GroupCalls:
     # Barriers
 
     def barrier(self, opts: Any = _DEFAULTS) -> TorchWork:
-        """A barrier. If `opts.timeout` is set, it limits the wait for this barrier, as does the group's timeout."""
+        """A barrier. If `opts.timeout` is set, it limits the wait for this barrier instead of the group's timeout.
+
+        After a shorter timeout than the group's, the group is still usable.
+        """
         if opts.timeout < timedelta(0):
             return self._run(partial(self._comm.barrier), opts, [], [])
-        work = _start("barrier", [], lambda: [self._comm.barrier(async_op=True)], [])
+        seconds = max(opts.timeout.total_seconds(), self._comm.timeout)
+        work = _start("barrier", [], lambda: [self._comm.barrier(async_op=True, timeout=seconds)], [])
         work.default_timeout = opts.timeout
         if not opts.asyncOp:
             work.wait()

@@ -81,8 +81,8 @@ def graphed_step(
     ArgumentError for an argument that cannot be hashed; DeviceError for a tensor on another GPU than the one that was
     current when the step was made; CaptureError if the step cannot be captured, with the op and the line. Ops that make
     the host wait (item, numpy, print, bool(), reading x[mask]) cannot be captured, and neither can copies of CPU
-    tensors to the GPU, or differentiable ops on CPU tensors, such as x + 1, sum and views. A capture that fails changes no parameters, gradients or generators, and the step can be
-    called again.
+    tensors to the GPU, or differentiable ops on CPU tensors, such as x + 1, sum and views. A capture that fails changes
+    no parameters, gradients or generators, and the step can be called again.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))

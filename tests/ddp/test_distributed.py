@@ -78,7 +78,7 @@ def movements(dist: Any, t: Any, async_op: bool) -> dict[str, Any]:
         dist.broadcast(out("broadcast"), group_src=last, async_op=async_op),
         dist.all_to_all_single(out("all_to_all_single"), t.cat(parts), async_op=async_op),
         dist.all_to_all_single(out("uneven"), repeated, rows, rows, async_op=async_op),
-        dist.barrier(async_op=async_op, device_ids=[0]),
+        dist.barrier(async_op=async_op, device_ids=[0], timeout=timedelta(seconds=60)),
     ]
     if async_op:
         for work in works:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -131,6 +132,10 @@ class LifeContract:
         assert part is not None
         assert (part.timeout, part.duplicate().timeout) == (7, 7)
         assert part.all_reduce(np.ones(1)) == comm.size
+        hasty = comm.split(0, timeout=0.1)
+        assert hasty is not None
+        time.sleep(0.5 if comm.rank == 0 else 0.0)
+        hasty.barrier(timeout=20)
 
     @on_every_rank
     def test_a_group_is_made_by_its_members_alone(self, comm: Communicator) -> None:

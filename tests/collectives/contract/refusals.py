@@ -72,6 +72,7 @@ REFUSED: list[tuple[Callable[[Any], object], str]] = [
     (lambda comm: comm.create_group([comm.rank, comm.size]), "ArgumentError: ranks should hold ranks from 0 to"),
     (lambda comm: comm.create_group([comm.rank], timeout=0), TIMEOUT),
     (lambda comm: comm.split(0, timeout=math.nan), TIMEOUT),
+    (lambda comm: comm.barrier(timeout=0), TIMEOUT),
     (lambda comm: comm.split(0, timeout="7"), TIMEOUT),
     (lambda comm: comm.split("red"), COLOR),
     (lambda comm: comm.split(0, 2**63), COLOR),

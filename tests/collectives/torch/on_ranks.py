@@ -297,6 +297,12 @@ class TestRanks:
         elif dist.get_rank() == 1:
             dist.recv(torch.empty(1), 0)
             dist.barrier()
+        hasty = dist.new_group()
+        hasty.set_timeout(timedelta(seconds=0.5))
+        time.sleep(1.0 if dist.get_rank() == 0 else 0.0)
+        work = dist.barrier(hasty, async_op=async_op, timeout=timedelta(seconds=60))
+        if async_op:
+            work.wait()
 
     def test_what_runs_when_a_group_is_destroyed_ends(self, size: int) -> None:
         group = dist.new_group()
