@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
 from collectives.errors import ROOT
@@ -65,15 +66,15 @@ def run(
         `nproc` or `timeout` is invalid, `fn` or its arguments cannot be pickled, or the ranks cannot be started (for
         example, there is no MPI for several ranks); KeyboardInterrupt after Ctrl-C.
     """
-    if nproc < 1:
-        raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout}")
+    if not isinstance(nproc, Integral) or nproc < 1:
+        raise UsageError(f"the number of ranks must be an integer of at least 1, not {nproc!r}")
+    if timeout is not None and not (isinstance(timeout, Real) and 0 < timeout < float("inf")):
+        raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout!r}")
     # Only this user can enter the folder (mode 0700): what it holds is unpickled and run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
         store(folder, CALL, (sys.path, _module_of(fn), _pickle_call(fn, tuple(args), dict(kwargs or {}))))
         limit = "" if timeout is None else repr(float(timeout))
-        _run_driver([sys.executable, "-c", _START, ROOT, folder, str(os.getpid()), str(nproc), limit])
+        _run_driver([sys.executable, "-c", _START, ROOT, folder, str(os.getpid()), str(int(nproc)), limit])
         return _load_results(folder, nproc)
 
 

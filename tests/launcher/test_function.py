@@ -144,9 +144,11 @@ def test_a_module_needs_no_cloudpickle(run_job: Any, tmp_path: Path) -> None:
 
 
 def test_wrong_use() -> None:
-    for options in ({"nproc": 0}, {"timeout": 0.0}, {"timeout": float("nan")}):
-        with pytest.raises(launcher.UsageError):
-            launcher.run(max, **options)  # type: ignore[arg-type]
+    wrong = {"nproc": [0, 1.5, "2", None], "timeout": [0.0, float("nan"), "3"]}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(launcher.UsageError, match=f"not {value!r}"):
+                launcher.run(max, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(launcher.UsageError, match="cannot be taken to the ranks"):
         launcher.run(max, (threading.Lock(),))
 
