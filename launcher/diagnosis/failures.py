@@ -244,7 +244,7 @@ class HeartbeatLost(Failure):
 
     ranks: the ranks of these agents; hosts: their hosts, if the job has several, and all ranks on these are silent
     seconds: how long they have been silent
-    more_time_helps: `Job.heartbeat_timeout` has passed and is more than `liveness.SILENCE`, so a longer one would help
+    more_time_helps: `Job.heartbeat_timeout` has passed, so a longer one would help
     """
 
     ranks: tuple[int, ...]

@@ -185,6 +185,7 @@ class HangDetector(Observer):
         if not lost:
             return
         self._over = True
+        seconds = max(state.silence for state in lost)
         alive = {state.host for state in states if not state.silent}
         on_lost_hosts = [state for state in lost if state.host not in alive]
         hosts: tuple[str, ...] = ()
@@ -196,8 +197,8 @@ class HangDetector(Observer):
                 noticed_at=self._clock(),
                 ranks=tuple(state.rank for state in lost),
                 hosts=hosts,
-                seconds=max(state.silence for state in lost),
-                more_time_helps=timeout > SILENCE,
+                seconds=seconds,
+                more_time_helps=seconds >= self._heartbeat_timeout,
             )
         )
 

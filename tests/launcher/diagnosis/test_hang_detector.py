@@ -166,6 +166,9 @@ def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
     text = "lost rank 1: no heartbeat for 30 s, so its agent is stopped or its network is down"
     assert [*map(str, harness.failures)] == [f"{text} (more time: --heartbeat-timeout)"]
     assert harness.asked == 0
+    harness = Harness(heartbeat=5.0)
+    harness.run(6.0, 1)
+    assert [*map(str, harness.failures)] == [f"{text} (more time: --heartbeat-timeout)".replace("30 s", "6.0 s")]
 
 
 def test_a_host_of_which_nothing_is_heard_is_named() -> None:
