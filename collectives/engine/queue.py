@@ -513,15 +513,15 @@ class CallQueue:
     def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
         """Makes calls in progress and all later calls raise `error`, for example after a failure on the device.
 
-        May be called from any thread. Has no effect if the queue is already broken.
+        May be called from any thread. If the queue is already broken, they raise the error that broke it.
         notify: called when the program gets the error, from a call or a wait. A call that fails in the helper thread
         raises nothing until the program waits for it
         """
         with self.lock:
+            self.notify = notify
             if self._error is None:
-                self.notify = notify
                 self._error = error
-                self._aborted = True
+            self._aborted = True
 
     def _break(self, call: CollectiveOp[Any], error: BaseException) -> None:
         """Fails a call before its end. From then on ranks may disagree on what comes next."""

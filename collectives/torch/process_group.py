@@ -146,7 +146,7 @@ class GroupCalls:
         queue = self._comm.queue
         if not queue.drain(Deadline(grace)):
             error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was destroyed while this call ran")
-            queue.abort(error, lambda: None)
+            queue.abort(error, queue.notify)
 
     def _set_sequence_number_for_group(self) -> None:
         """Does nothing: the queue counts the calls."""

@@ -145,6 +145,24 @@ def test_an_abort_is_known_once_the_program_gets_its_error(monkeypatch: pytest.M
     assert notified == [state]
 
 
+def test_an_abort_of_a_broken_communicator_ends_calls_in_progress_and_is_known() -> None:
+    class Broken(WireTransport):
+        def all_reduce(self, x: np.ndarray, out: object, op: object, epilogue: object = None) -> Test:
+            assert len(x) != 2, "broken"
+            return super().all_reduce(x, out, op, epilogue)
+
+    comm = Communicator(Broken(), timeout=20)
+    works = [comm.all_reduce(np.ones(n), async_op=True) for n in (1, 2)]
+    with pytest.raises(CollectivesError, match="broken"):
+        works[1].wait()
+    notified: list[str] = []
+    comm.queue.abort(CollectivesError("lost"), lambda: notified.append("lost"))
+    for call in (works[0].wait, comm.barrier):
+        with pytest.raises(CollectivesError, match="broken"):
+            call()
+    assert notified == ["lost", "lost"]
+
+
 def test_a_failure_before_its_turn_leaves_the_time_limit_of_those_before_it() -> None:
     class Mismatched(WireTransport):
         def all_reduce(self, x: np.ndarray, out: object, op: object, epilogue: object = None) -> Test:
