@@ -10,28 +10,46 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ddp._tensor.core import Tensor
+from ddp._tensor.operands import parse_int
 from ddp.autograd import jacobians
 from ddp.errors import ArgumentError, RangeError
 
 __all__ = ["grad", "hessian", "jvp", "vjp", "vmap"]
 
 
-def _of_argument(func: Callable[..., Any], i: int, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns `func` as a function of argument i alone, and that argument. Raises: RangeError."""
-    if i not in range(-len(args), len(args)):
-        raise RangeError(f"argnums={i}: expected the number of one of {len(args)} positional arguments")
-    return lambda x: func(*args[:i], x, *args[i:][1:], **named), args[i]
+def _of_arguments(
+    func: Callable[..., Any], argnums: int | tuple[int, ...], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Returns `func` as a function of these arguments alone, and the arguments: a tuple if `argnums` is one.
+
+    Raises: RangeError, DtypeError, ArgumentError as `grad`.
+    """
+    numbers = argnums if isinstance(argnums, tuple) else (argnums,)
+    if any(parse_int(i, "func", "argnums") not in range(-len(args), len(args)) for i in numbers):
+        raise RangeError(f"argnums={argnums}: expected the number of one of {len(args)} positional arguments")
+    indices = dict.fromkeys(i % len(args) for i in numbers)
+    if not 0 < len(numbers) == len(indices):
+        raise ArgumentError(f"argnums={argnums}: expected at least one argument, and none twice")
+
+    def of_arguments(*xs: Any) -> Any:
+        given = dict(enumerate(args)) | dict(zip(indices, xs, strict=True))
+        return func(*given.values(), **named)
+
+    inputs = tuple([args[i] for i in indices])
+    return of_arguments, inputs if isinstance(argnums, tuple) else inputs[0]
 
 
-def grad(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
+def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Makes a function that takes the arguments of `func` and returns the gradient of its result, a single element.
 
-    argnums: the number of the argument to differentiate by, from 0; negative: counted from the last
+    argnums: the number of the argument to differentiate by, from 0; negative: counted from the last. For a tuple of
+    numbers, the result is a tuple of gradients
 
-    The function raises RangeError if there is no such argument, DtypeError if it is no floating tensor, and ShapeError
-    if the result is a tensor of several elements.
+    The function raises RangeError if there is no such argument, ArgumentError if `argnums` is empty or names an
+    argument twice, DtypeError if it is no floating tensor or `argnums` no integer, and ShapeError if the result is a
+    tensor of several elements.
     """
-    return lambda *args, **named: jacobians.vjp(*_of_argument(func, argnums, args, named), create_graph=None)[1]
+    return lambda *args, **named: jacobians.vjp(*_of_arguments(func, argnums, args, named), create_graph=None)[1]
 
 
 def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
@@ -57,14 +75,14 @@ def jvp(func: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[T
     return jacobians.jvp(func, primals, tangents, create_graph=None)
 
 
-def hessian(func: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
+def hessian(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Makes a function that takes the arguments of `func` and returns the second derivatives of its single element.
 
-    argnums: as for `grad`
+    argnums: as for `grad`; for a tuple of numbers, the result is a tuple of tuples
 
-    The function raises RangeError if there is no such argument, and what `autograd.functional.hessian` raises.
+    The function raises what `grad` raises for `argnums`, and what `autograd.functional.hessian` raises.
     """
-    return lambda *args, **named: jacobians.hessian(*_of_argument(func, argnums, args, named), create_graph=None)
+    return lambda *args, **named: jacobians.hessian(*_of_arguments(func, argnums, args, named), create_graph=None)
 
 
 def vmap(*args: Any, **named: Any) -> NoReturn:

@@ -108,6 +108,17 @@ def test_functions_of_functions() -> None:
     for argnums in (2, -3):
         with pytest.raises(RangeError, match=f"argnums={argnums}: expected the number of one of 2 positional"):
             func.hessian(lambda k, x: x.sum(), argnums)(3, x)
+    product = lambda x, k, y: (x * x * y).sum() * k  # noqa: E731  # of two tensors and a number
+    by_y, by_x = func.grad(product, (-1, 0))(x, 3, v)
+    assert_allclose(by_y.numpy(), 3 * X**2, 1e-12)
+    assert_allclose(by_x.numpy(), 6 * X * V, 1e-12)
+    (hessian,) = func.hessian(product, (0,))(x, 3, v)[0]
+    assert hessian.equal(func.hessian(product)(x, 3, v))
+    for twice in ((0, -3), ()):
+        with pytest.raises(ArgumentError, match="expected at least one argument, and none twice"):
+            func.grad(product, twice)(x, 3, v)
+    with pytest.raises(DtypeError, match=r"argnums is an integer, not \[0, 2\]"):
+        func.grad(product, [0, 2])(x, 3, v)  # type: ignore[arg-type]  # what is refused
     assert ddp.autograd.grad(slope.sum(), w)[0].tolist() == [6.0] * 3
     both = func.vjp(lambda x, y: (x * y).sum(), x, v)[1](ddp.ones((), dtype=ddp.float64))
     assert [each.equal(other) for each, other in zip(both, (v, x), strict=True)] == [True, True]
