@@ -315,7 +315,9 @@ def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> No
 
 
 def _check_length(name: str, items: Any, length: int) -> None:
-    """Raises: ArgumentError unless the list has `length` items; None counts as an empty list."""
+    """Raises: ArgumentError unless it is a list with `length` items; None counts as an empty list."""
+    if not isinstance(items, Sequence | None):
+        raise _error(f"{name} should be a list, is {type(items).__name__}")
     count = len(items or ())
     if count != length:
         raise _error(f"{name} should have {length} items, has {count}")
@@ -485,7 +487,7 @@ def all_to_all_single(
     """
     comm = _comm(group)
     for name, tensor, sizes in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
-        if not sizes and len(tensor) % comm.size:
+        if not sizes and len(_detached(tensor)) % comm.size:
             raise _error(
                 f"all_to_all_single: {name} has {len(tensor)} rows, which {comm.size} ranks cannot share equally"
             )

@@ -213,6 +213,7 @@ def test_a_tensor_unlike_what_arrives_in_it_is_an_error(name: str, call: Any) ->
         lambda wrong: distributed.reduce_scatter(wrong, [X, X]),
         lambda wrong: distributed.reduce_scatter_tensor(wrong, X),
         lambda wrong: distributed.all_to_all_single(X[:2], wrong, [1, 1], [1, 1]),
+        lambda wrong: distributed.all_to_all_single(X, wrong),
     ],
 )
 def test_what_is_no_tensor_is_an_error(call: Any, wrong: Any) -> None:
@@ -253,6 +254,8 @@ def test_a_list_of_another_length_is_an_error() -> None:
             ):
                 with pytest.raises(ArgumentError, match=f"rank {rank}: .*list should have 2 items, has {length}"):
                     call([x] * length)
+                with pytest.raises(ArgumentError, match=f"rank {rank}: .*list should be a list, is Tensor"):
+                    call(x)
         with pytest.raises(ArgumentError, match="gather_list should have 2 items, has 0"):
             dist.gather(x, dst=rank)
         if rank == 0:
