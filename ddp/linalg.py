@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.functions import matmul
+from ddp._tensor.operands import as_sequence, check_tensor
 from ddp._tensor.reductions import Dims, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError
 
@@ -19,6 +20,7 @@ def vector_norm(x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = Fal
     Raises: DtypeError unless floating; ArgumentError if ord is inf or negative and there are no elements; RangeError
     for a dimension that does not exist.
     """
+    check_tensor("vector_norm", x)
     return x.norm(ord, dim, keepdim, dtype)
 
 
@@ -32,6 +34,8 @@ def matrix_norm(
     for matrices without columns (1 and -1) or without rows (inf and -inf); RangeError for a dimension that does not
     exist; DtypeError unless floating.
     """
+    check_tensor("matrix_norm", A)
+    dim = as_sequence(dim)
     if len(dim) != 2:
         raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")
     resolve_axes(A, dim, "matrix_norm")
@@ -58,10 +62,10 @@ def norm(
     Raises: ArgumentError for an `ord` that is not one of these norms, or over another number of dimensions; what
     `vector_norm` and `matrix_norm` raise.
     """
-    dims = [dim] if isinstance(dim, int) else dim
+    check_tensor("norm", A)
     if ord is None:
-        return vector_norm(A, 2, dims, keepdim, dtype=dtype)
-    over = dims if dims is not None else tuple(range(A.ndim))
+        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    over = range(A.ndim) if dim is None else as_sequence(dim)
     if len(over) == 2:
         return matrix_norm(A, ord, over, keepdim, dtype=dtype)
     if isinstance(ord, str) or len(over) != 1:

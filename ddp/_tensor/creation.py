@@ -22,7 +22,7 @@ from ddp._tensor.dtypes import Dtype, Number
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import REJECTED, as_ddp_error, as_method, check_tensor, parse_int, parse_sizes
 from ddp._tensor.results import Size as Shape
-from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
 
 __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
@@ -134,11 +134,18 @@ def new(
     """Creates a tensor on the device from the array that `make(xp, dtype)` returns.
 
     usual: the dtype if no other was asked for; None: the default dtype
+
+    Raises: ArgumentError if the array module cannot count its elements or hold a number.
     """
     dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     target = resolve_device(device)
-    with on(target):
-        array = make(np if pin_memory else target.xp, dtype)
+    try:
+        with on(target):
+            array = make(np if pin_memory else target.xp, dtype)
+    except DdpError:
+        raise
+    except REJECTED as error:
+        raise as_ddp_error("a new tensor", error) from error
     x = from_array(array, target, requires_grad)
     return pin(x) if pin_memory else x
 

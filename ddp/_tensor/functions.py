@@ -255,7 +255,9 @@ def complex(real: Tensor, imag: Tensor) -> ComplexTensor:
 
 
 def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
-    """abs*(cos angle + i*sin angle), of tensors of one shape and dtype."""
+    """abs*(cos angle + i*sin angle), of tensors of one shape and dtype. Raises: DtypeError for no tensor."""
+    for x in (abs, angle):
+        check_tensor("polar", x)
     return ComplexTensor(abs * angle.cos(), abs * angle.sin())
 
 
@@ -362,7 +364,7 @@ def atleast_3d(*tensors: Any) -> Any:
 
 def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns tensors that were given one by one, or as one sequence."""
-    return tuple(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors
+    return tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], Sequence) else tensors
 
 
 def _map_tensors(tensors: tuple[Any, ...], change: Any) -> Any:
@@ -376,14 +378,17 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
 
     Results are (n0, n1, ...) for "ij", (n1, n0, ...) for "xy".
 
-    Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
+    Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or an empty list; DtypeError for
+    what is no tensor.
     """
-    xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _as_list(tensors)]
-    if indexing not in ("ij", "xy") or not xs:
+    vectors = _as_list(tensors)
+    if indexing not in ("ij", "xy") or not vectors:
         raise ArgumentError(f"meshgrid: expected tensors, and an indexing of 'ij' or 'xy', not {indexing!r}")
-    for x in xs:
+    for x in vectors:
+        check_tensor("meshgrid", x)
         if x.ndim > 1:
             raise ShapeError(f"meshgrid: expected vectors, got shape {x.shape}")
+    xs = [x.reshape(-1) for x in vectors]
     if indexing == "xy" and len(xs) > 1:
         return tuple([grid.transpose(0, 1) for grid in meshgrid(*xs)])
     shape = [len(x) for x in xs]

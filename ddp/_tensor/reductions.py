@@ -324,9 +324,11 @@ class Reductions(TensorBase):
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
         """(values, indices) of the k largest, or smallest, along `dim`.
 
-        Raises: RangeError if there are fewer, for a negative k, or for a dimension that does not exist.
+        Raises: RangeError if there are fewer, for a negative k, or for a dimension that does not exist; DtypeError if k
+        is no integer.
         """
         xp, x, axis = _along(self, dim, "topk")
+        k = parse_int(k, "topk", "k")
         if not 0 <= k <= x.shape[axis]:
             raise RangeError(f"topk: k={k} of dimension {axis} of shape {self.array.shape}")
         return results.topk(*_gather(self, reduction.extremes(xp, x, k, axis, largest, sorted), dim))
@@ -334,9 +336,11 @@ class Reductions(TensorBase):
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest along `dim`, k >= 1.
 
-        Raises: RangeError if there are fewer, for a smaller k, or for a dimension that does not exist.
+        Raises: RangeError if there are fewer, for a smaller k, or for a dimension that does not exist; DtypeError if k
+        is no integer.
         """
         xp, x, axis = _along(self, dim, "kthvalue")
+        k = parse_int(k, "kthvalue", "k")
         if not 1 <= k <= x.shape[axis]:
             raise RangeError(f"kthvalue: k={k} of dimension {axis} of shape {self.array.shape}")
         pair = _gather(self, reduction.ranked(xp, x, k, axis), dim)

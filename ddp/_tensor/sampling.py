@@ -32,7 +32,7 @@ from ddp._tensor.creation import (
 from ddp._tensor.dtypes import Dtype
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record, operand_array
-from ddp._tensor.operands import as_method, check_tensor, parse_sizes
+from ddp._tensor.operands import as_method, check_tensor, parse_int, parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.arrays import Ints
@@ -314,11 +314,12 @@ def multinomial(
 
     int64. Weights are non-negative and need not sum to 1.
 
-    Raises: ShapeError for other dimensions, or C = 0; DtypeError unless floating; ArgumentError for weights that are
-    negative, not finite or all 0, for num_samples < 1, or if fewer weights are positive than are drawn without
-    replacement.
+    Raises: ShapeError for other dimensions, or C = 0; DtypeError unless floating, or if num_samples is no integer;
+    ArgumentError for weights that are negative, not finite or all 0, for num_samples < 1, or if fewer weights are
+    positive than are drawn without replacement.
     """
     check_tensor("multinomial", input)
+    num_samples = parse_int(num_samples, "multinomial", "num_samples")
     x = input.array
     xp = input._device.xp
     required_float(input, "multinomial")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from ddp._device import CPU, to_device
 from ddp._tensor.base import Tensor, TensorBase, Tensors, alias, apply, wrap
@@ -225,51 +225,58 @@ class Shapes(TensorBase):
         """Splits along `dim` into parts of `split_size`, of which the last may be smaller, or of given sizes.
 
         Raises: ShapeError if sizes do not add up, if one is negative, or for a 0-d tensor; ArgumentError for a negative
-        split_size, and for 0 unless the dimension is empty; RangeError.
+        split_size, and for 0 unless the dimension is empty; RangeError; DtypeError for sizes that are no integers.
         """
-        if not isinstance(split_size, int):
+        if not isinstance(split_size, SupportsIndex):
             return self.split_with_sizes(split_size, dim)
+        size = parse_int(split_size, "split", "a size")
         axis, n = _axis_and_size(self, dim, "split")
-        if split_size < 0 or (split_size == 0 and n):
-            raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {axis}")
-        return _split(self, axis, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
+        if size < 0 or (size == 0 and n):
+            raise ArgumentError(f"split: pieces of {size} of shape {self.array.shape}, dimension {axis}")
+        return _split(self, axis, [min(size, n - i) for i in range(0, n, size)] if n else [0])
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
         """Splits along `dim` into parts of these sizes.
 
-        Raises: ShapeError if they do not add up to its size, if one is negative, or for a 0-d tensor; RangeError.
+        Raises: ShapeError if they do not add up to its size, if one is negative, or for a 0-d tensor; RangeError;
+        DtypeError for sizes that are no integers.
         """
         axis, n = _axis_and_size(self, dim, "split")
-        if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
-            raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {axis} of {self.array.shape}")
-        return _split(self, axis, split_sizes)
+        sizes = parse_sizes((split_sizes,))
+        if sum(sizes) != n or any(length < 0 for length in sizes):
+            raise ShapeError(f"split: sizes {sizes} do not add up to {n}, dimension {axis} of {self.array.shape}")
+        return _split(self, axis, sizes)
 
     def chunk(self, chunks: int, dim: int = 0) -> Tensors:
         """Splits along `dim` into at most `chunks` parts of one size; the last may be smaller.
 
-        Raises: ArgumentError unless chunks is at least 1; RangeError; ShapeError for a 0-d tensor.
+        Raises: ArgumentError unless chunks is at least 1; RangeError; ShapeError for a 0-d tensor; DtypeError if chunks
+        is no integer.
         """
         axis, n = _axis_and_size(self, dim, "chunk")
-        if chunks < 1:
-            raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
+        count = parse_int(chunks, "chunk", "a number of chunks")
+        if count < 1:
+            raise ArgumentError(f"chunk: expected at least 1 chunk, got {count}")
         if not n:
-            return _split(self, axis, [0] * chunks)
-        return self.split(-(-n // chunks), axis)
+            return _split(self, axis, [0] * count)
+        return self.split(-(-n // count), axis)
 
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
         """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices.
 
-        Raises: ArgumentError unless n is at least 1; RangeError; ShapeError for a 0-d tensor.
+        Raises: ArgumentError unless n is at least 1; RangeError; ShapeError for a 0-d tensor; DtypeError for numbers
+        that are no integers.
         """
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
-        if isinstance(indices_or_sections, int):
-            if indices_or_sections < 1:
-                raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
-            size, longer = divmod(n, indices_or_sections)
-            return _split(self, axis, [size + 1] * longer + [size] * (indices_or_sections - longer))
-        cuts = [None, *indices_or_sections, None]
+        if isinstance(indices_or_sections, SupportsIndex):
+            sections = parse_int(indices_or_sections, "tensor_split", "a number of sections")
+            if sections < 1:
+                raise ArgumentError(f"tensor_split: expected at least 1 section, got {sections}")
+            size, longer = divmod(n, sections)
+            return _split(self, axis, [size + 1] * longer + [size] * (sections - longer))
+        cuts = [None, *parse_sizes((indices_or_sections,)), None]
         return tuple([_slice_view(self, axis, slice(*pair)) for pair in pairwise(cuts)])
 
     def unbind(self, dim: int = 0) -> Tensors:
@@ -280,10 +287,11 @@ class Shapes(TensorBase):
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
         """`length` elements along `dim`, from `start` on.
 
-        Raises: RangeError if `dim` does not have all of them, or length is negative; ShapeError for a 0-d tensor.
+        Raises: RangeError if `dim` does not have all of them, or length is negative; ShapeError for a 0-d tensor;
+        DtypeError if `start` is no integer.
         """
         axis, n = _axis_and_size(self, dim, "narrow")
-        first = int(start) + (n if start < 0 else 0)
+        first = parse_int(start, "narrow", "start") + (n if start < 0 else 0)
         if length < 0 or not 0 <= first <= n - length:
             raise RangeError(f"narrow: {first} + {length} elements in dimension {axis} of shape {self.array.shape}")
         return _slice_view(self, axis, slice(first, first + length))
@@ -291,12 +299,12 @@ class Shapes(TensorBase):
     def select(self, dim: int, index: int) -> Tensor:
         """The slice at `index` along `dim`, without that dimension.
 
-        Raises: RangeError; ShapeError for a 0-d tensor.
+        Raises: RangeError; ShapeError for a 0-d tensor; DtypeError if `index` is no integer.
         """
         axis, n = _axis_and_size(self, dim, "select")
         if not -n <= index < n:
             raise RangeError(f"select: index {index} in dimension {axis} of shape {self.array.shape}")
-        return _slice_view(self, axis, int(index))
+        return _slice_view(self, axis, parse_int(index, "select", "an index"))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal of two dimensions, as a new last dimension; offset > 0: a diagonal above the main one.

@@ -12,6 +12,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, to_common_device, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import ones, zeros
+from ddp._tensor.operands import parse_sizes
 from ddp._tensor.reductions import required_float, resolve_axis
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
@@ -210,7 +211,7 @@ def instance_norm(
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    return parse_sizes((normalized_shape,))
 
 
 class _Norm(Layer):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
+from ddp._tensor.dtypes import INTEGERS
+from ddp._tensor.operands import check_tensor, parse_sizes
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.module import Layer
 from ddp.nn.validation import Size, numbers
@@ -21,17 +24,22 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
 
     Raises: ArgumentError for an odd number of widths, more widths than the dimensions have, another mode, or a `value`
-    in a mode other than "constant"; ShapeError for an input of another shape, a padding that needs more elements
+    in a mode other than "constant", or that the integers of `input` cannot hold; DtypeError for widths that are no
+    integers; ShapeError for an input of another shape, a padding that needs more elements
     than the input has, or a result of negative size.
     """
+    check_tensor("pad", input)
+    pad = parse_sizes((pad,))
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         raise ArgumentError(f"pad: {tuple(pad)} for shape {input.shape}: expected pairs, last dimension first")
-    pairs = [(int(pad[i]), int(pad[i + 1])) for i in range(0, len(pad), 2)]
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
     widths = [(0, 0)] * (input.ndim - len(pairs)) + pairs[::-1]
     for n, (before, after) in zip(input.shape, widths, strict=True):
         if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
             raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
     if mode == "constant":
+        if input.array.dtype in INTEGERS and not math.isfinite(value or 0):
+            raise ArgumentError(f"pad: {value} does not fit {input.dtype}")
         return apply(pooling.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
     return _pad_from_input(input, widths, len(pairs), mode, value)
 

@@ -21,7 +21,7 @@ def test_forms_and_repr() -> None:
     assert str(ddp.device("cuda:1")) == "cuda:1"
     assert (ddp.device("cuda:1").type, ddp.device("cuda:1").index) == ("cuda", 1)
     assert ddp.device("cuda").index is None
-    assert ddp.device(1) is ddp.device("cuda:1")
+    assert ddp.device(1) is ddp.device(np.int64(1)) is ddp.device("cuda:1")
     assert type(ddp.device("cuda", np.int64(7)).index) is int
     assert ddp.device("cpu:0") is ddp.device("cpu", 0) is ddp.device("cpu")
 
