@@ -25,8 +25,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
     Raises: ArgumentError for an odd number of widths, more widths than the dimensions have, another mode, or a `value`
     in a mode other than "constant", or that the integers of `input` cannot hold; DtypeError for widths that are no
-    integers; ShapeError for an input of another shape, a padding that needs more elements
-    than the input has, or a result of negative size.
+    integers; ShapeError for an input of another shape, a padding that needs more elements than the input has, or a
+    result of negative size.
     """
     check_tensor("pad", input)
     pad = parse_sizes((pad,))
