@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._cuda.raw_kernel import KernelSource, opmath_dtype
-from ddp.ops.arrays import Array
+from ddp._cuda.raw_kernel import KernelSource, parameter_arguments
+from ddp.ops.arrays import Array, compute_dtype
 from ddp.ops.op import Gradients, Needs, Saved
 
 # A block computes a row of n logits x, for target t, class weights w and smoothing s:
@@ -142,7 +142,7 @@ def cross_entropy(
     float32_loss: bool = False,
 ) -> tuple[Array, Any]:
     """See `losses.cross_entropy`. Backward reads `target` without a copy, because `check_targets` has copied it."""
-    compute = opmath_dtype(x.dtype)
+    compute = compute_dtype(x.dtype)
     logits = _as_rows(xp, x)
     rows, n = logits.shape
     target = xp.ascontiguousarray(target, "int64")
@@ -163,7 +163,7 @@ def cross_entropy(
         return losses.astype(compute).astype(out_dtype).reshape(target.shape), (None, *residual)
     out = xp.ndarray((), out_dtype)
     mean = reduction == "mean"
-    outs = _narrow_or_wide(out, x)
+    outs = (out, None) if out.dtype == x.dtype else (None, out)
     ENTROPY.launch_rows(xp, "entropy_total", x.dtype, 1, losses, weights, *outs, scale, rows, mean)
     return out, (scale, *residual)
 
@@ -174,14 +174,8 @@ def cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residu
     logits = _as_rows(xp, x)
     rows, n = logits.shape
     dx = xp.ndarray(logits.shape, x.dtype)
-    g = xp.ascontiguousarray(g)
     arguments = (target, keep, weight, weights, maxima, sums, dx, rows, n, weight_sum, float(smoothing))
-    gradient = (*_narrow_or_wide(g, x), scale is not None, scale)
+    gradient = (*parameter_arguments(xp, g, x.dtype, maxima.dtype), scale is not None, scale)
     ENTROPY.launch_rows(xp, "entropy_backward", x.dtype, rows if n else 0, logits, *gradient, *arguments)
     shape = (x.shape[0], *x.shape[2:], n)
     return (xp.moveaxis(dx.reshape(shape), -1, 1),)
-
-
-def _narrow_or_wide(array: Array, x: Array) -> tuple[Array | None, Array | None]:
-    """The kernel arguments `narrow` and `wide`: (array, None) if the array has x's dtype, else (None, array)."""
-    return (array, None) if array.dtype == x.dtype else (None, array)

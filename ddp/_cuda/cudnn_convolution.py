@@ -13,7 +13,7 @@ from typing import Any
 from ddp._cuda import cudnn_graph
 from ddp._cuda.array_table import address
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec
-from ddp.ops.arrays import Array, total, upcast
+from ddp.ops.arrays import Array, from_bfloat16, total
 from ddp.ops.convolution import Pair, Shape, Window, adjoint, correlate
 from ddp.ops.memory_formats import as_format, dense_strides, empty_image, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
@@ -103,9 +103,9 @@ def _add_bias(out: Array, b: Array | None) -> Array:
     return out
 
 
-def _channel_sums(g: Array) -> Array:
+def _channel_sums(xp: Any, g: Array) -> Array:
     """The gradient of the bias. g: (N, C, H, W)."""
-    return total(upcast(g), (0, 2, 3)).astype(g.dtype, copy=False)
+    return total(from_bfloat16(xp, g), (0, 2, 3)).astype(g.dtype, copy=False)
 
 
 def _prepare(
@@ -153,4 +153,4 @@ def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gr
         kernel = w
     dx = gradient(xp, g, kernel, shape, channels_last) if needs[0] else None
     dw = _filter_gradient(xp, result, image, shape, w_shape, channels_last) if needs[1] else None
-    return dx, dw, _channel_sums(g) if needs[2] else None
+    return dx, dw, _channel_sums(xp, g) if needs[2] else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddp._cuda.raw_kernel import PHILOX, KernelSource, opmath_dtype
-from ddp.ops.arrays import Array
+from ddp._cuda.raw_kernel import PHILOX, KernelSource
+from ddp.ops.arrays import Array, compute_dtype
 from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
@@ -61,7 +61,7 @@ def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order:
     order: the axes in the order in which elements are numbered
     """
     if shape != x.shape:
-        factors = drop(xp, xp.ones(shape, opmath_dtype(x.dtype)), key, p, shape, order)
+        factors = drop(xp, xp.ones(shape, compute_dtype(x.dtype)), key, p, shape, order)
         return as_format(xp, (x * factors).astype(x.dtype, copy=False), prefers_channels_last(x))
     transposed = x.transpose(order)
     # Reshaped, because ascontiguousarray gives a 0-d array one axis.

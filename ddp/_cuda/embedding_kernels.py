@@ -135,7 +135,7 @@ def add_rows_in_order(
 # `add_rows` and `add_flat` use CuPy's atomic additions, so the order, and with it the last bits, varies between runs.
 
 
-def _sum_dtype(dtype: Any) -> Any:
+def _atomic_dtype(dtype: Any) -> Any:
     """The dtype to add in: float32, float64 or uint64, because CuPy's atomic additions take these.
 
     Sums of signed integers have the same bits in uint64.
@@ -147,7 +147,7 @@ def _sum_dtype(dtype: Any) -> Any:
 
 def _sums(xp: Any, x: Array, indices: Array, g: Array) -> Array:
     """x[indices] += g, in place if x has the dtype to add in. Returns x, or a copy of x in that dtype."""
-    dtype = _sum_dtype(x.dtype)
+    dtype = _atomic_dtype(x.dtype)
     sums = x if x.dtype == dtype else x.astype(dtype)
     xp.add.at(sums, indices, g.astype(dtype, copy=False))
     return sums

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ddp._cuda import array_table
-from ddp._cuda.raw_kernel import FLOATING, KernelSource, opmath_dtype
-from ddp.ops.arrays import Array
+from ddp._cuda.raw_kernel import FLOATING, KernelSource
+from ddp.ops.arrays import Array, compute_dtype
 from ddp.ops.shape import concatenate
 
 # The most blocks of `norm_parts`.
@@ -102,9 +102,9 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     common = np.float64 if _DOUBLE in dtypes else np.float32
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(common)
     if order != 2:
-        magnitudes = [xp.abs(g.astype(opmath_dtype(dtype), copy=False)) for g in gradients if g.size]
+        magnitudes = [xp.abs(g.astype(compute_dtype(dtype), copy=False)) for g in gradients if g.size]
         norms = [x.max() if order == math.inf else (x**order).sum() for x in magnitudes]
-        joined = concatenate(xp, [x.reshape(1) for x in norms] or [xp.zeros(1, opmath_dtype(dtype))], 0)
+        joined = concatenate(xp, [x.reshape(1) for x in norms] or [xp.zeros(1, compute_dtype(dtype))], 0)
         if order == math.inf:
             return joined.max()
         total = joined.sum()
@@ -113,7 +113,7 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
     # Zeros, because the GPU emulation of the tests may run fewer blocks.
-    parts = xp.zeros(max(1, min(table.count, _BLOCKS)), opmath_dtype(dtype))
+    parts = xp.zeros(max(1, min(table.count, _BLOCKS)), compute_dtype(dtype))
     GRADIENTS.launch_rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts)
     total = parts.sum()
     return xp.sqrt(total) if root else total

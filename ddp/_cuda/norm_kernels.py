@@ -12,10 +12,9 @@ from ddp._cuda.raw_kernel import (
     PARAMETERS,
     KernelSource,
     gradient_arguments,
-    opmath_dtype,
     parameter_arguments,
 )
-from ddp.ops.arrays import Array, as_rows
+from ddp.ops.arrays import Array, as_rows, compute_dtype
 from ddp.ops.normalization import weight_dtype_of
 from ddp.ops.op import Gradients, Needs, Saved
 
@@ -129,7 +128,7 @@ def norm(
     """
     rows, n = x.shape
     dtype = x.dtype
-    compute = opmath_dtype(dtype)
+    compute = compute_dtype(dtype)
     out = xp.ndarray((rows, n), dtype)
     rstd = xp.ndarray(rows, compute)
     mean = xp.ndarray(rows, compute) if centered else None

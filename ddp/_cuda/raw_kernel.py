@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddp._engine.grad_buffer import AccumulateInto
-from ddp.ops.arrays import BFLOAT16, Array
+from ddp.ops.arrays import Array
 
 # Threads of a block, unless a launch says otherwise.
 THREADS = 256
@@ -147,11 +147,6 @@ _CONVERTERS: dict[type, Callable[[Any], Any]] = {
 def _kernel_argument(value: Any) -> Any:
     convert = _CONVERTERS.get(type(value))
     return value if convert is None else convert(value)
-
-
-def opmath_dtype(dtype: Any) -> Any:
-    """The dtype to compute in (A) for arrays of `dtype` (T): float32 for 16 bits, otherwise `dtype` itself."""
-    return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype
 
 
 def contiguous(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:

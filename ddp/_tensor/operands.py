@@ -15,7 +15,7 @@ from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, guarded_
 from ddp._tensor.dtypes import SUPPORTED, Dtype, Number, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops.arrays import BFLOAT16, Ints, upcast
+from ddp.ops.arrays import BFLOAT16, Ints, from_bfloat16
 from ddp.ops.op import Op
 
 Other = Any  # a tensor, a Python number, or an array
@@ -114,7 +114,8 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
         if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to bfloat16
-            operands = upcast(operands[0]), upcast(operands[1]) if hasattr(b, "dtype") else float(BFLOAT16.type(b))
+            operand = b.array if isinstance(b, TensorBase) else float(BFLOAT16.type(b))
+            operands = from_bfloat16(xp, a.array), from_bfloat16(xp, operand)
         with np.errstate(invalid="ignore"):  # a comparison with nan is no error
             left, right = operands[::-1] if swap else operands
             out = getattr(xp, name)(left, right)

@@ -16,7 +16,7 @@ from ddp._tensor.operands import as_method, as_sequence, convert, floating, pars
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops import indexing as ops
-from ddp.ops.arrays import Ints, upcast
+from ddp.ops.arrays import Ints, from_bfloat16
 
 __all__ = ["isin", "searchsorted"]
 
@@ -79,8 +79,8 @@ def required_float(x: Self, name: str) -> Self:
 def _arg(x: TensorBase, name: str, method: str, dim: int | None, keepdim: bool) -> Any:
     """The index that the array's `method` finds. name: of the function that the user called."""
     check_not_empty(x, resolve_axes(x, dim, name), name)
-    array = upcast(x.array)
     xp = x._device.xp
+    array = from_bfloat16(xp, x.array)
     if dim is None:
         index = xp.asarray(getattr(array, method)())
         return index.reshape((1,) * array.ndim) if keepdim else index
@@ -164,7 +164,7 @@ def _running(result_type: Any, ufunc: str, which: str) -> Any:
         axis = resolve_axis(self, dim, name)
         if not self.array.ndim:
             return result_type(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
-        index = reduction.running(xp, ufunc, upcast(self.array), axis)
+        index = reduction.running(xp, ufunc, from_bfloat16(xp, self.array), axis)
         values = apply(reduction.running_extreme, (self,), index=index, dim=axis)
         return result_type(values, wrap(index if values.edge is None else index.copy(), self._device))
 
@@ -291,8 +291,8 @@ class Reductions(TensorBase):
         if dim is None:
             return apply(reduction.median, (check_not_empty(self, resolve_axes(self, None, "median"), "median"),))
         axis = resolve_axis(self, dim, "median")
-        array = upcast(check_not_empty(self, resolve_axes(self, axis, "median"), "median").array)
         xp = self._device.xp
+        array = from_bfloat16(xp, check_not_empty(self, resolve_axes(self, axis, "median"), "median").array)
         if not array.ndim:
             return results.median(*_values_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
         middle = (array.shape[axis] - 1) // 2

@@ -10,9 +10,10 @@ import numpy as np
 
 from ddp._engine import Leaf, Node, ReusableNode, Version, modes, stream_sync
 from ddp._tensor.base import TensorBase
-from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, parse
+from ddp._tensor.dtypes import bfloat16, float16, float32, parse
 from ddp._tensor.operands import convert
 from ddp.errors import ArgumentError, DtypeError
+from ddp.ops.arrays import compute_dtype
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 _DEFAULT = {"cuda": float16, "cpu": bfloat16}
@@ -125,7 +126,7 @@ class _CastRules:
         if op.name in FLOAT32_OPS[first.device.type]:
             if self.spares(op, first):
                 return inputs
-            return [_to_float32(x) if isinstance(x, TensorBase) else x for x in inputs]
+            return [convert(x, compute_dtype(x.array.dtype)) if isinstance(x, TensorBase) else x for x in inputs]
         return inputs
 
     def spares(self, op: Any, x: TensorBase) -> bool:
@@ -168,8 +169,3 @@ def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
     assert type(result.edge) is Node
     result.edge.__class__ = ReusableNode
     return result
-
-
-def _to_float32(x: TensorBase) -> TensorBase:
-    dtype = x.array.dtype
-    return convert(x, float32) if is_float(dtype) and dtype in (float16, bfloat16) else x

@@ -17,7 +17,7 @@ from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import indexing
-from ddp.ops.arrays import upcast
+from ddp.ops.arrays import from_bfloat16
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,7 +159,7 @@ def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
 
     rows: (N, D); bag: (N,); sizes: the number of rows in each bag
     """
-    order = xp.argsort(-upcast(rows), axis=0, kind="stable")
+    order = xp.argsort(-from_bfloat16(xp, rows), axis=0, kind="stable")
     order = xp.take_along_axis(order, xp.argsort(bag[order], axis=0, kind="stable"), axis=0)
     return order[(xp.cumsum(sizes) - sizes)[sizes > 0]]
 

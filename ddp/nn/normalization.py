@@ -20,7 +20,7 @@ from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
-from ddp.ops.arrays import upcast
+from ddp.ops.arrays import from_bfloat16
 
 _EPSILON = {"float64": 2.0**-52}  # the gap between 1 and the next number; 16-bit types are normalised in float32
 
@@ -156,7 +156,7 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
     def move(mean: Any, var: Any, count: int) -> None:
         for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
-                before = upcast(running.array)
+                before = from_bfloat16(running.device.xp, running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
                 # Not `before + momentum*(value - before)`: there, infinities would become nan.
                 running.copy_(wrap((1 - momentum) * before + momentum * value, running.device))

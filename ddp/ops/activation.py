@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, upcast, where_or_zero
 from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
@@ -23,11 +23,11 @@ Curve = Callable[..., ValueAndDerivative]  # curve(xp, x, **parameters)
 
 def _smooth(name: str, curve: Curve) -> Op:
     def forward(xp: Any, x: Array, **parameters: Any) -> ForwardResult:
-        return curve(xp, *as_float32(x), **parameters)[0].astype(x.dtype, copy=False), parameters
+        return curve(xp, upcast(x), **parameters)[0].astype(x.dtype, copy=False), parameters
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
         x = saved[0]
-        derivative = curve(xp, *as_float32(x), **parameters)[1]
+        derivative = curve(xp, upcast(x), **parameters)[1]
         return (g * derivative().astype(x.dtype, copy=False),)
 
     return Op(name, forward, backward, inputs=("x",), saves=("x",))
@@ -35,7 +35,7 @@ def _smooth(name: str, curve: Curve) -> Op:
 
 # z = 1/(1 + e^-x);  dx = g*z*(1 - z)
 def _sigmoid(xp: Any, x: Array) -> Array:
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     return (1 / (1 + xp.exp(-upcast_x))).astype(x.dtype, copy=False)
 
 
@@ -214,7 +214,7 @@ hardsigmoid = unary_op(
 
 # z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
 def _hardswish(xp: Any, x: Array) -> Array:
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     return (xp.clip(upcast_x + 3, 0, 6) * upcast_x / 6).astype(x.dtype, copy=False)
 
 

@@ -90,19 +90,19 @@ def astype(xp: Any, x: Array, dtype: np.dtype[Any]) -> Array:
     return x.astype(dtype)
 
 
-def upcast(x: Any) -> Any:
-    """Converts a bfloat16 array to float32; returns anything else unchanged."""
-    return x.astype(_FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
-
-
-def compute_dtype(x: Array) -> np.dtype[Any]:
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype to compute in: float32 for 16-bit floats, which are too coarse to add up (see `total`)."""
-    return _FLOAT32 if x.dtype.char in _HALVES else x.dtype
+    return _FLOAT32 if dtype.char in _HALVES else dtype
 
 
-def as_float32(*arrays: Array | None) -> list[Any]:
-    """Converts arrays of 16-bit floats to float32, so that each sum is rounded once; returns the others unchanged."""
-    return [x.astype(_FLOAT32) if x is not None and x.dtype.char in _HALVES else x for x in arrays]
+def upcast(x: Array | None) -> Any:
+    """Converts an array of 16-bit floats to float32, so that each sum is rounded once; returns others unchanged."""
+    return x.astype(_FLOAT32) if x is not None and x.dtype.char in _HALVES else x
+
+
+def from_bfloat16(xp: Any, x: Any) -> Any:
+    """Converts a bfloat16 array to float32, for functions that take float16; returns anything else unchanged."""
+    return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
 def shape_of(x: Any) -> Ints:

@@ -52,7 +52,7 @@ class _Attention:
         q, k, v, mask = inputs
         self.xp = xp
         self.scale = scale
-        self.dtype = compute_dtype(q)
+        self.dtype = compute_dtype(q.dtype)
         sizes = zip(q.shape[:-2], k.shape[:-2], v.shape[:-2], strict=True)
         self.lead = tuple(0 if 0 in lengths else max(lengths) for lengths in sizes)
         self.q, self.k, self.v = (self.broadcast(x.astype(self.dtype, copy=False)) for x in (q, k, v))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp.ops.arrays import Array, array_function, as_float32, compute_dtype, total
+from ddp.ops.arrays import Array, array_function, compute_dtype, total, upcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
@@ -107,7 +107,7 @@ def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
     n = len(columns)
     channels = columns.shape[1] // window.elements
     parts = columns.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
-    x = xp.zeros((n, channels, *window.image), compute_dtype(columns))
+    x = xp.zeros((n, channels, *window.image), compute_dtype(columns.dtype))
     col2im_lines(xp, parts, window, slice(0, window.out[0]), x)
     return x.astype(columns.dtype, copy=False)
 
@@ -185,7 +185,7 @@ def _positions(x: Array, groups: int, lines: slice) -> Array:
 
     The result is a view if N is 1, unless x has 16-bit floats, which become float32.
     """
-    (x,) = as_float32(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
+    x = upcast(x.reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])[:, :, :, lines])
     return x.transpose(1, 2, 0, 3, 4).reshape(groups, x.shape[2], -1)
 
 
@@ -193,7 +193,7 @@ def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
     """The columns of `lines` of the positions: (groups, channels * KH * KW, N * lines * OW)."""
     if shape.window.is_identity:
         return _positions(x, shape.groups, lines)
-    (x,) = as_float32(x)  # NumPy has no fast product of float16
+    x = upcast(x)  # NumPy has no fast product of float16
     return im2col_lines(xp, x, shape.window, lines).reshape(shape.groups, shape.length, -1)
 
 
@@ -201,7 +201,7 @@ def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
 def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Array:
     """The convolution of x by the filters w, plus b: (N, O, OH, OW)."""
     n, groups, _, filters, window = shape
-    (kernel,) = as_float32(w.reshape(groups, filters, shape.length))
+    kernel = upcast(w.reshape(groups, filters, shape.length))
     out = xp.empty((n, groups, filters, *window.out), kernel.dtype)
     for tile, lines in shape.tiles(xp, kernel.itemsize):
         columns = _columns(xp, x[tile], shape, lines)
@@ -225,14 +225,14 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     dw: Any = None
     kernel: Any = None
     if w is not None:
-        (kernel,) = as_float32(w.reshape(groups, filters, shape.length).swapaxes(1, 2))
+        kernel = upcast(w.reshape(groups, filters, shape.length).swapaxes(1, 2))
         if window.is_identity:
             dx = correlate(xp, g, kernel, None, Shape(n, groups, filters, channels, window))
             kernel = None
         else:
             dx = xp.zeros((n, groups * channels, *window.image), kernel.dtype)
     if x is not None:
-        dw = xp.zeros((groups, filters, shape.length), compute_dtype(x))
+        dw = xp.zeros((groups, filters, shape.length), compute_dtype(x.dtype))
     for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or x is not None else ():
         last = _positions(g[tile], groups, lines)
         if kernel is not None:

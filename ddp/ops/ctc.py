@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, as_float32
+from ddp.ops.arrays import Array, ForwardResult, upcast
 from ddp.ops.indexing import add_flat, positions
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
@@ -55,7 +55,7 @@ def _ctc_loss(
     zero_infinity: bool,
 ) -> ForwardResult:
     """x: (T, N, C), log P of labels; targets: (N, L); input_lengths, target_lengths: (N,); returns (N,)."""
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     steps, n, _ = x.shape
     labels = xp.full((n, 2 * targets.shape[1] + 1), blank)
     labels[:, 1::2] = targets
@@ -79,7 +79,7 @@ def _ctc_loss(
 
 def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     paths, last, skip, flat_index, ends, input_lengths, derivative = residual
-    (x,) = as_float32(saved[0])
+    x = upcast(saved[0])
     ending = _depart(xp, ends.astype(x.dtype), last, -xp.inf)
     probability = 0
     passed = xp.empty(flat_index.shape, x.dtype)

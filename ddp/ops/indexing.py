@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, shape_of, unbroadcast, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, shape_of, unbroadcast, upcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Indexing: backward adds each gradient to the element that was read; an element may be read more than once.
@@ -123,7 +123,7 @@ def add_flat(xp: Any, x: Array, flat_index: Array, g: Array) -> Array:
 
     flat_index: of the shape of g, 0 <= flat_index < len(x)
     """
-    sums, terms = as_float32(x, g)
+    sums, terms = map(upcast, (x, g))
     xp.add.at(sums, flat_index.reshape(-1), terms.reshape(-1))
     return sums.astype(x.dtype, copy=False)
 
@@ -168,7 +168,7 @@ def add_rows(xp: Any, length: int, row_index: Array, g: Array, out: Array | None
 
     out: memory for the result, (length, D), or None. Used only if it is C-contiguous and has the dtype of the sums
     """
-    (rows,) = as_float32(g)
+    rows = upcast(g)
     if out is None or out.dtype != rows.dtype or not out.flags.c_contiguous:
         out = xp.empty((length, g.shape[1]), rows.dtype)
     out[...] = 0

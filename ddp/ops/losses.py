@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, as_float32, compute_dtype, sum_of_squares, total
+from ddp.ops.arrays import Array, ForwardResult, compute_dtype, sum_of_squares, total, upcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.softmax_ops import exponentials
 
@@ -33,9 +33,9 @@ def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array 
     flat_index = flat_index + xp.arange(0, n * count * inner, count * inner).reshape(n, 1)
     if inner > 1:
         flat_index += xp.arange(inner)
-    weights = None if weight is None else weight.take(target).astype(compute_dtype(x), copy=False)
+    weights = None if weight is None else weight.take(target).astype(compute_dtype(x.dtype), copy=False)
     if keep is not None:
-        weights = keep.astype(compute_dtype(x)) if weights is None else weights * keep
+        weights = keep.astype(compute_dtype(x.dtype)) if weights is None else weights * keep
     return flat_index, weights
 
 
@@ -94,10 +94,10 @@ def _cross_entropy(
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     keep = None if keep is None else keep.reshape(target.shape)
     flat_index, weights = classes(xp, rows, target, keep, weight)
-    sum_dtype = compute_dtype(x)
+    compute = compute_dtype(x.dtype)
     if weight is not None:
-        weight = weight.astype(sum_dtype, copy=False)
-    top, sums = exponential_sums(xp, rows.astype(sum_dtype, copy=False))
+        weight = weight.astype(compute, copy=False)
+    top, sums = exponential_sums(xp, rows.astype(compute, copy=False))
     # One number per sample, in float64: a loss near 0 is the difference of large numbers.
     logs = (xp.log(sums, dtype="float64") + top).reshape(flat_index.shape)
     losses = logs - rows.reshape(-1).take(flat_index)
@@ -107,7 +107,7 @@ def _cross_entropy(
         losses = xp.where(keep, losses, 0)  # also if the logits there are infinite or nan
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
-        weighted = rows.astype(sum_dtype, copy=False)
+        weighted = rows.astype(compute, copy=False)
         weighted = weighted if weight is None else weighted * weight.reshape(-1, *[1] * (rows.ndim - 2))
         even = logs * mass - weighted.sum(axis=1).reshape(flat_index.shape)
         if keep is not None:
@@ -141,22 +141,20 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     x = saved[0]
     top, sums, target, keep, weight, smoothing, scale, reduction = residual
     rows = columns(x)
-    sum_dtype = sums.dtype
+    compute = sums.dtype
     flat_index, weights = classes(xp, rows, target, keep, weight)
-    at_target = of_all = sample_gradient(
-        xp, g.astype(sum_dtype, copy=False), scale, weights, keep, flat_index, reduction
-    )
+    at_target = of_all = sample_gradient(xp, g.astype(compute, copy=False), scale, weights, keep, flat_index, reduction)
     even = None
     if smoothing:
-        part = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, keep, flat_index, reduction) * (
+        part = sample_gradient(xp, g.astype(compute, copy=False), scale, None, keep, flat_index, reduction) * (
             smoothing / rows.shape[1]
         )
         mass = rows.shape[1] if weight is None else weight.sum()
         at_target = at_target * (1 - smoothing)
         of_all = at_target + part * mass
-        even = xp.broadcast_to(part, flat_index.shape).reshape(sums.shape).astype(sum_dtype, copy=False)
-    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=sum_dtype)
-    dx = scaled_exponentials(xp, rows.astype(sum_dtype, copy=False), top, factor)
+        even = xp.broadcast_to(part, flat_index.shape).reshape(sums.shape).astype(compute, copy=False)
+    factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=compute)
+    dx = scaled_exponentials(xp, rows.astype(compute, copy=False), top, factor)
     if even is not None:
         dx -= even if weight is None else even * weight.reshape(-1, *[1] * (dx.ndim - 2))
     dx = xp.ascontiguousarray(dx, x.dtype)
@@ -172,7 +170,7 @@ cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inp
 # dt_nc = g_n*(l_n - x_nc)
 def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardResult:
     """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
-    rows, targets = as_float32(columns(x), columns(t))
+    rows, targets = map(upcast, (columns(x), columns(t)))
     top, sums = exponential_sums(xp, rows)
     mass = targets.sum(axis=1, keepdims=True)
     losses = xp.log(sums, dtype="float64") * mass - ((rows - top) * targets).sum(axis=1, keepdims=True)
@@ -188,12 +186,12 @@ def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, 
     x, t = saved
     top, sums, mass, scale, reduction = residual
     rows = columns(x).astype(sums.dtype, copy=False)
-    sum_dtype = sums.dtype
-    g = sample_gradient(xp, g.astype(sum_dtype, copy=False), scale, None, None, sums, reduction)
+    compute = sums.dtype
+    g = sample_gradient(xp, g.astype(compute, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
-        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(sum_dtype, copy=False))
-        dx = (dx - columns(t).astype(sum_dtype, copy=False) * g).astype(x.dtype, copy=False).reshape(x.shape)
+        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(compute, copy=False))
+        dx = (dx - columns(t).astype(compute, copy=False) * g).astype(x.dtype, copy=False).reshape(x.shape)
     if needs[1]:
         dt = ((top + xp.log(sums) - rows) * g).astype(x.dtype, copy=False).reshape(x.shape)
     return dx, dt
@@ -218,7 +216,7 @@ def _nll_loss(
     shape = target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     flat_index, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
-    losses = -rows.reshape(-1).take(flat_index).astype(compute_dtype(x), copy=False)
+    losses = -rows.reshape(-1).take(flat_index).astype(compute_dtype(x.dtype), copy=False)
     if weights is not None:
         losses *= weights
     if keep is not None:
@@ -387,7 +385,7 @@ Derivative = Callable[[Any, Array, float, Array], Array]  # the derivative of th
 
 
 def _difference(xp: Any, x: Array, y: Array) -> Array:
-    return xp.subtract(x, y, dtype=compute_dtype(x))
+    return xp.subtract(x, y, dtype=compute_dtype(x.dtype))
 
 
 def _pair(name: str, value: Value, derivative: Derivative) -> Op:

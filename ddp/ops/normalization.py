@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, as_rows
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_rows, upcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
@@ -26,7 +26,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)
-    x, w, b = as_float32(x, w, b)
+    x, w, b = map(upcast, (x, w, b))
     rows = as_rows(x, axes)
     mean, var = moments(xp, rows[None])
     rstd = 1 / xp.sqrt(var + eps)
@@ -64,7 +64,7 @@ def _rows_backward(
     dtype = g.dtype
     shape = g.shape
     inner = shape[len(shape) - axes :]
-    g, x, w = as_float32(as_rows(g, axes), x, w)
+    g, x, w = map(upcast, (as_rows(g, axes), x, w))
     dx = dw = None
     if x is not None:
         x = as_rows(x, axes)
@@ -93,7 +93,7 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> Forw
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w)
-    x, w = as_float32(x, w)
+    x, w = map(upcast, (x, w))
     rows = as_rows(x, axes)
     rstd = 1 / xp.sqrt(row_mean(xp, xp.square(rows, dtype="float64")) + eps)
     out = (rows * rstd.astype(rows.dtype)).reshape(shape)
@@ -116,7 +116,7 @@ rms_norm = Op(
 # z = x/d, d = max(|x|_p, eps) along dim;  dx = (g - [|x|_p > eps] * sum(g*z) * sign(x)*(|x|/|x|_p)^(p - 1)) / d
 def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> ForwardResult:
     dtype = x.dtype
-    (x,) = as_float32(x)
+    x = upcast(x)
     if p == 2:
         norm = xp.sqrt((x * x).sum(axis=dim, keepdims=True))
     elif p == 1:
@@ -132,7 +132,7 @@ def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> ForwardResu
 def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     norm, p, dim, eps = residual
     dtype = g.dtype
-    g, x = as_float32(g, saved[0])
+    g, x = map(upcast, (g, saved[0]))
     over = xp.where(norm > eps, norm, 1)
     unit = x / over
     if p == 2:
@@ -243,7 +243,7 @@ def _forward(
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)
-    x, w, b = as_float32(x, w, b)
+    x, w, b = map(upcast, (x, w, b))
     x = x.reshape(layout.shape)
     mean, var = layout.statistics(xp, x)
     if tell is not None:
@@ -258,7 +258,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     layout, mean, rstd, weight_dtype, fixed = residual
     dtype = g.dtype
     shape = g.shape
-    g, x, w = as_float32(g, x, w)
+    g, x, w = map(upcast, (g, x, w))
     g = g.reshape(layout.shape)
     if x is None:
         return None, None, g.sum(axis=(0, 2)).astype(weight_dtype, copy=False)
@@ -322,7 +322,7 @@ def _channel_affine(
     dtype = x.dtype
     shape = x.shape
     weight_dtype = weight_dtype_of(x, w, b)
-    x, w, b = as_float32(x, w, b)
+    x, w, b = map(upcast, (x, w, b))
     mean = mean.astype("float64")
     rstd = 1 / xp.sqrt(var.astype("float64") + float(eps))
     layout = ChannelGroups(shape)

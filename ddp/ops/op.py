@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.arrays import BFLOAT16, Array, astype
+from ddp.ops.arrays import BFLOAT16, Array, astype, from_bfloat16
 
 Needs = tuple[bool, ...]
 Saved = Sequence[Any]
@@ -168,23 +168,19 @@ class Upcast:
         self._grad_outs = ((None,) * len(op.inputs),) if op.grad_out else ()
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
-        out, residual = self._forward(xp, *[_to_float32(xp, x) for x in inputs], **parameters)
+        out, residual = self._forward(xp, *[from_bfloat16(xp, x) for x in inputs], **parameters)
         narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
         rounded = tuple([_to_bfloat16(xp, array) for array in out]) if isinstance(out, tuple) else _to_bfloat16(xp, out)
         return rounded, (residual, narrow)
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
-        upcast_grad = [_to_float32(xp, gradient) for gradient in g] if isinstance(g, list) else _to_float32(xp, g)
-        results = self._backward(xp, upcast_grad, needs, [_to_float32(xp, x) for x in saved], inner, *self._grad_outs)
+        upcast_grad = [from_bfloat16(xp, gradient) for gradient in g] if isinstance(g, list) else from_bfloat16(xp, g)
+        results = self._backward(xp, upcast_grad, needs, [from_bfloat16(xp, x) for x in saved], inner, *self._grad_outs)
         if narrow is None:  # the forward took bfloat16 as it is, so `Upcast.forward` did not run
             return [_to_bfloat16(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
         return [_to_bfloat16(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
-
-
-def _to_float32(xp: Any, x: Any) -> Any:
-    return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
 def _to_bfloat16(xp: Any, x: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, compute_dtype, total, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, compute_dtype, total, upcast, where_or_zero
 from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
@@ -42,7 +42,7 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
 @array_function
 def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     """The gradient of `maxima`: adds each element of g at the index of its maximum. Returns (N, C, H, W)."""
-    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
+    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g.dtype))
     places = _places(xp, window)
     for position, pixels in window.shifts():
         dx[pixels] += where_or_zero(xp, index[position] == places[pixels], g[position])
@@ -95,7 +95,7 @@ def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | N
 def _avg_pool2d(
     xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
 ) -> ForwardResult:
-    out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x))
+    out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x.dtype))
     if _few(window):
         for position, pixels in _patches(window):
             out[position] = x[pixels].sum((2, 3), out.dtype, keepdims=True)
@@ -113,7 +113,7 @@ def _avg_pool2d(
 def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     window, divisor = residual
     part = (g / divisor).astype(g.dtype, copy=False)
-    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
+    dx = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g.dtype))
     if _few(window):
         for position, pixels in _patches(window):
             dx[pixels] += part[position]
@@ -154,7 +154,7 @@ def _bins(n: int, out: int) -> list[slice]:
 def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
     rows = _bins(x.shape[2], size[0])
     columns = _bins(x.shape[3], size[1])
-    lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x))
+    lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x.dtype))
     for p, row in enumerate(rows):
         xp.mean(x[:, :, row], axis=2, dtype=lines.dtype, out=lines[:, :, p])
     out = xp.empty((*x.shape[:2], *size), x.dtype)
@@ -165,7 +165,7 @@ def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
 
 def _adaptive_avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, rows, columns = residual
-    lines = xp.zeros((*g.shape[:3], shape[3]), compute_dtype(g))
+    lines = xp.zeros((*g.shape[:3], shape[3]), compute_dtype(g.dtype))
     for q, column in enumerate(columns):
         lines[..., column] += g[..., q : q + 1] / (column.stop - column.start)
     dx = xp.zeros(shape, lines.dtype)
@@ -257,14 +257,14 @@ def _interpolate(
         scale = scales[axis - 2]
         if n != out or scale not in (None, 1):
             axes.append((axis, n, taps(n, out, scale, mode, align_corners, x.dtype)))
-    (out,) = as_float32(x)
+    out = upcast(x)
     for axis, _, axis_taps in axes:
         out = _resample(xp, out, axis, axis_taps)
     return out.astype(x.dtype, copy=not axes), axes
 
 
 def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: Any) -> Gradients:
-    (dx,) = as_float32(g)
+    dx = upcast(g)
     for axis, n, axis_taps in reversed(axes):
         dx = _resample_backward(xp, dx, axis, axis_taps, n)
     return (dx.astype(g.dtype, copy=False),)

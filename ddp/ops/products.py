@@ -305,7 +305,7 @@ feed_forward = Op(
 @array_function
 def invert(xp: Any, x: Array) -> Array:
     """The inverses of matrices x (..., n, n)."""
-    return xp.linalg.inv(x.astype(compute_dtype(x))).astype(x.dtype)
+    return xp.linalg.inv(x.astype(compute_dtype(x.dtype))).astype(x.dtype)
 
 
 # z = x^-1;  dx = -z^T @ g @ z^T
@@ -318,7 +318,7 @@ inverse = unary_op("inverse", invert, _inverse_gradient, "out")
 
 
 def _cholesky(xp: Any, x: Array) -> Array:
-    return xp.linalg.cholesky(x.astype(compute_dtype(x))).astype(x.dtype)
+    return xp.linalg.cholesky(x.astype(compute_dtype(x.dtype))).astype(x.dtype)
 
 
 # x = z @ z^T, z lower triangular;  with p = z^T @ g, l its lower triangle, and s = l without the diagonal:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.arrays import Array, Ints, array_function, as_float32, compute_dtype
+from ddp.ops.arrays import Array, Ints, array_function, compute_dtype, upcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import column_sums, product
 
@@ -54,8 +54,8 @@ def _output_gradients(xp: Any, g: Sequence[Array | None], hs: Array, reverse: bo
 
 def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Array | None]) -> Array:
     if g is not None:
-        return g.astype(compute_dtype(g), order="C")
-    return xp.zeros(shape, compute_dtype(next(x for x in like if x is not None)))
+        return g.astype(compute_dtype(g.dtype), order="C")
+    return xp.zeros(shape, compute_dtype(next(x.dtype for x in like if x is not None)))
 
 
 def _weights(
@@ -88,7 +88,7 @@ def _rnn(
     relu = how["relu"]
     reverse = how["reverse"]
     dtype = x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = map(upcast, (x, h, w_ih, w_hh, b_ih, b_hh))
     hs = _states(xp, len(x), h)
     added = _in_order(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
     recurrent = xp.ascontiguousarray(w_hh.T)
@@ -103,7 +103,7 @@ def _rnn(
 
 
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = as_float32(*saved)
+    x, w_ih, w_hh = map(upcast, saved)
     hs, relu, reverse = residual
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     derivative = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
@@ -190,7 +190,7 @@ def _lstm(
     Gates in the order i, f, u, o.
     """
     dtype = x.dtype
-    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = as_float32(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr)
+    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = map(upcast, (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr))
     hs = _states(xp, len(x), h)
     cs = _states(xp, len(x), c)
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
@@ -247,7 +247,7 @@ def lstm_steps_backward(
 
 
 def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh, w_hr = as_float32(*saved)
+    x, w_ih, w_hh, w_hr = map(upcast, saved)
     hs, cs, gates, reverse = residual
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
@@ -291,7 +291,7 @@ def _gru(
     Gates in the order r, z, n.
     """
     dtype = x.dtype
-    x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
+    x, h, w_ih, w_hh, b_ih, b_hh = map(upcast, (x, h, w_ih, w_hh, b_ih, b_hh))
     size = h.shape[1]
     hs = _states(xp, len(x), h)
     half = halves(xp, 3, size, x.dtype)
@@ -326,7 +326,7 @@ def _gru(
 
 
 def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x, w_ih, w_hh = as_float32(*saved)
+    x, w_ih, w_hh = map(upcast, saved)
     hs, gates, e_n, reverse = residual
     size = hs.shape[2]
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)

@@ -10,8 +10,8 @@ from ddp.ops.arrays import (
     ForwardResult,
     Ints,
     array_function,
-    as_float32,
     compute_dtype,
+    from_bfloat16,
     sum_of_squares,
     total,
     unreduce,
@@ -131,15 +131,14 @@ select = Op("select", _select, _select_backward, inputs=("x",))
 
 # z = product of x;  dx = g*(product of all others), which is correct with zeros, too
 def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
-    sum_dtype = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
-    out = x.prod(axis=dims, keepdims=keepdim, dtype=sum_dtype)
-    return out.astype(x.dtype, copy=False) if x.dtype.char == "e" else out, (dims, keepdim)
+    out = x.prod(axis=dims, keepdims=keepdim, dtype=_accumulation_dtype(x))
+    return _round_like(out, x), (dims, keepdim)
 
 
 def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     dtype = saved[0].dtype
     (dims, keepdim) = residual
-    x, g = as_float32(saved[0], unreduce(g, saved[0].shape, dims, keepdim))
+    x, g = map(upcast, (saved[0], unreduce(g, saved[0].shape, dims, keepdim)))
     order = [*dims, *(d for d in range(x.ndim) if d not in dims)]
     reduced_first = x.transpose(order)
     factors = math.prod(reduced_first.shape[: len(dims)])
@@ -198,7 +197,7 @@ def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
 def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: bool = False) -> ForwardResult:
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     if kept and kept[0]:  # the first axis is reduced: adding up whole rows reads memory in order
         columns = upcast_x.transpose(*dims, *kept).reshape(count, count_of(x.shape, kept), 1)
     else:
@@ -219,7 +218,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
 
 def _var_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     middle, divisor = residual
-    (x,) = as_float32(saved[0])
+    x = upcast(saved[0])
     factor = xp.divide(g.reshape(middle.shape), divisor, dtype="float64")
     return (standardize(xp, x, middle, factor).astype(g.dtype, copy=False),)
 
@@ -235,7 +234,7 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> Forw
         if x.ndim == len(dims) and x.dtype.char != "e" and x.flags.c_contiguous:
             out = xp.sqrt(sum_of_squares(xp, x.reshape(-1)))
             return (out.reshape((1,) * x.ndim) if keepdim else out), residual
-        (upcast_x,) = as_float32(x)
+        upcast_x = upcast(x)
         return xp.sqrt(total(upcast_x * upcast_x, dims, keepdim)).astype(x.dtype, copy=False), residual
     size = xp.abs(x)
     if p == 0:
@@ -248,7 +247,7 @@ def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> Forw
         else:
             out = total(size, dims, keepdim)
     else:
-        (upcast_x,) = as_float32(size)
+        upcast_x = upcast(size)
         out = total(upcast_x**p, dims, keepdim) ** (1 / p)
     return out.astype(x.dtype, copy=False), residual
 
@@ -269,7 +268,7 @@ def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
         return (xp.sign(x) * xp.where(hit, g / hit.sum(axis=shapes[1], keepdims=True).astype(x.dtype), 0),)
     zero = out == 0
     if p == 2:
-        g, out = as_float32(g, out)  # g / out may be too large for float16, though x * g / out is not
+        g, out = map(upcast, (g, out))  # g / out may be too large for float16, though x * g / out is not
         return ((x * xp.where(zero, 0, g / (out + zero))).astype(x.dtype, copy=False),)
     if p < 2:
         size = xp.where(size == 0, 1, size)  # avoids a negative power of 0; sign(x) makes the gradient 0 there
@@ -283,11 +282,11 @@ vector_norm = Op("vector_norm", _vector_norm, _vector_norm_backward, inputs=("x"
 # Running sums, products and extremes along an axis.
 
 
-def _sum_dtype(x: Array) -> Any:
+def _accumulation_dtype(x: Array) -> Any:
     """The dtype to add up and multiply in: int64 for integers and bool, float32 for 16-bit floats, else that of x."""
     if x.dtype.kind in "bui":
         return "int64"
-    return compute_dtype(x)
+    return compute_dtype(x.dtype)
 
 
 def _round_like(out: Array, x: Array) -> Array:
@@ -296,12 +295,12 @@ def _round_like(out: Array, x: Array) -> Array:
 
 def _from_the_end(xp: Any, x: Array, dim: int) -> Array:
     """For each element, the sum of it and all later ones along `dim`."""
-    return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_sum_dtype(x)), dim)
+    return xp.flip(xp.cumsum(xp.flip(x, dim), axis=dim, dtype=_accumulation_dtype(x)), dim)
 
 
 # z_i = sum of x_j, j <= i;  dx_i = sum of g_j, j >= i
 def _cumsum(xp: Any, x: Array, dim: int) -> ForwardResult:
-    return _round_like(xp.cumsum(x, axis=dim, dtype=_sum_dtype(x)), x), dim
+    return _round_like(xp.cumsum(x, axis=dim, dtype=_accumulation_dtype(x)), x), dim
 
 
 def _cumsum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
@@ -314,7 +313,7 @@ cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
 # z_i = product of x_j, j <= i;  dx_i = (sum of g_j*z_j, j >= i)/x_i;
 # if an element is 0: dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), without a division
 def _cumprod(xp: Any, x: Array, dim: int) -> ForwardResult:
-    return _round_like(xp.cumprod(x, axis=dim, dtype=_sum_dtype(x)), x), dim
+    return _round_like(xp.cumprod(x, axis=dim, dtype=_accumulation_dtype(x)), x), dim
 
 
 def _cumprod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
@@ -374,7 +373,7 @@ running_extreme = Op("running_extreme", _choose, _choose_backward, inputs=("x",)
 
 def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
     """The indices that sort `x` along `dim`; equal elements keep their order."""
-    x = upcast(x)
+    x = from_bfloat16(xp, x)
     if not descending:
         return xp.argsort(x, axis=dim, kind="stable")
     # To reverse an ascending order would reverse equal elements, too. So the input is reversed as well.
@@ -385,7 +384,7 @@ def argsort(xp: Any, x: Array, dim: int, descending: bool) -> Array:
 def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) -> Array:
     """The indices of the k largest, or smallest, elements along `dim`; the most extreme first if `ordered`."""
     n = x.shape[dim]
-    x = upcast(x)
+    x = from_bfloat16(xp, x)
     if not 0 < k < n:
         order = argsort(xp, x, dim, largest)
         return order[along(dim, slice(0, k))]
@@ -399,7 +398,7 @@ def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) 
 
 def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
     """The index of the k-th smallest element (k from 1) along `dim`, which keeps size 1."""
-    index = xp.argpartition(upcast(x), k - 1, axis=dim)
+    index = xp.argpartition(from_bfloat16(xp, x), k - 1, axis=dim)
     return index[along(dim, slice(k - 1, k))]
 
 
@@ -408,7 +407,7 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
 
     The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """
-    results = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
+    results = xp.unique(from_bfloat16(xp, x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
     values, *optional = results if inverse or counts else (results,)
     indices = None
     if inverse:
@@ -436,8 +435,8 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
 
     rows: 1-d, for all of x, or with a row for each row of x
     """
-    rows = upcast(rows)
-    x = upcast(x)
+    rows = from_bfloat16(xp, rows)
+    x = from_bfloat16(xp, x)
     if rows.ndim == 1:
         return xp.asarray(xp.searchsorted(rows, x, side=side))
     out = xp.zeros(x.shape, "int64")

@@ -180,7 +180,7 @@ def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> ForwardResult:
 
 def _unfold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim, size, step = residual
-    dx = xp.zeros(shape, compute_dtype(g))
+    dx = xp.zeros(shape, compute_dtype(g.dtype))
     reach = (g.shape[dim] - 1) * step + 1
     for j in range(size):
         dx[along(dim, slice(j, j + reach, step))] += g[..., j]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.arrays import Array, ForwardResult, Ints, as_float32, total, unreduce
+from ddp.ops.arrays import Array, ForwardResult, Ints, total, unreduce, upcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
@@ -19,14 +19,14 @@ def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:
 def _softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     e, _, sums = exponentials(xp, upcast_x, dim)
     e /= sums
     return e.astype(x.dtype, copy=False), dim
 
 
 def _softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    upcast_g, z = as_float32(g, saved[0])
+    upcast_g, z = map(upcast, (g, saved[0]))
     dx = z * (upcast_g - (upcast_g * z).sum(axis=dim, keepdims=True))
     return (dx.astype(g.dtype, copy=False),)
 
@@ -38,13 +38,13 @@ softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out"
 def _log_softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
-    (upcast_x,) = as_float32(x)
+    upcast_x = upcast(x)
     _, top, sums = exponentials(xp, upcast_x, dim)
     return (upcast_x - top - xp.log(sums)).astype(x.dtype, copy=False), dim
 
 
 def _log_softmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    upcast_g, z = as_float32(g, saved[0])
+    upcast_g, z = map(upcast, (g, saved[0]))
     dx = upcast_g - xp.exp(z) * upcast_g.sum(axis=dim, keepdims=True)
     return (dx.astype(g.dtype, copy=False),)
 

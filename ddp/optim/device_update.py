@@ -16,11 +16,11 @@ import numpy as np
 
 from ddp._cuda import array_table, optimizer_kernels
 from ddp._cuda.array_table import ArrayTable, SeenArrays, address, dense_order
-from ddp._cuda.raw_kernel import opmath_dtype
 from ddp._device import capturing, on
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
+from ddp.ops.arrays import compute_dtype
 from ddp.ops.memory_formats import empty_in_order
 from ddp.optim.formula import Formula
 from ddp.optim.group_update import GroupUpdate, settings
@@ -219,7 +219,7 @@ class DeviceUpdate(GroupUpdate):
             rows.append((param, grad, [self._states[index][name] for name in formula.states]))
         with contextlib.nullcontext() if capturing.now is None else capturing.now.persistent(xp):
             table = ArrayTable(xp, dtype, rows, indices)
-        scalars = xp.empty(len(indices) * len(formula.scalars), opmath_dtype(dtype))
+        scalars = xp.empty(len(indices) * len(formula.scalars), compute_dtype(dtype))
         return Batch(dtype, table, scalars, before, after)
 
 
