@@ -16,8 +16,8 @@ _LINE = 64  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of one gradient: elements `start` to `stop` of the bucket with the index `bucket`. shape: its shape"""
+class BucketSlice:
+    """Where one gradient lies: elements `start` to `stop` of the bucket with the index `bucket`. shape: its shape"""
 
     bucket: int
     start: int
@@ -27,18 +27,18 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The places of all gradients, in their order, and the dtype and the length in elements of each bucket."""
+    """The slices of all gradients, in their order, and the dtype and the length in elements of each bucket."""
 
-    places: tuple[Place, ...]
+    slices: tuple[BucketSlice, ...]
     buckets: tuple[tuple[Any, int], ...]
 
 
 def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> Layout:
-    """Gives each gradient its place.
+    """Gives each gradient its slice of a bucket.
 
     plan: the indices of each bucket's gradients, which must have the same dtype; shapes, dtypes: of each gradient
     """
-    places: dict[int, Place] = {}
+    slices: dict[int, BucketSlice] = {}
     buckets = []
     for bucket, members in enumerate(plan):
         dtype = dtypes[members[0]]
@@ -47,11 +47,11 @@ def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dt
         length = 0
         for index in members:
             stop = length + math.prod(shapes[index])
-            places[index] = Place(bucket=bucket, start=length, stop=stop, shape=shapes[index])
+            slices[index] = BucketSlice(bucket=bucket, start=length, stop=stop, shape=shapes[index])
             length = -(-stop // step) * step
         buckets.append((dtype, length))
-    assert sorted(places) == list(range(len(shapes))), "every gradient has one place"
-    return Layout(places=tuple(places[index] for index in range(len(shapes))), buckets=tuple(buckets))
+    assert sorted(slices) == list(range(len(shapes))), "every gradient has one slice"
+    return Layout(slices=tuple(slices[index] for index in range(len(shapes))), buckets=tuple(buckets))
 
 
 class FlatBuckets:
@@ -65,5 +65,5 @@ class FlatBuckets:
         self.layout = layout
         self.buffers: list[Array] = [zeros(length, dtype) for dtype, length in layout.buckets]
         self.views: list[Array] = [
-            self.buffers[place.bucket][place.start : place.stop].reshape(place.shape) for place in layout.places
+            self.buffers[part.bucket][part.start : part.stop].reshape(part.shape) for part in layout.slices
         ]

@@ -43,7 +43,7 @@ OWN, LENT, BOUND, GRAPH = GradMemory
 class GradBuffer:
     """The memory of a leaf's gradient, and whether there is a gradient in it."""
 
-    __slots__ = ("accumulating", "array", "dtype", "memory", "shape", "state", "withheld", "xp")
+    __slots__ = ("accumulating", "array", "dtype", "memory", "read_error", "shape", "state", "xp")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -53,7 +53,7 @@ class GradBuffer:
         self.state = EMPTY
         self.memory = OWN
         self.accumulating = False  # `grad_out` asked an op to add to the gradient
-        self.withheld: str | None = None  # why `grad` raises: this rank has only a part of the gradient
+        self.read_error: str | None = None  # why reading `grad` raises: this rank has only a part of the gradient
 
     @property
     def full(self) -> bool:
@@ -75,7 +75,7 @@ class GradBuffer:
                 self.memory = OWN
             self.xp.add(self.array, g, out=self.array, casting="same_kind")
         self.state = FULL
-        self.withheld = None
+        self.read_error = None
 
     def grad_out(self, accumulate: bool = False) -> Array | AccumulateInto | None:
         """The array that the next gradient may be computed in, so that accumulating it copies nothing.
@@ -98,14 +98,14 @@ class GradBuffer:
             self.memory = OWN
         self.array[...] = array
         self.state = FULL
-        self.withheld = None
+        self.read_error = None
 
     def replace(self, array: Array) -> None:
         """Uses `array`, a gradient with a graph, as the memory, and unbinds. The next gradient is added to a copy."""
         self.array = array
         self.memory = GRAPH
         self.state = FULL
-        self.withheld = None
+        self.read_error = None
 
     def lend(self) -> None:
         """Called when a caller gets a tensor over the memory, so that `clear` drops the memory."""

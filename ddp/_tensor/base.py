@@ -117,8 +117,8 @@ class TensorBase:
         if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
         buffer = self.accumulate_grad.grad_buffer
-        if buffer.withheld is not None:
-            raise ParallelError(buffer.withheld)
+        if buffer.read_error is not None:
+            raise ParallelError(buffer.read_error)
         buffer.lend()
         if self.grad_view is None or self.grad_view.array is not buffer.array:
             self.grad_view = wrap(buffer.array, self._device)
@@ -405,7 +405,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         buffer.clear()
         x.grad_view = None
         return
-    buffer.withheld = None  # zeros are the same on every rank
+    buffer.read_error = None  # zeros are the same on every rank
     if x.grad is not None:
         x.grad.edge = None  # zeros have no graph
         x.grad.zero_()

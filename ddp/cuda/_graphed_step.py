@@ -238,21 +238,21 @@ class GraphedStep:
 class GradSnapshot:
     """A snapshot of a leaf's gradient buffer: its state and its array, not the values. empty: records it as empty"""
 
-    __slots__ = ("array", "leaf", "state", "withheld")
+    __slots__ = ("array", "leaf", "read_error", "state")
 
     def __init__(self, leaf: Leaf, empty: bool = False) -> None:
         buffer = leaf.grad_buffer
         self.leaf = leaf
         self.array = buffer.array
         self.state = EMPTY if empty else buffer.state
-        self.withheld = None if empty else buffer.withheld
+        self.read_error = None if empty else buffer.read_error
 
     def restore(self) -> None:
         """Sets the buffer to this state."""
         buffer = self.leaf.grad_buffer
         buffer.state = self.state
         buffer.array = self.array
-        buffer.withheld = self.withheld
+        buffer.read_error = self.read_error
         buffer.take_back()
 
     def matches(self) -> bool:

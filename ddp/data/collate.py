@@ -130,12 +130,12 @@ def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
         _check_same([array.shape for array in arrays], "shape", path, ShapeError)
     for array_dtype in {array.dtype for array in arrays}:
         dtype = promote_types(dtype, _supported(array_dtype, path))
-    into = (out or np.empty)((len(arrays), *shape), dtype)
+    stacked = (out or np.empty)((len(arrays), *shape), dtype)
     if shape:  # one call for all arrays, which is faster than one for each if they are small
-        np.concatenate(arrays, out=into.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")
+        np.concatenate(arrays, out=stacked.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")
     else:
-        into[...] = arrays
-    return wrap(into, CPU)
+        stacked[...] = arrays
+    return wrap(stacked, CPU)
 
 
 def _supported(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
@@ -160,9 +160,9 @@ def _tensors(tensors: Sequence[Any], path: str, out: Out | None) -> Any:
 def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
     _check_kind(numbers, (bool, int, float, np.generic), path)
     array = np.array(numbers)
-    into = (out or np.empty)(array.shape, _supported(array.dtype, path))
-    into[...] = array
-    return wrap(into, CPU)
+    stacked = (out or np.empty)(array.shape, _supported(array.dtype, path))
+    stacked[...] = array
+    return wrap(stacked, CPU)
 
 
 def _as(like: Any, content: Any) -> Any:

@@ -239,9 +239,9 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
                 raise RangeError(f"index {index} of a dataset of {length} samples")
         batch = []
         for array in arrays:
-            into = out((len(picked), *array.shape[1:]), array.dtype)
-            np.take(array, picked, 0, into, "wrap")  # checked above: the mode "raise" would go through a buffer
-            batch.append(wrap(into, CPU))
+            selected = out((len(picked), *array.shape[1:]), array.dtype)
+            np.take(array, picked, 0, selected, "wrap")  # checked above: the mode "raise" would go through a buffer
+            batch.append(wrap(selected, CPU))
         return batch
 
     return rows

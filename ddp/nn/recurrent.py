@@ -89,11 +89,11 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         out = proj_size or hidden_size
         self._all_names: list[list[str]] = []
         for layer in range(num_layers):
-            into = input_size if layer == 0 else out * self._directions
+            in_features = input_size if layer == 0 else out * self._directions
             for direction in range(self._directions):
                 end = f"_l{layer}" + ("_reverse" if direction else "")
                 shapes: dict[str, tuple[int, ...]] = {
-                    f"weight_ih{end}": (gate_size, into),
+                    f"weight_ih{end}": (gate_size, in_features),
                     f"weight_hh{end}": (gate_size, out),
                 }
                 if bias:

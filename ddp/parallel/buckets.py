@@ -23,7 +23,7 @@ class Buckets:
     """The gradients of one plan, in memory.
 
     memory: its `buffers` are the buckets, its `views` the gradients
-    names: the parameter of each gradient; gradients are numbered as in memory.layout.places
+    names: the parameter of each gradient; gradients are numbered as in memory.layout.slices
     members: the gradients of each bucket; buckets are in launch order
     """
 
@@ -64,7 +64,7 @@ class BucketAssignment:
         self.bucket_of: list[int | None] = [None] * len(leaves)
         for gradient, index in enumerate(self.parameters):
             leaves[index].grad_buffer.bind(memory.views[gradient])
-            self.bucket_of[index] = layout.places[gradient].bucket
+            self.bucket_of[index] = layout.slices[gradient].bucket
         for index in self.unassigned():
             leaves[index].grad_buffer.unbind()
 

@@ -42,7 +42,7 @@ _REPEATS_LARGE = 5
 class Planner:
     """Makes the plans of one model. All ranks make the same calls.
 
-    names, nbytes, kinds: of each parameter, in model order. Parameters of different kinds (dtypes) never share a bucket
+    names, nbytes, dtypes: of each parameter, in model order. Parameters of different dtypes never share a bucket
     trained: whether each parameter requires grad
     cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first bucket; pinned: a plan to keep
     xp: the array module of the gradients
@@ -55,7 +55,7 @@ class Planner:
         comm: Communicator,
         names: Sequence[str],
         nbytes: Sequence[int],
-        kinds: Sequence[Hashable],
+        dtypes: Sequence[Hashable],
         trained: Sequence[bool],
         *,
         cap: int | None,
@@ -67,7 +67,7 @@ class Planner:
         self._comm = comm
         self._names = list(names)
         self._nbytes = list(nbytes)
-        self._kinds = list(kinds)
+        self._dtypes = list(dtypes)
         self._numbers = {name: number for number, name in enumerate(names)}
         self._cap = cap
         self._first = first
@@ -141,7 +141,7 @@ class Planner:
 
     def _cut(self, order: Sequence[int], cap: int) -> list[list[int]]:
         order = [index for index in order if self.assigned[index]]
-        return plan_buckets(self._nbytes, cap, min(self._first, cap), self._kinds, order)
+        return plan_buckets(self._nbytes, cap, min(self._first, cap), self._dtypes, order)
 
     def _named(self, buckets: Sequence[Sequence[int]], origin: str) -> Plan:
         return Plan(
@@ -156,7 +156,7 @@ class Planner:
         wrong = [f"no parameter is named {name}" for name in listed if name not in self._numbers]
         wrong += [f"{name} is in it twice" for name, count in sorted(Counter(listed).items()) if count > 1]
         for bucket in pinned.buckets if not wrong else ():
-            if len({self._kinds[self._numbers[name]] for name in bucket}) > 1:
+            if len({self._dtypes[self._numbers[name]] for name in bucket}) > 1:
                 wrong.append(f"{bucket[0]} shares a bucket with a parameter of another dtype")
         if wrong:
             raise ParallelError(f"the given plan does not fit this model: {wrong[0]}")

@@ -347,7 +347,7 @@ class Reducer:
         """Detaches this reducer from the leaves: their gradients get memory of their own, and are no longer reduced."""
         for leaf in self.leaves:
             leaf.ready_hook = None
-            if leaf.grad_buffer.withheld is not None:  # by a ZeroOptimizer: the rank may have only a part of the mean
+            if leaf.grad_buffer.read_error is not None:  # by a ZeroOptimizer: the rank may have only a part of the mean
                 leaf.grad_buffer.clear()
             leaf.grad_buffer.unbind()
 

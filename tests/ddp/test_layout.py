@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp._layout import FlatBuckets, Layout, Place, lay_out
+from ddp._layout import BucketSlice, FlatBuckets, Layout, lay_out
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -12,11 +12,11 @@ F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 def test_each_gradient_starts_on_a_cache_line() -> None:
     layout = lay_out([[2, 1], [0], [3]], [(3, 5), (17,), (), (0, 4)], [F32, F32, F32, F64])
     assert layout == Layout(
-        places=(
-            Place(bucket=1, start=0, stop=15, shape=(3, 5)),
-            Place(bucket=0, start=16, stop=33, shape=(17,)),
-            Place(bucket=0, start=0, stop=1, shape=()),
-            Place(bucket=2, start=0, stop=0, shape=(0, 4)),
+        slices=(
+            BucketSlice(bucket=1, start=0, stop=15, shape=(3, 5)),
+            BucketSlice(bucket=0, start=16, stop=33, shape=(17,)),
+            BucketSlice(bucket=0, start=0, stop=1, shape=()),
+            BucketSlice(bucket=2, start=0, stop=0, shape=(0, 4)),
         ),
         buckets=((F32, 48), (F32, 16), (F64, 0)),
     )

@@ -55,8 +55,8 @@ def _buffers(parameters: list[Tensor]) -> list[Any]:
     """
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
-        if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
-            assert p.grad is not None  # reading `grad` raises if the gradient is withheld
+        if p.grad_view is not None or p.leaf.grad_buffer.read_error is not None:
+            assert p.grad is not None  # reading `grad` raises
     return [p.leaf.grad_buffer.array for p in full]
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from collectives import Communicator, ReduceOp, Work
 from ddp._device import CPU, to_device
 from ddp._engine.grad_buffer import EMPTY, FULL, ZEROED
-from ddp._layout import Place
+from ddp._layout import BucketSlice
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
@@ -50,7 +50,7 @@ Pieces = Mapping[tuple[int, int, int], Entry]
 FindState = Callable[[int, int, int], Mapping[str, Any]]
 # Bytes of a cache line.
 _LINE = 64
-_WITHHELD = (
+_READ_ERROR = (
     "grad: under ZeroOptimizer each rank has the mean gradient of its own part of the parameters alone, so no rank can "
     "show a whole one. To clip by the global norm: zero.clip_grad_norm_(max_norm), on all ranks; GradScaler takes "
     "the optimizer as it is"
@@ -84,18 +84,18 @@ def split_bucket(length: int, line: int, size: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(ends)]
 
 
-def cut_range(places: Mapping[int, Place], first: int, last: int) -> list[Piece]:
+def cut_range(slices: Mapping[int, BucketSlice], first: int, last: int) -> list[Piece]:
     """The pieces in elements `first` to `last` of a bucket. An empty parameter belongs to every range that starts at 0.
 
-    places: of the parameters in the bucket, by number
+    slices: of the parameters in the bucket, by number
     """
     pieces = []
-    for number, position in places.items():
-        start = max(position.start, first)
-        stop = min(position.stop, last)
+    for number, part in slices.items():
+        start = max(part.start, first)
+        stop = min(part.stop, last)
         if start < stop:
-            pieces.append(Piece(number, start - position.start, stop - position.start, start - first))
-        elif position.start == position.stop and first == 0:
+            pieces.append(Piece(number, start - part.start, stop - part.start, start - first))
+        elif part.start == part.stop and first == 0:
             pieces.append(Piece(number, 0, 0, 0))
     return pieces
 
@@ -104,7 +104,7 @@ class Shard:
     """One bucket on this rank, and the optimizer of this rank's range of it.
 
     dtype, length: of the bucket; params: the optimizer's parameters in it, by number; they become views of `whole`
-    places: of these parameters in the bucket; complete: the bucket contains no other parameters
+    slices: of these parameters in the bucket; complete: the bucket contains no other parameters
 
     lengths: how many elements each rank owns; whole: (length,) all parameters; own: (lengths[rank],) the copy of this
     rank's range that is updated; grad: (lengths[rank],) the mean gradients of this rank's range
@@ -116,13 +116,13 @@ class Shard:
         dtype: Any,
         length: int,
         params: Mapping[int, Tensor],
-        places: Mapping[int, Place],
+        slices: Mapping[int, BucketSlice],
         complete: bool,
         comm: Communicator,
         xp: Any,
     ) -> None:
         self.params = params
-        self.places = places
+        self.slices = slices
         self._complete = complete
         self.lengths = split_bucket(length, max(1, _LINE // dtype.itemsize), comm.size)
         own_length = self.lengths[comm.rank]
@@ -134,7 +134,7 @@ class Shard:
         self.own: Array = shared[:own_length]
         self.grad: Array = xp.zeros(own_length, dtype)
         self._move_params()
-        self.pieces = cut_range(places, first, self._range.stop)
+        self.pieces = cut_range(slices, first, self._range.stop)
         self._views: dict[int, Array] = {}
         self.leaves: dict[int, Tensor] = {}
         for piece in self.pieces:
@@ -198,7 +198,7 @@ class Shard:
     def gather_grads(self, comm: Communicator) -> dict[int, Array]:
         """The whole mean gradients, by the numbers of the parameters. Collective."""
         whole = comm.all_gather(self.grad, lengths=self.lengths)
-        return {number: _view(whole, place) for number, place in self.places.items()}
+        return {number: _view(whole, part) for number, part in self.slices.items()}
 
     def copy_grads(self, bucket: Array) -> None:
         """Copies this rank's range of a bucket that contains all mean gradients."""
@@ -211,7 +211,7 @@ class Shard:
         parameter that has a gradient has an array of its own.
         """
         self._zero_grads()
-        if self._complete and all(map(self._is_full, self.places)):
+        if self._complete and all(map(self._is_full, self.slices)):
             parts = [self.grad]
         else:
             parts = [piece.of(self.grad) for piece in self.pieces if self._is_full(piece.number)]
@@ -242,7 +242,7 @@ class Shard:
         """Makes all parameters views of `whole`, also those whose array was replaced from outside."""
         for number, p in self.params.items():
             if p.array.base is not self.whole:
-                view = _view(self.whole, self.places[number])
+                view = _view(self.whole, self.slices[number])
                 view[...] = p.array
                 p.array = view
 
@@ -260,8 +260,8 @@ def _settings(group: Group) -> Group:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _view(whole: Array, place: Place) -> Array:
-    return whole[place.start : place.stop].reshape(place.shape)
+def _view(whole: Array, part: BucketSlice) -> Array:
+    return whole[part.start : part.stop].reshape(part.shape)
 
 
 class ShardedExchange(Exchange):
@@ -314,7 +314,7 @@ class ShardedExchange(Exchange):
                 dtype,
                 length,
                 {number: self.params[number] for number in indices},
-                {number: layout.places[index] for number, index in indices.items()},
+                {number: layout.slices[index] for number, index in indices.items()},
                 len(indices) == len(members),
                 self._comm,
                 self.params[0].device.xp,
@@ -328,7 +328,7 @@ class ShardedExchange(Exchange):
             self.shards.append(shard)
         self.put_pieces(self.split_state(state))
         if old_shards:  # there may be mean gradients of an earlier backward
-            self._withhold()
+            self._forbid_reading()
 
     def _start(self, index: int) -> Work[Any]:
         shard = self.shards[index]
@@ -344,12 +344,12 @@ class ShardedExchange(Exchange):
 
     def finish(self) -> None:
         super().finish()
-        self._withhold()
+        self._forbid_reading()
 
-    def _withhold(self) -> None:
+    def _forbid_reading(self) -> None:
         """Makes reading `param.grad` raise an error, for each parameter that has a gradient."""
         for p in self._named.values():
-            p.leaf.grad_buffer.withheld = _WITHHELD
+            p.leaf.grad_buffer.read_error = _READ_ERROR
 
     def step(self, found_inf: Any = None) -> None:
         """Updates this rank's ranges and gathers those of all ranks: one bucket is gathered while the next is updated.
@@ -461,7 +461,7 @@ class WholeGradientExchange(ShardedExchange):
         self._tree.finish()
         for shard, buffer in zip(self.shards, self._buckets.memory.buffers, strict=True):
             shard.copy_grads(buffer)
-        self._withhold()
+        self._forbid_reading()
 
     def times(self) -> list[Times | None]:
         return self._tree.times()

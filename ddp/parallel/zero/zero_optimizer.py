@@ -256,7 +256,7 @@ class ZeroOptimizer(Optimizer):
         self._model.check_open()
         for p in self._shards.params:
             grad_buffer = p.leaf.grad_buffer
-            if grad_buffer.state is FULL and grad_buffer.withheld is None:
+            if grad_buffer.state is FULL and grad_buffer.read_error is None:
                 raise ParallelError(
                     f"ZeroOptimizer.{call}: the gradient of {self._shards.names[id(p)]} has not been reduced: it was "
                     "added up inside no_sync(), assigned, or is older than this optimizer. A synchronized backward "
@@ -267,7 +267,7 @@ class ZeroOptimizer(Optimizer):
         if self._scaled:
             for p in self._shards.params:
                 grad_buffer = p.leaf.grad_buffer
-                if grad_buffer.full and grad_buffer.withheld is not None:
+                if grad_buffer.full and grad_buffer.read_error is not None:
                     raise ParallelError(
                         f"backward would add to the gradient of {self._shards.names[id(p)]}, of which ZeroOptimizer "
                         "has scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() "

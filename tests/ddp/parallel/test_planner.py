@@ -58,11 +58,11 @@ class Fake:
         return np.maximum(x, self.others) if len(self.others) else x.copy()
 
 
-def planner(comm: Any, trained: Sequence[bool] = (True,) * 4, kinds: Sequence[Any] = (), **options: Any) -> Planner:
+def planner(comm: Any, trained: Sequence[bool] = (True,) * 4, dtypes: Sequence[Any] = (), **options: Any) -> Planner:
     """Of parameters a, b, ... of 4 bytes each, two in a bucket."""
     count = len(trained)
     return Planner(
-        comm, "abcdefgh"[:count], [4] * count, kinds or [0] * count, trained, **{"cap": 8, "first": 8, **options}
+        comm, "abcdefgh"[:count], [4] * count, dtypes or [0] * count, trained, **{"cap": 8, "first": 8, **options}
     )
 
 
@@ -88,8 +88,8 @@ LATER = timed(2.0, 4.0, 1.0, 3.0, backward=60.0)
         ({"cap": 100, "first": 100}, "dcba", "bdac"),
         ({"cap": 1, "first": 1}, "d c b a", "b d a c"),
         # Kinds never meet, and a bucket's turn comes when its last gradient does.
-        ({"kinds": "xxyy"}, "dc ba", "ba dc"),
-        ({"kinds": "xyxy"}, "db ca", "bd ac"),
+        ({"dtypes": "xxyy"}, "dc ba", "ba dc"),
+        ({"dtypes": "xyxy"}, "db ca", "bd ac"),
     ],
 )
 def test_the_first_backwards_show_the_order_and_by_a_cap_it_stays(
@@ -177,7 +177,7 @@ def test_a_given_plan_stays_whatever_comes_and_measures_nothing(monkeypatch: pyt
 def test_a_given_plan_that_does_not_fit_is_refused(buckets: list[list[str]], message: str) -> None:
     given = Plan(buckets=tuple(map(tuple, buckets)), nbytes=(0,) * len(buckets), origin="by hand")
     with pytest.raises(ParallelError, match=f"does not fit this model: {message}"):
-        planner(Fake(), kinds="xyzz", pinned=given)
+        planner(Fake(), dtypes="xyzz", pinned=given)
 
 
 def test_a_plan_of_something_else_changes_nothing() -> None:
