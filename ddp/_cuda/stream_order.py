@@ -157,11 +157,6 @@ def collect() -> None:
         _collecting.release()
 
 
-def pending_count() -> int:
-    """How many calls of `keep_alive` still hold their objects."""
-    return sum(map(len, list(_pending.values())))
-
-
 def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> DeviceStream:
     """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, which uses it next.
 
