@@ -28,7 +28,14 @@ from torch.distributed import ReduceOp
 
 from collectives.communicator import Communicator
 from collectives.engine.call import Work
-from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.errors import (
+    ArgumentError,
+    BackendError,
+    CollectivesError,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    name_ranks,
+)
 from collectives.start import init
 from collectives.time_limit import Deadline
 from collectives.torch import trace
@@ -459,8 +466,7 @@ class GroupCalls:
                 if not wait_all_ranks:
                     break
         if missing:
-            names = ", ".join(map(str, missing))
-            raise CollectiveTimeout(f"rank 0: ranks {names} did not come to monitored_barrier in {seconds:g} s")
+            raise CollectiveTimeout(f"rank 0: {name_ranks(missing)} did not come to monitored_barrier in {seconds:g} s")
         for rank in range(1, comm.size):
             comm.send(token, rank, tag=_BARRIER_TAG)
 

@@ -399,7 +399,7 @@ class TestRanks:
         group = dist.group.WORLD
         group.monitored_barrier(timedelta(seconds=60))
         if dist.get_rank() == 0:
-            with pytest.raises(RuntimeError, match=r"ranks 1 did not come to monitored_barrier in 0\.1 s"):
+            with pytest.raises(RuntimeError, match=r"rank 1 did not come to monitored_barrier in 0\.1 s"):
                 group.monitored_barrier(timedelta(seconds=0.1))
         dist.barrier()
 
