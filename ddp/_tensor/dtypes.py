@@ -110,6 +110,11 @@ def of_number(number: Number) -> Dtype:
     return int64 if isinstance(number, int) else _default
 
 
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether `value` is an integer of at least `least`, and not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
 def promote_types(type1: Any, type2: Any) -> Dtype:
     """The smallest dtype that holds the values of both; for a float and an integer, the floating one."""
     return _JOINED[parse(type1), parse(type2)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.flight.recorder import process_recorder
 from ddp._device import CPU, BaseGenerator, generator
+from ddp._tensor.dtypes import is_count
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
@@ -22,9 +23,8 @@ from ddp.data.samplers import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    check_count,
     has_position,
-    is_count,
+    read_count,
 )
 from ddp.errors import ArgumentError, StateDictError
 from ddp.parallel.micro_batches import begin_micro_batch
@@ -216,7 +216,7 @@ class DataLoader:
             keys = list(state) if isinstance(state, Mapping) else state
             raise StateDictError(f"DataLoader: the state has {keys!r}, expected {wanted!r} among them")
         for name in ("epoch", "batches", *(["seed"] if state.get("seed") is not None else [])):
-            check_count(self, state, name, 2**63)
+            read_count(self, state, name, 2**63)
         inner = state[wanted]
         order = self._order
         if self._stream:

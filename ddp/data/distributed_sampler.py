@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 import collectives
+from ddp._tensor.dtypes import is_count
 from ddp.data.fetching import mix_seed, restored_generators, seed_everything
-from ddp.data.samplers import IndexSampler, Order, State, check_count, check_mapping, is_count
+from ddp.data.samplers import IndexSampler, Order, State, check_mapping, read_count
 from ddp.errors import ArgumentError
 from ddp.parallel.micro_batches import micro_batches_of
 
@@ -232,7 +233,7 @@ class DistributedSampler(IndexSampler):
         without micro_batches continues at any state with them, since the cursor counts the samples that were read.
         """
         check_mapping(self, state_dict)
-        epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
+        epoch = read_count(self, state_dict, "epoch", 2**63 - 1)
         super().load_state_dict(state_dict)
         self.epoch = epoch
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ddp._tensor.dtypes import is_count
 from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, StartPass, restored_generators, seed_package
-from ddp.data.samplers import is_count
 from ddp.errors import StateDictError
 
 State = dict[str, Any]  # of JSON values

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ddp._device import CPU, BaseGenerator, generator
+from ddp._tensor.dtypes import is_count
 from ddp.errors import ArgumentError, StateDictError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -48,18 +49,13 @@ def has_position(sampler: Any) -> bool:
     return all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
 
 
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether `value` is an integer of at least `least`, and not a bool."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
-
-
 def check_mapping(owner: Any, state: Any) -> None:
     """Raises: StateDictError if the state is not a mapping."""
     if not isinstance(state, Mapping):
         raise StateDictError(f"{type(owner).__name__}: expected the dict of state_dict(), got {state!r:.80}")
 
 
-def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
+def read_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
     """Returns the value `name` of a state. Raises: StateDictError if it is not an int from 0 to `most`."""
     value = state.get(name)
     if type(value) is not int or not 0 <= value <= most:
@@ -140,7 +136,7 @@ class IndexSampler(Sampler[int]):
                 raise StateDictError(
                     f"{type(self).__name__}: the state has {name} {state_dict.get(name)!r}, this sampler {own!r}"
                 )
-        check_count(self, state_dict, "cursor", self._span())
+        read_count(self, state_dict, "cursor", self._span())
         self._loaded = {name: state_dict[name] for name in self._next(draw=False)}
         self._began = {}
         self._cursor = None
@@ -221,7 +217,7 @@ class _Drawn(IndexSampler):
         seed = state_dict.get("seed")
         snapshot = state_dict.get("generator")
         if seed is not None:
-            check_count(self, state_dict, "seed", 2**63 - 1)
+            read_count(self, state_dict, "seed", 2**63 - 1)
         if (snapshot is None) != (self.generator is None):
             which = "no state of its generator" if snapshot is None else "one of a generator, and this sampler none"
             raise StateDictError(f"{type(self).__name__}: the state has {which}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from ddp._tensor.dtypes import is_count
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
 
@@ -36,7 +37,7 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
     return cap, int(min(sizes) * _MIB)
 
 
-def check_kinds(module: Any, comm: Any) -> None:
+def check_types(module: Any, comm: Any) -> None:
     """Checks that `module` is a Module, and `comm` a communicator or None. Raises: DtypeError if not."""
     if not isinstance(module, Module):
         raise DtypeError(f"DataParallel: expected a Module to wrap, got {type(module).__name__}")
@@ -46,14 +47,14 @@ def check_kinds(module: Any, comm: Any) -> None:
         )
 
 
-def whole(name: str, value: Any) -> int:
+def check_count(name: str, value: Any) -> int:
     """The value as an int. Raises: ArgumentError unless it is a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+    if not is_count(value):
         raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
     return int(value)
 
 
-def switch(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """The value as a bool. Raises: ArgumentError unless it is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} is True or False, got {value!r:.60}")

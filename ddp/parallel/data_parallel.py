@@ -108,15 +108,15 @@ class DataParallel(Module):
         **ignored: Any,
     ) -> None:
         super().__init__()
-        arguments.check_kinds(module, comm)
+        arguments.check_types(module, comm)
         cap, first = arguments.caps(bucket_cap_mb, first_bucket_mb)
-        buffers = arguments.switch("broadcast_buffers", broadcast_buffers)
-        every = arguments.whole("check_every", check_every)
-        finite = arguments.switch("check_finite", check_finite)
+        buffers = arguments.check_bool("broadcast_buffers", broadcast_buffers)
+        every = arguments.check_count("check_every", check_every)
+        finite = arguments.check_bool("check_finite", check_finite)
         pinned = plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
         settings = hook_settings(comm_hook)
         if micro_batches is not None:
-            micro_batches = arguments.whole("micro_batches", micro_batches)
+            micro_batches = arguments.check_count("micro_batches", micro_batches)
             settings |= {"micro_batches": micro_batches, **machine()}
             if comm_hook is not None:
                 raise ParallelError(
@@ -305,7 +305,7 @@ class DataParallel(Module):
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
         self.check_open()
-        self.reducer.sync = arguments.switch("require_backward_grad_sync", value)
+        self.reducer.sync = arguments.check_bool("require_backward_grad_sync", value)
 
     @contextlib.contextmanager
     def join(

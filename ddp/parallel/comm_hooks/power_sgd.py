@@ -26,12 +26,13 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ddp._device import device_of, to_device
+from ddp._tensor.dtypes import is_count
 from ddp.errors import ArgumentError, StateDictError
 from ddp.ops.products import product
 from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, check_keys, tensors, working_dtype
@@ -65,8 +66,9 @@ class PowerSGD:
     def __post_init__(self) -> None:
         rank = self.matrix_approximation_rank
         start = self.start_iter
-        rate = self.min_compression_rate
-        if not (_at_least(1, rank, Integral) and _at_least(0, start, Integral) and _at_least(0, rate, Real)):
+        rate: Any = self.min_compression_rate
+        valid_rate = isinstance(rate, Real) and not isinstance(rate, bool) and self.min_compression_rate >= 0
+        if not (is_count(rank, 1) and is_count(start) and valid_rate):
             raise ArgumentError(
                 "PowerSGD: expected a whole rank of at least 1, a whole start_iter and a min_compression_rate of at "
                 f"least 0, got {rank!r:.60}, {start!r:.60} and {rate!r:.60}"
@@ -142,7 +144,7 @@ class PowerSGD:
         """
         check_keys("PowerSGD", state_dict, ["steps", "queries", "errors"])
         steps = state_dict["steps"]
-        if not _at_least(0, steps, Integral):
+        if not is_count(steps):
             raise StateDictError(f"PowerSGD: expected a whole number of steps, at least 0, got {steps!r:.60}")
         queries = arrays("PowerSGD: queries", state_dict["queries"])
         self._residuals = arrays("PowerSGD: errors", state_dict["errors"])
@@ -156,10 +158,6 @@ class PowerSGD:
         if known is None or known.shape != shape:  # no Q yet, or one of another rank
             known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
         return to_device(known, device_of(matrix)).astype(matrix.dtype, copy=False)
-
-
-def _at_least(least: int, value: Any, cls: type) -> bool:
-    return isinstance(value, cls) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
 
 
 def _joined(
