@@ -15,7 +15,8 @@ import pytest
 pytest.register_assert_rewrite("tests.collectives.contract")
 
 # What they do without takes longer to import than many of them to run.
-_PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", *("-p", "no:cacheprovider"), *("-p", "no:hypothesispytest")]
+_WITHOUT = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", *_WITHOUT]
 
 
 @pytest.fixture

@@ -60,13 +60,19 @@ if world.world_from_env() is None:
 
 else:
 
-    class TestMPI(Contract):
+    class Processes:
         @pytest.fixture
         def run(self) -> Run:
             comm = collectives.init("mpi", timeout=20, check="always")
             return lambda fn: [fn(comm)]
 
-        @pytest.mark.long
+    # Communicators and messages are made by MPI. What else ranks of one node do is shared memory's: threads, in
+    # TestShared, prove it as well.
+    class TestMPI(Processes, LifeContract, PairsContract, RandomContract):
+        pass
+
+    @pytest.mark.long
+    class TestMPIAll(Processes, Contract):
         def test_where_there_is_no_room_every_rank_says_so_and_can_go_on(self, run: Run) -> None:
             from mpi4py import MPI
 
@@ -96,8 +102,9 @@ else:
             comm = by_messages(limit=2**31 - 1)
             return lambda fn: [fn(comm)]
 
-    class TestMPIMessages(ByMessages, PairsContract, AgreementContract, RandomContract):
-        pass
+    # Random calls are made in pieces below, and between nodes in TestMPIHierarchy.
+    class TestMPIMessages(ByMessages, PairsContract):
+        test_another_collective = AgreementContract.test_another_collective_is_an_error_on_every_rank
 
     @pytest.mark.long
     class TestMPIAllByMessages(ByMessages, Contract):
