@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def end(job: Any, within: float, **expected: Any) -> Any:
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, name: str, code: int, n: int) -> None:
-    body = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)" + READY + SLEEP
+    body = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.2)" + READY + SLEEP
     job = start_launch(body, n, ("--max-restarts", "1"))  # which the user's end of a job is no reason for
     for _ in range(2):  # as from `timeout`, which signals the launcher and then its group
         job.process.send_signal(number)
@@ -57,7 +58,7 @@ def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, nam
 def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
     job = start_launch(STUBBORN + READY + SLEEP, 1, ("--grace", "30"))
     job.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(0.2)
     assert job.process.poll() is None
     job.process.send_signal(signal.SIGINT)
     end(job, 2, code=130, err=ENDING.format("Ctrl-C"))
@@ -96,7 +97,7 @@ def test_kill_9(
     family = mpi_family(mpiexec[0])
     if victim == "proxy" and family != MPICH:
         pytest.skip("this engine has no proxy on the local node")
-    options = ("--engine", family if engine == "mpiexec" else "auto")
+    options = ("--grace", "0.2", "--engine", family if engine == "mpiexec" else "auto")
     job = start_launch(STUBBORN + READY + SLEEP, options=options, env={"TMPDIR": str(tmp_path)})
     assert len(list(tmp_path.glob("ddp-launch-*"))) == 1
     name = "ddp_pmi_server" if engine == "auto" and family == MPICH else "mpiexec"
@@ -115,47 +116,69 @@ def test_kill_9(
 
 
 def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
-    job = start_launch(READY + "os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP, 1, ("--grace", "0.3"))
+    job = start_launch(READY + "os.kill(os.getpid(), signal.SIGSTOP)\n" + SLEEP, 1, ("--grace", "0.1"))
     job.process.send_signal(signal.SIGINT)
     end(job, 4, code=130)
 
 
+# Both end once the job has been continued.
+SPIN = READY + """
+while not os.path.exists(os.environ["CONTINUED"]):
+    time.sleep(0.02)
+"""
 MEET = """
 import numpy as np, collectives
 comm = collectives.init(timeout=5)
 go_on = np.ones(1)
 print("ready", flush=True)
-end = time.monotonic() + 1
 while go_on[0]:
-    go_on[0] = time.monotonic() < end
+    go_on[0] = not os.path.exists(os.environ["CONTINUED"])
     comm.broadcast(go_on, 0)
     time.sleep(0.02)
-print("done")
+"""
+# The launcher with a shorter wait, of 0.1 s, and a stop counts from 0.3 s more than that.
+SOON = """
+import sys
+from launcher import cli
+from launcher.supervisor import attempt
+attempt._MAX_WAIT = 0.1
+attempt._STOPPED_LIMIT = 0.3
+sys.exit(cli.main())
 """
 
 
-def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, count: Any) -> None:
-    job = start_launch(MEET, options=("--hang-timeout", "5", "--timeout", "6.5"))
+@pytest.mark.parametrize(
+    ("body", "seconds"), [(SPIN, 0), pytest.param(MEET, 7, marks=pytest.mark.long)], ids=["stops", "clocks"]
+)
+def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, tmp_path: Path, body: str, seconds: float) -> None:
+    continued = tmp_path / "continued"
+    options = ("--hang-timeout", "5", "--timeout", "6.5")
+    job = start_launch(body, options=options, env={"CONTINUED": str(continued)})
     job.process.send_signal(signal.SIGTSTP)
     # two ranks and the launcher
     wait_until(lambda: sum(stat_of(pid).state == "T" for pid in job.pids()) == 3, 10)
-    time.sleep(count(1, 7))  # with --long more than --timeout
+    time.sleep(seconds)  # 7 s: more than --timeout
     job.process.send_signal(signal.SIGCONT)
-    assert end(job, 20, code=0, err="").stdout.count("done") == 2
+    continued.touch()
+    end(job, 20, code=0, err="")
 
 
-def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_launch: Any, tmp_path: Path) -> None:
+def test_the_time_for_which_the_launcher_is_stopped_does_not_count(
+    start_job: Any, script: Any, tmp_path: Path
+) -> None:
     events = tmp_path / "events.jsonl"
-    job = start_launch(READY + "time.sleep(3.8)\n", 1, ("--events", str(events)))
+    path = script(READY + "time.sleep(0.8)\n")
+    job = start_job([sys.executable, "-c", SOON, "--events", str(events), path])
+    assert job.process.stdout.readline() == "ready\n"
     job.process.send_signal(signal.SIGSTOP)
-    time.sleep(3.2)  # from 2 s beyond a wait of 1 s on it is no delay
+    time.sleep(0.6)
     job.process.send_signal(signal.SIGCONT)
     end(job, 8, code=0)
     assert '"event":"continued"' in events.read_text()
 
 
 def test_ignored_signals_stay_ignored(start_job: Any, script: Any) -> None:
-    job = start_job(["nohup", *LAUNCH, script(READY + "time.sleep(0.5)\n")], stderr=subprocess.DEVNULL)
+    job = start_job(["nohup", *LAUNCH, script(READY + "time.sleep(0.2)\n")], stderr=subprocess.DEVNULL)
     assert job.process.stdout.readline() == "ready\n"
     job.process.send_signal(signal.SIGHUP)
     job.wait(20, code=0)
