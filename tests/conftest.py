@@ -313,6 +313,11 @@ def run_job(start_job: Callable[..., Job]) -> Run:
     return run
 
 
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+
 def executable(path: Path, text: str) -> str:
     """Writes a program, and returns its path."""
     path.write_text(text)

@@ -70,8 +70,7 @@ def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
 def test_a_run_on_a_cpu_compares_losses_and_writes_its_results(run_job: Run, tmp_path: Path) -> None:
     to = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--rounds", "1", "--only", "small-gpt"]
-    done = run_job([*command, "--json", str(to)], timeout=100)
-    assert done.returncode == 0, done.stderr
+    done = run_job([*command, "--json", str(to)], timeout=100, code=0)
     assert "is out" not in done.stdout
     task = json.loads(to.read_text())["tasks"]["small-gpt"]
     assert [*task["seconds"]] == ["torch"]  # what is promised of the small one is promised of graphs

@@ -119,8 +119,7 @@ def test_the_tests_of_the_table_are_all_that_need_a_gpu() -> None:
 
 def test_the_steps_of_a_cpu_run_on_one(run_job: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.first", "--device", "cpu", "--out", str(tmp_path)]
-    done = run_job([*command, "--only", "kernels,derivatives,tiny-small-gpt,full-small-gpt"])
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_job([*command, "--only", "kernels,derivatives,tiny-small-gpt,full-small-gpt"], code=0, err="")
     assert "5 of 5 steps passed" in done.stdout
     assert "ms a step" in done.stdout
 

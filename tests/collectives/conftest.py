@@ -27,8 +27,7 @@ def hold_over_mpi(
 
     def hold(files: Sequence[str | Path], names: str, size: int, timeout: float = 220) -> None:
         long = ["--long"] if request.config.getoption("--long") else []
-        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, *files, "-k", names], timeout=timeout)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, *files, "-k", names], timeout=timeout, code=0)
         assert done.stdout.count(" passed") == size
 
     return hold

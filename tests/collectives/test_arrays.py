@@ -237,9 +237,7 @@ TORCH += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_torch_tensors_share_their_memory(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_torch_tensors_share_their_memory(name: str, torch: Any) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     t = torch.ones(2, 3).to(getattr(torch, name))
     for each in (t, t.t(), t[:, ::2], t[0, 0], t[:0]):
@@ -252,9 +250,7 @@ def test_torch_tensors_share_their_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_torch_tensors_in_and_out_of_collectives(name: str, torch: Any) -> None:
     def check(comm: Communicator) -> None:
         total = [[sum(range(comm.size + 1))] * 3] * 2
         x = torch.full((2, 3), comm.rank + 1).to(getattr(torch, name))
@@ -275,9 +271,7 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
     run_threads(check, size=2, timeout=20)
 
 
-def test_torch_tensors_that_cannot_be_shared() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_torch_tensors_that_cannot_be_shared(torch: Any) -> None:
     for refused, words in (
         (torch.ones(2, requires_grad=True), r"x requires grad \(Tensor\)"),
         (torch.nn.Parameter(torch.ones(2)), r"x requires grad \(Parameter\)"),

@@ -74,6 +74,5 @@ def test_ranks_that_no_launcher_started_share_the_cores(run_job: Any, mpiexec: l
 
     start = [*mpiexec, "--bind-to", "none", "-n", "2", sys.executable, str(tmp_path / "probe.py"), str(tmp_path)]
     unbound = {**dict.fromkeys(BLAS_VARIABLES, ""), "OMPI_MCA_hwloc_base_binding_policy": "none"}
-    done = run_job(start, timeout=30, env=unbound)
-    assert done.returncode == 0, done.stderr
+    run_job(start, timeout=30, env=unbound, code=0)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [f"[{cpus // 2}] {cpus // 2} True"] * 2

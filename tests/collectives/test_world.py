@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from collectives.start import choose_backend
 from collectives.world import World
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import remove_stale_segments
-from tests.conftest import Run, has_mpich
+from tests.conftest import Run, has_mpich, wait_until
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OMPI = {
@@ -101,7 +100,7 @@ def test_init_refuses_what_it_cannot_mean() -> None:
         collectives.init(check="never")
 
 
-def test_init_is_idempotent_and_a_world_of_one_imports_no_mpi() -> None:
+def test_init_is_idempotent_and_a_world_of_one_imports_no_mpi(run_job: Run) -> None:
     code = (
         "import sys, collectives\n"
         "a = collectives.init(); assert collectives.init() is a and a.backend == 'single'\n"
@@ -109,7 +108,7 @@ def test_init_is_idempotent_and_a_world_of_one_imports_no_mpi() -> None:
         "try: collectives.init('mpi')\n"
         "except collectives.BackendError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = run_job([sys.executable, "-c", code], code=0)
     assert "backend 'mpi' was asked for, but this process already uses 'single'" in done.stdout
 
 
@@ -172,10 +171,7 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(
         shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
         shared["DDP_JOB_SECRET"] = str(tmp_path)
         jobs = [start_job(rank, env={**shared, "RANK": number, "LOCAL_RANK": number}) for number in "01"]
-    deadline = time.monotonic() + 60
-    while not all((tmp_path / f"ready{number}").exists() for number in range(2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: all((tmp_path / f"ready{number}").exists() for number in range(2)), 60)
     if starter == "ddp-launch":
         assert jobs[0].listening()
     # With MPICH ddp-launch starts no mpiexec; Open MPI's prterun listens everywhere.

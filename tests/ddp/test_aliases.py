@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import subprocess
 import sys
 from typing import Any
 
@@ -80,13 +79,12 @@ def test_what_is_not_there() -> None:
     assert not hasattr(ddp.onnx, "export")
 
 
-def test_importing_us_imports_nothing_of_it() -> None:
+def test_importing_us_imports_nothing_of_it(run_job: Any) -> None:
     later = ("accelerator", "amp", "data", "distributed", "nn", "parallel", "utils")
     code = (
         f"import sys, ddp; print([name for name in sys.modules if name.startswith({tuple(f'ddp.{n}' for n in later)})])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
+    run_job([sys.executable, "-c", code], code=0, out="[]\n")
 
 
 def rearranged(t: Any, x: Any) -> list[Any]:
@@ -126,7 +124,6 @@ def test_einops_agrees_with_itself_on_pytorch() -> None:
 
 
 @pytest.mark.parametrize("order", ["einops, ddp", "ddp, importlib.util as u; u.find_spec('einops'); import einops"])
-def test_einops_knows_our_tensors_whichever_is_imported_first(order: str) -> None:
+def test_einops_knows_our_tensors_whichever_is_imported_first(run_job: Any, order: str) -> None:
     code = f"import {order}; print(einops.rearrange(ddp.zeros(2, 3), 'a b -> b a').shape)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "ddp.Size([3, 2])\n"
+    run_job([sys.executable, "-c", code], code=0, out="ddp.Size([3, 2])\n")

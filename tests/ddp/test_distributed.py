@@ -89,9 +89,7 @@ def movements(dist: Any, t: Any, async_op: bool) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, of addresses and of destroying the group
-def test_one_rank_agrees_with_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_one_rank_agrees_with_pytorch(torch: Any) -> None:
     def results(dist: Any, t: Any) -> list[Any]:
         return [program(dist, t), movements(dist, t, False), movements(dist, t, True)]
 

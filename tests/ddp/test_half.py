@@ -47,9 +47,7 @@ def test_as_in_float32(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) ->
         assert_allclose(half.numpy(), single.numpy(), 4e-3, 4e-3 if cancels else 1e-6)
 
 
-def test_a_number_beside_float16_counts_in_float32() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_a_number_beside_float16_counts_in_float32(torch: Any) -> None:
     results = []
     for t in (ddp, torch):
         x = t.tensor([0.5, 3.0, 1000.0], dtype=t.float16, requires_grad=True)

@@ -85,9 +85,7 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
-def test_pytorch_reads_what_is_written_here(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_pytorch_reads_what_is_written_here(tmp_path: Path, torch: Any) -> None:
     library = pytest.importorskip("safetensors.torch", reason="the library of the format")
     expected = every_kind()
     ddp.save(expected, tmp_path / "ours.safetensors")

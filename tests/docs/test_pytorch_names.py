@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,7 @@ def test_what_is_here_is_counted_and_what_is_not_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of names that are deprecated
-def test_names_are_those_that_pytorch_documents() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_names_are_those_that_pytorch_documents(torch: Any) -> None:
     version, known = json.loads(pytorch_names.NAMES.read_text()).values()
     if torch.__version__.partition("+")[0] != version:
         pytest.skip(f"the names are those of {version}")

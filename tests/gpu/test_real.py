@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ddp._cuda import cublaslt, gemm, ipc, matmul_kernels, stream_order
 from ddp.errors import OutOfMemoryError
 from ddp.nn import functional as F
 from ddp.ops.arrays import BFLOAT16
+from tests.conftest import wait_until
 from tests.ddp.multiprocessing import gpu_children
 from tests.gpu.test_gemm import DTYPES, close, numbers
 from tests.gpu.test_streams import gradients
@@ -310,9 +310,7 @@ def test_memory_is_counted_and_a_full_device_goes_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
-def test_pytorch(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_pytorch(name: str, torch: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     x = ddp.tensor([[0, 1, 2], [3, 4, 5]], device="cuda").to(getattr(ddp, name))
@@ -343,6 +341,4 @@ def test_processes_see_each_others_writes_and_memory_is_let_go_of() -> None:
         assert child.exitcode == 0
     finally:
         child.kill()
-    deadline = time.monotonic() + 10
-    while ipc.exported.collect():
-        assert time.monotonic() < deadline
+    wait_until(lambda: not ipc.exported.collect())

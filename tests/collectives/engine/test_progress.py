@@ -31,6 +31,7 @@ from collectives.errors import ranks_with_verb
 from collectives.flight.reader import read
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
+from tests.conftest import wait_until
 
 
 def test_a_finished_work_lets_its_arrays_go() -> None:
@@ -350,10 +351,7 @@ def test_closing_ends_the_helper_thread() -> None:
     comm = Communicator(SingleTransport("closing"), timeout=5)
     comm.all_reduce(np.ones(100_000), async_op=True)
     comm.close()
-    deadline = time.monotonic() + 5
-    while any(thread.name == "collectives-closing" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: all(thread.name != "collectives-closing" for thread in threading.enumerate()), 5)
     with pytest.raises(CommunicatorClosed, match="on a closed communicator"):
         comm.barrier()
 

@@ -18,6 +18,7 @@ from collectives.errors import RecordError
 from collectives.flight import layout, reader
 from collectives.flight.reader import FlightReader, read
 from collectives.flight.recorder import Recorder
+from tests.conftest import wait_until
 
 # Everything that a call says follows from its number, so that a torn one would show.
 FULL_SPEED = """
@@ -61,10 +62,7 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
 
 
 def _await_state(pid: int, state: str) -> None:
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state)
 
 
 @pytest.mark.parametrize("word", [0, 6])

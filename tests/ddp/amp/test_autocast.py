@@ -46,9 +46,7 @@ CASES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("label", "fn"), CASES, ids=[label for label, _ in CASES])
-def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_agrees_with_pytorch_on_the_cpu(label: str, fn: Any, torch: Any) -> None:
     x, w = (np.random.default_rng(i).standard_normal((4, 4)).astype(np.float32) for i in range(2))
     results = []
     for t, scope in ((ddp, amp.autocast("cpu")), (torch, torch.autocast("cpu", torch.bfloat16))):

@@ -29,9 +29,7 @@ def run(t: Any, scaler: Any) -> list[Any]:
     return seen
 
 
-def test_agrees_with_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_agrees_with_pytorch(torch: Any) -> None:
     assert run(ddp, GradScaler("cpu", **SETTINGS)) == run(torch, torch.amp.GradScaler("cpu", **SETTINGS))
 
 

@@ -20,6 +20,7 @@ import pytest
 from ddp.data import DataLoader, fork_server
 from ddp.data.shared_memory import Payload
 from ddp.errors import ArgumentError, DtypeError, WorkerError
+from tests.conftest import wait_until
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Failing, Squares, Whoami
 
@@ -181,7 +182,7 @@ def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
     mine = set(children(server)) - earlier
     assert len(mine) == 2
     del iterator
-    wait_until_gone(mine, server)
+    wait_until(lambda: not mine.intersection(children(server)))
 
 
 def test_processes_whose_pids_an_interrupted_pool_has_not_read_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +200,7 @@ def test_processes_whose_pids_an_interrupted_pool_has_not_read_are_killed(monkey
     monkeypatch.setattr(Payload, "write", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         iter(DataLoader(Squares(4), num_workers=2))
-    wait_until_gone(mine, server)
-
-
-def wait_until_gone(pids: set[int], server: int) -> None:
-    deadline = time.monotonic() + 20
-    while pids & set(children(server)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not mine.intersection(children(server)))
 
 
 def children(pid: int) -> list[int]:

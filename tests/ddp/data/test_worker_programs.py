@@ -87,8 +87,7 @@ print("once")
 loader = DataLoader(TensorDataset(ddp.arange(6)), batch_size=4, num_workers=2)
 print([batch[0].tolist() for batch in loader])
 """
-    done = run_job(script(tmp_path, HEAD, use))
-    assert done.returncode == 0, done.stderr
+    done = run_job(script(tmp_path, HEAD, use), code=0)
     assert done.stdout == "once\n[[0, 1, 2, 3], [4, 5]]\n"
 
 
@@ -139,8 +138,7 @@ if __name__ == "__main__":
     print(comm.all_gather_object([batch.tolist() for batch in DataLoader(OfTheRank(), 2, num_workers=1)]))
 """
     command = script(tmp_path, early, HEAD, MINE, use)
-    done = run_job([sys.executable, "-m", "launcher", "-n", "2", *command[1:]], timeout=90)
-    assert done.returncode == 0, done.stderr
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", *command[1:]], timeout=90, code=0)
     assert done.stdout.count("[[[0, 2], [4]], [[1, 3], [5]]]") == 2
     assert done.stdout.count("[[[0, 2]], [[1, 3]]]") == 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,16 +12,10 @@ import ddp
 import ddp.multiprocessing as mp
 from ddp._cuda import ipc, memory_pool
 from ddp.errors import SharingError
+from tests.conftest import wait_until
 from tests.ddp.multiprocessing import gpu_children
 from tests.gpu import simulated
 from tests.gpu.between import Between
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def nobody_looks() -> bool:
@@ -35,7 +28,7 @@ def between(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
     memory_pool._installed.clear()
     result = Between(gpu, monkeypatch)
     yield result
-    until(nobody_looks)
+    wait_until(nobody_looks)
     memory_pool._installed.clear()
     ipc._uuid.cache_clear()
 
@@ -82,7 +75,7 @@ class TestProcesses:
         assert ddp.cuda.memory_allocated() == 4096, "the child looks at it"
         child.kill()
         child.join(20)
-        until(nobody_looks)
+        wait_until(nobody_looks)
         assert ddp.cuda.memory_allocated() == 0, "the kernel has closed what the child held"
 
     def test_sent_on(self, start: Any, gpu: Any) -> None:
@@ -129,7 +122,7 @@ class TestOrder:
             del given
             doubled = got * 2
             del got
-        until(nobody_looks)
+        wait_until(nobody_looks)
         ddp.empty(1000, device="cuda").fill_(-1)  # takes the memory
         with other:
             assert doubled.get().tolist() == [2.0 * i for i in range(1000)]

@@ -247,8 +247,7 @@ def test_a_state_dict_in_another_order_is_loaded_by_name() -> None:
     assert other.state[others["c"]]["momentum_buffer"].tolist() == [2, 2]
 
 
-def test_settings_that_cannot_be_read_change_nothing() -> None:
-    torch = pytest.importorskip("torch")
+def test_settings_that_cannot_be_read_change_nothing(torch: Any) -> None:
     optimizer = ddp.optim.SGD([{"params": [leaf(1)]}, {"params": [leaf(1)]}], lr=0.1)
     state = optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.2

@@ -122,7 +122,7 @@ def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
 
 
 # Both end once the job has been continued.
-SPIN = READY + """
+SPIN = """
 while not os.path.exists(os.environ["CONTINUED"]):
     time.sleep(0.02)
 """
@@ -148,7 +148,7 @@ sys.exit(cli.main())
 
 
 @pytest.mark.parametrize(
-    ("body", "seconds"), [(SPIN, 0), pytest.param(MEET, 7, marks=pytest.mark.long)], ids=["stops", "clocks"]
+    ("body", "seconds"), [(READY + SPIN, 0), pytest.param(MEET, 7, marks=pytest.mark.long)], ids=["stops", "clocks"]
 )
 def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, tmp_path: Path, body: str, seconds: float) -> None:
     continued = tmp_path / "continued"
@@ -163,9 +163,7 @@ def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any, tmp_path: Pat
     end(job, 20, code=0, err="")
 
 
-def test_the_time_for_which_the_launcher_is_stopped_does_not_count(
-    start_job: Any, script: Any, tmp_path: Path
-) -> None:
+def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_job: Any, script: Any, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     path = script(READY + "time.sleep(0.8)\n")
     job = start_job([sys.executable, "-c", SOON, "--events", str(events), path])

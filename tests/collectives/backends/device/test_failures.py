@@ -24,13 +24,11 @@ from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.flight.reader import FlightReader
 from tests.collectives.backends.device.conftest import MakeRig, Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
+from tests.conftest import wait_until
 
 
-def broken(comm: Any, within: float = 5.0) -> None:
-    deadline = time.monotonic() + within
-    while not comm.queue.broken:
-        assert time.monotonic() < deadline, "nobody noticed"
-        time.sleep(1e-3)
+def broken(comm: Any) -> None:
+    wait_until(lambda: comm.queue.broken, 5)
 
 
 def end_of(ranks: Rig, rank: int) -> FakeNccl:

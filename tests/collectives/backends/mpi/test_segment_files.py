@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collectives.backends.mpi.mpi_world import mapped_segment_files
-from tests.conftest import Run
+from tests.conftest import Run, wait_until
 
 LINE = "7f0000000000-7f0000200000 rw-s 00000000 00:19 {inode}                      {path}\n"
 
@@ -69,10 +68,7 @@ def test_when_everything_is_killed_no_segment_file_stays(start_job: Any, mpiexec
     (tmp_path / "hold.py").write_text(HOLD)
     job = start_job([*mpiexec, "-n", "2", sys.executable, str(tmp_path / "hold.py"), str(tmp_path)])
     told = [tmp_path / "0", tmp_path / "1"]
-    deadline = time.monotonic() + 30
-    while not all(path.exists() for path in told):
-        assert time.monotonic() < deadline, "the ranks did not come up"
-        time.sleep(0.02)
+    wait_until(lambda: all(path.exists() for path in told))
     files = {file for path in told for file in path.read_text().splitlines()}
     assert files, "the MPI has no segment file in /dev/shm: then this test says nothing"
     assert all(file.endswith(" (deleted)") for file in files), files

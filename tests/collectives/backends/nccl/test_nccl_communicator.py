@@ -50,5 +50,4 @@ def test_ranks_over_the_stub(
     run_job: Run, stub: Callable[..., Path], tmp_path: Path, minor: int, cases: list[Case]
 ) -> None:
     command = [sys.executable, str(BODIES), str(stub(minor)), json.dumps(cases)]
-    done = run_job(command, timeout=90, env={"OPENBLAS_NUM_THREADS": "1", "NCCL_STUB_DIR": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
+    run_job(command, timeout=90, env={"OPENBLAS_NUM_THREADS": "1", "NCCL_STUB_DIR": str(tmp_path)}, code=0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import CollectiveTimeout, NcclError
+from tests.conftest import wait_until
 
 
 class FakeEvent:
@@ -40,13 +39,6 @@ class FakeCommunicator:
         return True
 
 
-def soon(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def watchdog(steps: list[str], **options: Any) -> tuple[Watchdog, FakeCommunicator]:
     def on_failure(error: Exception, calls: list[object]) -> None:
         steps.append(f"{calls} broken by {type(error).__name__}")
@@ -68,10 +60,10 @@ def test_what_has_passed_is_forgotten_with_its_buffers() -> None:
     dog.watch(second, None, "second", 20)
     del buffers
     first.passed = True
-    soon(lambda: kept() is None)
+    wait_until(lambda: kept() is None)
     assert dog.in_flight() == ["second"]
     second.passed = True
-    soon(lambda: not dog.in_flight())
+    wait_until(lambda: not dog.in_flight())
     dog.check()
     dog.close()
     assert steps == []
@@ -83,7 +75,7 @@ def test_what_is_late_breaks_the_communicator_and_then_aborts_it() -> None:
     dog.watch(FakeEvent(), None, "long one", 20)
     dog.watch(FakeEvent(passed=True), None, "on another stream", 0.02)
     dog.watch(FakeEvent(), None, "all_gather #8 (train.py:9)", 0.05)
-    soon(lambda: len(steps) >= 2)
+    wait_until(lambda: len(steps) >= 2)
     for _ in range(2):  # for ever
         with pytest.raises(CollectiveTimeout, match=r"rank 3: all_gather #8 \(train.py:9\) was not complete on"):
             dog.check()
@@ -108,7 +100,7 @@ def test_whatever_fails_is_raised(finder: str) -> None:
         dog.fail(ValueError("in the issuing thread"))
         dog.fail(NcclError("a second one does not count"))
         says = "ValueError: in the issuing thread"
-    soon(lambda: len(steps) >= 2)
+    wait_until(lambda: len(steps) >= 2)
     with pytest.raises(NcclError, match=says):
         dog.check()
     dog.close()
@@ -118,7 +110,7 @@ def test_whatever_fails_is_raised(finder: str) -> None:
 def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     steps: list[str] = []
     watchdog(steps, silence=0.2)[0].watch(FakeEvent(), None, "all_reduce #5 (train.py:7)", 0)
-    soon(lambda: "exit 1" in steps)
+    wait_until(lambda: "exit 1" in steps)
     assert len(steps) == 3
     error = capfd.readouterr().err
     assert "CollectiveTimeout: rank 3: all_reduce #5 (train.py:7) was not complete" in error
@@ -129,7 +121,7 @@ def test_a_close_that_is_the_first_to_hear_raises() -> None:
     steps: list[str] = []
     dog, _ = watchdog(steps)
     dog.watch(FakeEvent(), None, "late", 0)
-    soon(lambda: len(steps) >= 2)
+    wait_until(lambda: len(steps) >= 2)
     with pytest.raises(CollectiveTimeout, match="late"):
         dog.close()
     dog.close()

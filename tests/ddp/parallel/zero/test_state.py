@@ -27,9 +27,7 @@ from tests.ddp.parallel.zero.training import (
 )
 
 
-def test_state_of_pytorch_loads() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
+def test_state_of_pytorch_loads(torch: Any) -> None:
     theirs = torch.nn.Parameter(torch.linspace(-1, 1, 60).reshape(12, 5))
     adam = torch.optim.Adam([theirs], lr=0.1)
     theirs.grad = theirs.detach().sin()
