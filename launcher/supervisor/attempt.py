@@ -126,7 +126,7 @@ class Attempt:
             self.deadlines["hosts"] = self.job_time(resizing.hosts.interval)
         self.ending = False  # The launcher has begun to end the ranks, or the attempt is over.
         self.killed = False  # The agents have been sent `kill`.
-        self._released = False  # The agents that may end have been sent `release`, or the attempt is closed.
+        self.released = False  # The agents that may end have been sent `release`, or the attempt is closed.
         self._closed = False
         # The last message that asked the ranks to end or killed them. Ranks that start later get it, too.
         self.end_command: Message | None = None
@@ -206,7 +206,7 @@ class Attempt:
 
     def close(self, memory: StateMemory | None = None) -> None:
         """Ends what still runs. memory: takes the agents that hold state for the next start; None: they end, too"""
-        self._closed = self.ending = self._released = True
+        self._closed = self.ending = self.released = True
         self.listener.close()
         ranks = self.ranks
         slots = self.slots
@@ -341,8 +341,8 @@ class Attempt:
         for fd, _ in events:
             handlers[fd][1]()
         self._on_deadlines()
-        if not self._released and self._all_ranks_over():
-            self._released = True
+        if not self.released and self._all_ranks_over():
+            self.released = True
             keep = self.slots
             self.deadlines = {"engine": self.job_time(0.0 if keep else _ENGINE_LIMIT)}
             self.ranks.send({"release": True}, lambda process: not (keep and process.slots))
@@ -439,7 +439,7 @@ class Attempt:
         if self._reaper.lost:
             self.fail(EngineLost(name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
-        elif self._reaper.status is not None and (self.failures or not self._released):
+        elif self._reaper.status is not None and (self.failures or not self.released):
             self._on_engine_output()  # The output may say why it ended.
             failure = self._engine_ended()
             if not self.ending or failure.status < 0:

@@ -16,7 +16,7 @@ class Block:
     """One fenced block of Python.
 
     section: the heading above it; line: where its code begins; words: what follows `python` on the fence, which says
-    whose code it is (`theirs`, `ours`), and `script` if it is a whole program
+    whose code it is (`theirs`, `ours`), `script` if it is a whole program, `source` if it is copied from the packages
     """
 
     page: str
@@ -72,11 +72,11 @@ def pairs(page: Path) -> list[tuple[Block | None, Block]]:
 def programs(page: Path) -> list[list[Block]]:
     """What a reader pastes: a block that imports one of our packages, and those below it that go on from there.
 
-    Blocks of pages that show two libraries side by side are none, nor are those that are not run at all.
+    Blocks of pages that show two libraries side by side are none, nor are copies of the packages' code.
     """
     results: list[list[Block]] = []
     for block in blocks(page):
-        if {"theirs", "ours"} & set(block.words):
+        if {"theirs", "ours", "source"} & set(block.words):
             continue
         if _BEGINNING.search(block.code):
             results.append([])

@@ -175,6 +175,12 @@ def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_job: An
     assert '"event":"continued"' in events.read_text()
 
 
+def test_an_agent_that_connects_after_the_end_of_the_others_is_released(run_job: Any, script: Any) -> None:
+    patient = "from launcher.supervisor import attempt\nattempt._ENGINE_LIMIT = 3600.0\n"  # The default is 1.5 s.
+    program = patient + "import sys\nfrom launcher import cli\nsys.exit(cli.main())\n"
+    run_job([sys.executable, "-c", program, "-n", "2", script("import sys\nsys.exit(3)\n")], timeout=20, code=3)
+
+
 def test_ignored_signals_stay_ignored(start_job: Any, script: Any) -> None:
     job = start_job(["nohup", *LAUNCH, script(READY + "time.sleep(0.2)\n")], stderr=subprocess.DEVNULL)
     assert job.process.stdout.readline() == "ready\n"
