@@ -82,7 +82,7 @@ SIZES = {
     "ddp/_cuda, ddp/cuda": Size(39_719, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_708, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_829, 14_000, ("ddp/optim",)),
-    "ddp/data": Size(22_655, 20_500, ("ddp/data",)),
+    "ddp/data": Size(22_660, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(30_308, 22_500, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(42_119, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
@@ -91,7 +91,7 @@ SIZES = {
     "collectives": Size(81_190, 65_000, ("collectives",)),
     "launcher": Size(73_291, 64_000, ("launcher",)),
     "benchmarks": Size(48_722, 31_000, ("benchmarks",)),
-    "tests": Size(487_503, 385_000, ("tests",)),
+    "tests": Size(487_510, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

@@ -49,12 +49,14 @@ class DevicePrefetcher(Iterator[Any]):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._sent: tuple[Any, Any] | None = None  # (batch, position), and the event after its copy
-        self._failed: BaseException | None = None  # the error that comes instead of the next batch
+        # The error that comes instead of the next batch. In a list, so that nothing holds it, and by its traceback the
+        # last batch, once it is raised.
+        self._errors: list[BaseException] = []
 
     def __next__(self) -> Any:
         if self._sent is None:
-            if self._failed is not None:
-                raise self._failed
+            if self._errors:
+                raise self._errors.pop()
             self._sent = self._send(*next(self._batches))
         batch, arrived = self._sent
         self._sent = None
@@ -62,7 +64,7 @@ class DevicePrefetcher(Iterator[Any]):
             try:
                 self._sent = self._send(*next(self._batches))
             except Exception as error:
-                self._failed = error
+                self._errors.append(error)
         self._streams.current(self._xp, self._stream.device).wait(arrived)
         return batch
 

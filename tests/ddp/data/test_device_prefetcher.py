@@ -127,13 +127,16 @@ def test_the_state_is_that_of_what_was_handed_out(gpu: Any) -> None:
 
 def test_nothing_is_held_for_ever(gpu: Any) -> None:
     arrays = []
-    for batch, _ in DataLoader(Squares(8), batch_size=2, pin_memory=True, pin_memory_device="cuda:1"):
-        assert batch.device == device("cuda:1")
-        arrays.append(weakref.ref(batch.array))
-        del batch
-    ddp.cuda.synchronize(1)
-    gc.collect()  # the last batch is in a cycle with the StopIteration that ended the loop
-    assert [array() for array in arrays] == [None] * 4
+    gc.disable()  # reference counts alone must free the batches
+    try:
+        for batch, _ in DataLoader(Squares(8), batch_size=2, pin_memory=True, pin_memory_device="cuda:1"):
+            assert batch.device == device("cuda:1")
+            arrays.append(weakref.ref(batch.array))
+            del batch
+        ddp.cuda.synchronize(1)
+        assert [array() for array in arrays] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_without_a_gpu_it_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
