@@ -180,10 +180,10 @@ def undisturbed(folder: Path, digits: Path, epochs: int) -> tuple[dict[int, list
     steps = epochs * SAMPLES // BATCH
     with job_of(work, command(work, digits, ["-n", "1"], epochs, pause=0.0), PATIENCE + STEP * steps):
         pass
-    return judged(work)
+    return evaluate(work)
 
 
-def judged(work: Path) -> tuple[dict[int, list[int]], str]:
+def evaluate(work: Path) -> tuple[dict[int, list[int]], str]:
     """The same of a job that has ended. Raises: SystemExit if its ranks have different weights"""
     digests = {result["sha256"] for result in results_of(work)}
     if len(digests) != 1:
@@ -284,7 +284,7 @@ def run(folder: Path, digits: Path, count: int, chance: random.Random) -> tuple[
                 on_this_machine(work, digits, events, said)
             else:
                 on_two_hosts(work, digits, events, names, str(folder / "hosts" / "ssh"), said)
-            samples, digest = judged(work)
+            samples, digest = evaluate(work)
             if samples != expected[0]:
                 wrong = f"{place}: steps had other samples"
             elif digest != expected[1]:

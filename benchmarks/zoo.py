@@ -165,10 +165,10 @@ def main(doc: str, module: str, steps: Steps, cores: list[str], floor: bool = Fa
         print(f"cores {chosen}")
         print(train_step.HEAD + (train_step.FLOOR_HEAD if floor else ""))
         for key in args.only:
-            label, goal, _ = steps[key]
+            title, goal, _ = steps[key]
             result = compare(key, args.rounds, module, floor)
-            rows.setdefault(chosen, {})[key] = {"label": label, "goal": goal, **result}
-            print(train_step.describe(label, goal, result), flush=True)
+            rows.setdefault(chosen, {})[key] = {"label": title, "goal": goal, **result}
+            print(train_step.describe(title, goal, result), flush=True)
     harness.write(args.json, module, rows=rows)
 
 

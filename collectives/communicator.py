@@ -123,7 +123,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Returns once every rank has called it.
 
-        timeout: seconds that it may take on this rank; None: the communicator's time limit
+        timeout: seconds that it may take on this rank, after which the communicator is broken; None: the communicator's
+        time limit
         Raises: ArgumentError if timeout is not a number above 0.
         """
         limit = None if timeout is None else check_timeout(timeout)

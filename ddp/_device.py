@@ -13,7 +13,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,7 +43,9 @@ class device:
     def __new__(cls, type: str | int | device, index: int | None = None) -> device:
         if isinstance(type, device):
             return type
-        key = _parse(f"cuda:{type}" if isinstance(type, SupportsIndex) and not isinstance(type, bool) else type, index)
+        if isinstance(type, int | np.integer) and not isinstance(type, bool):
+            type = f"cuda:{type}"
+        key = _parse(type, index)
         if key not in _known:
             self = super().__new__(cls)
             self.type, self.index = key

@@ -349,7 +349,10 @@ def _row(tensor: Tensor) -> Tensor:
 def barrier(group: Group = None, async_op: bool = False, device_ids: Any = None, timeout: Timeout = None) -> Any:
     """Waits until all ranks of the group have called it.
 
-    device_ids: changes nothing; timeout: of this barrier, in seconds or as a timedelta; None: that of the group
+    device_ids: changes nothing
+    timeout: of this barrier, in seconds or as a timedelta, after which the group is broken; None: that of the group
+
+    Raises: ArgumentError if timeout is not a time above 0.
     """
     return _comm(group).barrier(async_op=async_op, timeout=_seconds(timeout))
 
@@ -546,6 +549,8 @@ def recv(tensor: Tensor, src: Rank = None, group: Group = None, tag: int = 0, gr
 
 def _fill(name: str, object_list: Any, received: list[Any]) -> None:
     """Writes the received objects into the list. Raises: ArgumentError if the list has another length."""
+    if not isinstance(object_list, list):
+        raise _error(f"{name} should be a list, is {type(object_list).__name__}")
     _check_length(name, object_list, len(received))
     object_list[:] = received
 

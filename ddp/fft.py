@@ -6,7 +6,7 @@ elements; "forward": the other transforms are; "ortho": both are divided by the 
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 from ddp._tensor.base import apply
 from ddp._tensor.complex_numbers import ComplexTensor
@@ -14,7 +14,7 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.creation import arange, parse_count, rename, zeros_like
 from ddp._tensor.dtypes import HALVES
 from ddp._tensor.functions import view_as_complex, view_as_real
-from ddp._tensor.operands import REJECTED, as_ddp_error, as_sequence, check_tensor, floating, parse_int
+from ddp._tensor.operands import REJECTED, as_ddp_error, as_sequence, check_tensor, floating, is_index, parse_int
 from ddp._tensor.reductions import resolve_axes
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import fft as ops
@@ -30,7 +30,7 @@ def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
     x: Any = floating(input) if is_real else input.real
     if x.dtype in HALVES or (name == "rfft" and not is_real):
         raise DtypeError(f"{name}: expected float32 or float64, real ones for rfft, got {x.dtype}")
-    if isinstance(sizes, SupportsIndex):
+    if is_index(sizes):
         sizes = parse_int(sizes, name, "a size")
         if sizes < 1:  # In a list, NumPy and PyTorch take -1 for the dimension's own size.
             raise ArgumentError(f"{name}: expected a size of at least 1, got n={sizes}")

@@ -24,8 +24,8 @@ def _of_arguments(
 
     Raises: RangeError, DtypeError, ArgumentError as `grad`.
     """
-    numbers = argnums if isinstance(argnums, tuple) else (argnums,)
-    if any(parse_int(i, "func", "argnums") not in range(-len(args), len(args)) for i in numbers):
+    numbers = [parse_int(i, "grad", "argnums") for i in (argnums if isinstance(argnums, tuple) else (argnums,))]
+    if any(i not in range(-len(args), len(args)) for i in numbers):
         raise RangeError(f"argnums={argnums}: expected the number of one of {len(args)} positional arguments")
     indices = dict.fromkeys(i % len(args) for i in numbers)
     if not 0 < len(numbers) == len(indices):

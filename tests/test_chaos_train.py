@@ -1,4 +1,4 @@
-"""Jobs are judged rightly, and a job that is killed somewhere ends as if nothing had been."""
+"""Jobs are evaluated rightly, and a job that is killed somewhere ends as if nothing had been."""
 
 from __future__ import annotations
 

@@ -159,9 +159,8 @@ class CommunicatorBase:
             if group_signatures is not None and differ(group_signatures):
                 error = yield from self._mismatch(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
-                    self.queue.abort(
-                        error, self.queue.notify
-                    )  # The ranks of other nodes do not raise it, and continue.
+                    # The ranks of other nodes do not raise it, and continue.
+                    self.queue.abort(error)
                 raise error from call.failure
         if isinstance(call.failure, RECOVERABLE):
             # If ranks did not compare this call, the others have continued. So the queue must not go on.

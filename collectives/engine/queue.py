@@ -510,15 +510,16 @@ class CallQueue:
         """True once a call failed before its end, or after `abort`: all later calls on this communicator raise."""
         return self._error is not None
 
-    def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
+    def abort(self, error: CollectivesError, notify: Callable[[], None] | None = None) -> None:
         """Makes calls in progress and all later calls raise `error`, for example after a failure on the device.
 
         May be called from any thread. If the queue is already broken, they raise the error that broke it.
         notify: called when the program gets the error, from a call or a wait. A call that fails in the helper thread
-        raises nothing until the program waits for it
+        raises nothing until the program waits for it. None: as before
         """
         with self.lock:
-            self.notify = notify
+            if notify is not None:
+                self.notify = notify
             if self._error is None:
                 self._error = error
             self._aborted = True

@@ -153,7 +153,7 @@ class GroupCalls:
         queue = self._comm.queue
         if not queue.drain(Deadline(grace)):
             error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was destroyed while this call ran")
-            queue.abort(error, queue.notify)
+            queue.abort(error)
 
     def _set_sequence_number_for_group(self) -> None:
         """Does nothing: the queue counts the calls."""

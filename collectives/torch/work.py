@@ -56,7 +56,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
     event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
-    default_timeout: of a `wait` that is called without one; None: only the group's, which holds in any case
+    default_timeout: of a `wait` that is called without one; None: only the time limits of the calls
     """
 
     def __init__(

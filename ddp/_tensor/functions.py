@@ -7,7 +7,7 @@ round, sum.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -364,13 +364,16 @@ def atleast_3d(*tensors: Any) -> Any:
 
 def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns tensors that were given one by one, or as one sequence."""
-    return tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], Sequence) else tensors
+    first = tensors[0] if len(tensors) == 1 else None
+    return tuple(first) if isinstance(first, Iterable) and not isinstance(first, TensorBase) else tensors
 
 
 def _map_tensors(tensors: tuple[Any, ...], change: Any) -> Any:
-    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
-        return change(tensors[0])
-    return tuple([change(x) for x in _as_list(tensors)])
+    xs = _as_list(tensors)
+    for x in xs:
+        check_tensor("atleast", x)
+    changed = tuple([change(x) for x in xs])
+    return changed[0] if xs is tensors and len(xs) == 1 else changed
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:

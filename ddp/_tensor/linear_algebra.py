@@ -352,5 +352,5 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     a = input.reshape((1,) * (ndim - input.ndim) + input.shape)
     b = other.reshape((1,) * (ndim - other.ndim) + other.shape)
     sizes = [m * n for m, n in zip(a.shape, b.shape, strict=True)]
-    products = a.reshape([size for n in a.shape for size in (n, 1)]) * b.reshape([s for n in b.shape for s in (1, n)])
-    return products.reshape(sizes)
+    blocks = a.reshape([size for n in a.shape for size in (n, 1)]) * b.reshape([s for n in b.shape for s in (1, n)])
+    return blocks.reshape(sizes)

@@ -188,6 +188,11 @@ def as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, Sequence) else (value,)
 
 
+def is_index(value: Any) -> bool:
+    """Whether it stands for one number: for an int, a NumPy integer, a 0-d tensor; False for a sequence of them."""
+    return hasattr(type(value), "__index__") and not getattr(value, "ndim", 0)
+
+
 def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
     """Reads sizes given one by one, as a sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 
@@ -197,11 +202,11 @@ def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
         if sizes:
             raise ArgumentError(f"sizes {sizes} and, by name, {named}: expected one of them")
         sizes = (named,)
-    if len(sizes) == 1 and not hasattr(type(sizes[0]), "__index__"):
+    if len(sizes) == 1 and not is_index(sizes[0]):
         sizes = sizes[0]
     try:
         return tuple(map(operator.index, sizes))
-    except TypeError:
+    except (TypeError, ValueError):
         raise DtypeError(f"expected integers, or a sequence of them, got {sizes!r}") from None
 
 

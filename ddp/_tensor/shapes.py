@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, SupportsIndex, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ddp._device import CPU, to_device
 from ddp._tensor.base import Tensor, TensorBase, Tensors, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
-from ddp._tensor.operands import as_sequence, parse_int, parse_sizes
+from ddp._tensor.operands import as_sequence, is_index, parse_int, parse_sizes
 from ddp._tensor.reductions import at_least_1d, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -227,8 +227,8 @@ class Shapes(TensorBase):
         Raises: ShapeError if sizes do not add up, if one is negative, or for a 0-d tensor; ArgumentError for a negative
         split_size, and for 0 unless the dimension is empty; RangeError; DtypeError for sizes that are no integers.
         """
-        if not isinstance(split_size, SupportsIndex):
-            return self.split_with_sizes(split_size, dim)
+        if not is_index(split_size):
+            return self.split_with_sizes(cast("Sequence[int]", split_size), dim)
         size = parse_int(split_size, "split", "a size")
         axis, n = _axis_and_size(self, dim, "split")
         if size < 0 or (size == 0 and n):
@@ -270,7 +270,7 @@ class Shapes(TensorBase):
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
-        if isinstance(indices_or_sections, SupportsIndex):
+        if is_index(indices_or_sections):
             sections = parse_int(indices_or_sections, "tensor_split", "a number of sections")
             if sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {sections}")
@@ -288,10 +288,13 @@ class Shapes(TensorBase):
         """`length` elements along `dim`, from `start` on.
 
         Raises: RangeError if `dim` does not have all of them, or length is negative; ShapeError for a 0-d tensor;
-        DtypeError if `start` is no integer.
+        DtypeError if `start` or `length` is not an integer.
         """
         axis, n = _axis_and_size(self, dim, "narrow")
-        first = parse_int(start, "narrow", "start") + (n if start < 0 else 0)
+        first = parse_int(start, "narrow", "start")
+        length = parse_int(length, "narrow", "length")
+        if first < 0:
+            first += n
         if length < 0 or not 0 <= first <= n - length:
             raise RangeError(f"narrow: {first} + {length} elements in dimension {axis} of shape {self.array.shape}")
         return _slice_view(self, axis, slice(first, first + length))
@@ -302,9 +305,10 @@ class Shapes(TensorBase):
         Raises: RangeError; ShapeError for a 0-d tensor; DtypeError if `index` is no integer.
         """
         axis, n = _axis_and_size(self, dim, "select")
-        if not -n <= index < n:
-            raise RangeError(f"select: index {index} in dimension {axis} of shape {self.array.shape}")
-        return _slice_view(self, axis, parse_int(index, "select", "an index"))
+        position = parse_int(index, "select", "an index")
+        if not -n <= position < n:
+            raise RangeError(f"select: index {position} in dimension {axis} of shape {self.array.shape}")
+        return _slice_view(self, axis, position)
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal of two dimensions, as a new last dimension; offset > 0: a diagonal above the main one.

@@ -195,9 +195,8 @@ def _conv_volumes(
         pads = numbers(padding, 3, "padding")
     positions("conv3d", tuple(input.shape[2:]), kernel, strides, pads, dilations)
     volume = pad(input, (0, 0, 0, 0, pads[0], pads[0]))
-    planes = volume.unfold(2, dilations[0] * (kernel[0] - 1) + 1, strides[0])[
-        ..., :: dilations[0]
-    ]  # (N, C, OD, H, W, KD)
+    reach = dilations[0] * (kernel[0] - 1) + 1
+    planes = volume.unfold(2, reach, strides[0])[..., :: dilations[0]]  # (N, C, OD, H, W, KD)
     images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
     out = conv2d(images, weight.flatten(1, 2), bias, strides[1:], pads[1:], dilations[1:], groups)
     return out.unflatten(0, (len(input), -1)).movedim(1, 2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.dtypes import INTEGERS
+from ddp._tensor.creation import as_number
+from ddp._tensor.dtypes import INTEGERS, iinfo
 from ddp._tensor.operands import check_tensor, parse_sizes
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.module import Layer
@@ -38,9 +38,10 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         if n + min(before, 0) + min(after, 0) < 0 or n + before + after < 0:
             raise ShapeError(f"pad: {tuple(pad)} crops shape {input.shape} below nothing")
     if mode == "constant":
-        if input.array.dtype in INTEGERS and not math.isfinite(value or 0):
+        value = 0 if value is None else as_number(value, "pad")
+        if input.array.dtype in INTEGERS and not iinfo(input.dtype).min <= value <= iinfo(input.dtype).max:
             raise ArgumentError(f"pad: {value} does not fit {input.dtype}")
-        return apply(pooling.pad, (input,), widths=tuple(widths), value=0 if value is None else value)
+        return apply(pooling.pad, (input,), widths=tuple(widths), value=value)
     return _pad_from_input(input, widths, len(pairs), mode, value)
 
 

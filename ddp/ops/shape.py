@@ -236,7 +236,8 @@ cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), supports_bfloat16=True)
 
 # z = x0, x1, ... side by side along a new axis `dim`;  dxi = g[i] along it
 def _stack(xp: Any, *xs: Array, dim: int) -> ForwardResult:
-    return concatenate(xp, [xp.expand_dims(x, dim) for x in xs], dim), dim
+    index = along(dim, None)  # expand_dims takes five times as long
+    return concatenate(xp, [x[index] for x in xs], dim), dim
 
 
 def _stack_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:

@@ -185,13 +185,13 @@ class HangDetector(Observer):
         if not lost:
             return
         self._over = True
-        seconds = max(state.silence for state in lost)
         alive = {state.host for state in states if not state.silent}
         on_lost_hosts = [state for state in lost if state.host not in alive]
         hosts: tuple[str, ...] = ()
         if on_lost_hosts and len({state.host for state in states}) > 1:
             lost = on_lost_hosts
             hosts = tuple(dict.fromkeys(state.host for state in lost))
+        seconds = max(state.silence for state in lost)
         self._attempt().fail(
             HeartbeatLost(
                 noticed_at=self._clock(),

@@ -42,7 +42,7 @@ class Resizing:
     requested: the job as the user asked for it; environ: of the launcher; say: prints a sentence for the user
 
     memory: where ranks store their state for the next start
-    hosts: asks the hosts that the job could use, but does without, whether they can be reached
+    hosts: probes the hosts that the job could use, but does without
     listener: a socket that becomes readable when a client connects; None if no client can
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
@@ -189,7 +189,7 @@ class Resizing:
         self.failure = ""
 
     def close(self) -> None:
-        """Called when the job has ended: answers the client, closes the listener, and stops asking hosts."""
+        """Called when the job has ended: answers the client, closes the listener, and stops probing hosts."""
         self.answer("the job ended before it could have another number of ranks")
         self.hosts.close()
         if self.listener is not None:

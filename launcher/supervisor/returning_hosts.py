@@ -1,9 +1,9 @@
 """Hosts that a job with `min_ranks` does without: a lost host that is back, or a new line of the hostfile.
 
-While the job could have more ranks, the launcher asks each of these hosts, through the remote shell, to run
-`import ddp`. A host that fails is asked again a second later, and one that does not answer a minute later. When a host
+While the job could have more ranks, the launcher probes each of these hosts: it runs `import ddp` there, through the
+remote shell. A host that fails is probed again a second later, and one that does not answer a minute later. When a host
 has succeeded, the job is resized onto it, as `ddp-launch --resize` does it. If the ranks of that resize fail, the job
-goes on as it was, and the hosts are asked less often, until a resize succeeds.
+goes on as it was, and the hosts are probed less often, until a resize succeeds.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._cuda import copies
+from ddp._cuda import copies, stream_order
 from tests.gpu import simulated
 
 in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
@@ -103,6 +103,7 @@ class TestOrder:
         assert [x.tolist() for x in down] == [[float(i)] * 64 for i in range(4)]
         ddp.cuda.synchronize()
         assert not any(source() is not None for source in sources)
+        assert not any(stream_order._pending.values())
 
 
 class TestFetch:

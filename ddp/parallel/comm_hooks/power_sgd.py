@@ -67,7 +67,7 @@ class PowerSGD:
         rank = self.matrix_approximation_rank
         start = self.start_iter
         rate: Any = self.min_compression_rate
-        valid_rate = isinstance(rate, Real) and not isinstance(rate, bool) and self.min_compression_rate >= 0
+        valid_rate = isinstance(rate, Real) and not isinstance(rate, bool) and float(rate) >= 0
         if not (is_count(rank, 1) and is_count(start) and valid_rate):
             raise ArgumentError(
                 "PowerSGD: expected a whole rank of at least 1, a whole start_iter and a min_compression_rate of at "

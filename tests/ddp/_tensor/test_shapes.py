@@ -107,6 +107,7 @@ ALIKE: dict[str, Any] = {
     "norm of a matrix": lambda t: t.linalg.norm(t.ones(2, 3), 1),
     "fft by NumPy": lambda t: t.view_as_real(t.fft.fft(t.arange(4.0), np.int64(2))),
     "layer_norm by NumPy": lambda t: t.nn.LayerNorm(np.int64(3)).weight.detach(),
+    "layer_norm by an array": lambda t: t.nn.LayerNorm(np.array([3, 4])).weight.detach(),
     "tensor_split at": lambda t: t.arange(7).tensor_split((2, 5, 9)),
     "tensor_split by tensor": lambda t: t.arange(7).tensor_split(t.tensor([3, -1])),
     "tril_indices": lambda t: t.tril_indices(3, 4, 1),

@@ -112,6 +112,7 @@ def test_functions_of_functions() -> None:
     by_y, by_x = func.grad(product, (-1, 0))(x, 3, v)
     assert_allclose(by_y.numpy(), 3 * X**2, 1e-12)
     assert_allclose(by_x.numpy(), 6 * X * V, 1e-12)
+    assert_allclose(func.grad(product, ddp.tensor(2))(x, 3, v).numpy(), 3 * X**2, 1e-12)
     (hessian,) = func.hessian(product, (0,))(x, 3, v)[0]
     assert hessian.equal(func.hessian(product)(x, 3, v))
     for twice in ((0, -3), ()):

@@ -87,7 +87,7 @@ LATER = timed(2.0, 4.0, 1.0, 3.0, backward=60.0)
         ({"first": 4}, "d cb a", "b da c"),
         ({"cap": 100, "first": 100}, "dcba", "bdac"),
         ({"cap": 1, "first": 1}, "d c b a", "b d a c"),
-        # Kinds never meet, and a bucket's turn comes when its last gradient does.
+        # Gradients of two dtypes are never in one bucket. Buckets are in the order of their last gradients.
         ({"dtypes": "xxyy"}, "dc ba", "ba dc"),
         ({"dtypes": "xyxy"}, "db ca", "bd ac"),
     ],

@@ -183,6 +183,21 @@ def test_a_host_of_which_nothing_is_heard_is_named() -> None:
     assert [*map(str, harness.failures)] == [f"{text} (more time: --heartbeat-timeout)"]
 
 
+def test_the_silence_of_a_lost_host_is_its_own() -> None:
+    harness = Harness(heartbeat=30.0)
+    harness.detector.attempt_started(1, 4)
+    for rank in range(4):
+        harness.rank_started(rank, f"node{rank // 2}")
+        harness.beats[rank] = dict(WAITS)
+    harness.run(3.0)
+    harness.run(18.0, 1)
+    harness.run(7.0, 1, 2, 3)
+    raised = Raised(type="collectives.errors.CollectiveTimeout", message="", traceback="")
+    harness.detector.failed(RankFailed(noticed_at=0.0, rank=0, pid=100, raised=raised))
+    text = "lost host node1 with ranks 2-3: no heartbeat for 7.0 s, so it or its network is down"
+    assert [*map(str, harness.failures)] == [text]
+
+
 @pytest.mark.parametrize(
     ("error", "silence", "lost"),
     [("CollectiveTimeout", 15.0, 1), ("CollectiveTimeout", 4.0, 0), ("ArgumentError", 15.0, 0)],
