@@ -87,7 +87,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": with tanh, not erf.
+    """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": with tanh in place of erf.
 
     In float32, erf is accurate to 4e-7. Raises: ArgumentError for another `approximate`.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
@@ -175,7 +175,7 @@ def _in_dtype(input: Tensor, dtype: Any) -> Tensor:
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
     """exp(input) / sum(exp(input)) along `dim`.
 
-    dim: None: 0 for an input of 0, 1 or 3 dimensions, else 1, as in PyTorch. dtype: converts the input first.
+    dim: None means 0 for an input of 0, 1 or 3 dimensions, else 1, as in PyTorch. dtype: converts the input first.
     _stacklevel: accepted, and ignored. Raises: RangeError if there is no dimension `dim`.
     """
     return _in_dtype(input, dtype).softmax(_default_dim(input) if dim is None else dim)

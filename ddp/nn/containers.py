@@ -216,8 +216,8 @@ class _Dict(_Container):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
-    # This class does not inherit from MutableMapping, because an entry cannot have the name of a method. So it has only
-    # the methods that PyTorch's ModuleDict has: these, `clear` and `update`.
+    # An entry cannot have the name of a method. So this class does not inherit from MutableMapping, but has only the
+    # methods of PyTorch's ModuleDict: these, `clear` and `update`.
     keys = _mapping.keys
     values = _mapping.values
     items = _mapping.items
@@ -231,7 +231,7 @@ class _Dict(_Container):
 class ModuleDict(_Dict):
     """Modules by name, in the order of insertion; `parameters()` finds their parameters.
 
-    Raises: DtypeError if a value is no module; ArgumentError for a name that is empty, has a dot or is that of a
+    Raises: DtypeError if a value is not a module; ArgumentError for a name that is empty, has a dot or is that of a
     method; KeyError for a missing name.
     """
 
@@ -248,7 +248,7 @@ class ModuleDict(_Dict):
 
 
 def _as_parameter(value: Any, name: str) -> Parameter:
-    """Returns `value`, a tensor, as a parameter. Raises: DtypeError if it is no tensor."""
+    """Returns `value`, a tensor, as a parameter. Raises: DtypeError if it is not a tensor."""
     if isinstance(value, Parameter):
         return value
     if not isinstance(value, Tensor):
@@ -267,7 +267,7 @@ def _parameter_lines(module: Module) -> str:
 class ParameterDict(_Dict):
     """Parameters by name. They belong to the module that holds the dict. Tensors become parameters.
 
-    Raises: DtypeError if a value is no tensor; ArgumentError for a name that is empty, has a dot or is that of a
+    Raises: DtypeError if a value is not a tensor; ArgumentError for a name that is empty, has a dot or is that of a
     method; KeyError for a missing name.
     """
 
@@ -304,7 +304,7 @@ class ParameterDict(_Dict):
         return self
 
     def copy(self) -> ParameterDict:
-        """Another dict of the same parameters."""
+        """Returns another dict of the same parameters."""
         return ParameterDict(self.items())
 
     def extra_repr(self) -> str:
@@ -314,7 +314,7 @@ class ParameterDict(_Dict):
 class ParameterList(_Sequence):
     """A list of parameters. They belong to the module that holds the list. Tensors become parameters.
 
-    Raises: DtypeError if a value is no tensor; RangeError for an index out of range.
+    Raises: DtypeError if a value is not a tensor; RangeError for an index out of range.
     """
 
     _entries = property(operator.attrgetter("_parameters"))

@@ -1,4 +1,7 @@
-"""Convolutions and their transposes. Lines and volumes are convolved as images."""
+"""Convolutions and their transposes.
+
+1d convolutions run as 2d ones of height 1. conv3d runs conv2d, with the planes under the kernel as channels.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ def conv1d(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolution along lines. input: (N, C, L) or (C, L), weight: (O, C/groups, K), bias: (O,).
+    """1d convolution. input: (N, C, L) or (C, L), weight: (O, C/groups, K), bias: (O,).
 
     padding: a number, "valid" (none) or "same" (the output is as long as the input; stride 1 only).
     Returns (N, O, OL), OL = (L + 2*padding - dilation*(K - 1) - 1) // stride + 1.
 
     Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
-    possible, or a sequence of another length than the dimensions.
+    possible, or a sequence of the wrong length.
     """
     return _conv("conv1d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -55,7 +58,7 @@ def conv2d(
     Returns (N, O, OH, OW), OH = (H + 2*padding - dilation*(KH - 1) - 1) // stride + 1.
 
     Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
-    possible, or a sequence of another length than the dimensions.
+    possible, or a sequence of the wrong length.
     """
     return _conv("conv2d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -69,13 +72,13 @@ def conv3d(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolution over volumes. input: (N, C, D, H, W) or (C, D, H, W), weight: (O, C/groups, KD, KH, KW), bias: (O,).
+    """3d convolution. input: (N, C, D, H, W) or (C, D, H, W), weight: (O, C/groups, KD, KH, KW), bias: (O,).
 
     Computed by conv2d, with the KD planes under the kernel as channels: needs memory for KD times the input.
     padding: as in conv2d. Returns (N, O, OD, OH, OW), with conv2d's sizes.
 
     Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is not
-    possible, or a sequence of another length than the dimensions.
+    possible, or a sequence of the wrong length.
     """
     return _conv("conv3d", (input, weight, bias), stride, padding, dilation, groups)
 
@@ -95,8 +98,7 @@ def conv_transpose1d(
     Returns (N, O, OL), OL = (L - 1)*stride - 2*padding + dilation*(K - 1) + output_padding + 1.
 
     Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, an
-    output_padding that is negative or not below the larger of stride and dilation, or a sequence of another length than
-    the dimensions.
+    output_padding that is negative or not below the larger of stride and dilation, or a sequence of the wrong length.
     """
     return _conv("conv_transpose1d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
@@ -117,8 +119,7 @@ def conv_transpose2d(
     Returns (N, O, OH, OW), OH = (H - 1)*stride - 2*padding + dilation*(KH - 1) + output_padding + 1.
 
     Raises: ShapeError; DtypeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, an
-    output_padding that is negative or not below the larger of stride and dilation, or a sequence of another length than
-    the dimensions.
+    output_padding that is negative or not below the larger of stride and dilation, or a sequence of the wrong length.
     """
     return _conv("conv_transpose2d", (input, weight, bias), stride, padding, dilation, groups, output_padding)
 
@@ -132,7 +133,7 @@ def _conv(
     groups: int,
     output_padding: Size | None = None,
 ) -> Tensor:
-    """A convolution of 1 to 3 dimensions, or with output_padding a transposed one. tensors: input, weight, bias."""
+    """Computes a 1d to 3d convolution, or with output_padding a transposed one. tensors: input, weight, bias."""
     input, weight, bias = tensors
     dims = int(name[-2])
     transposed = output_padding is not None
@@ -289,7 +290,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution with this weight and bias. It has PyTorch's name: users' layers call and override it."""
+        """Convolves with this weight and bias. Has PyTorch's name, because users' layers call and override it."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = pad(input, self._widths(), mode=self.padding_mode)
@@ -309,14 +310,13 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
 
 
 class Conv1d(_Conv, dims=1):
-    """Convolution along lines. input: (N, in_channels, L); returns (N, out_channels, OL), see functional.conv1d.
+    """1d convolution. input: (N, in_channels, L); returns (N, out_channels, OL), see functional.conv1d.
 
     weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
     Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
-    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
-    ArgumentError.
+    supported, and for a sequence of the wrong length. When called: ShapeError, DtypeError, ArgumentError.
     """
 
 
@@ -327,21 +327,19 @@ class Conv2d(_Conv, dims=2):
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
     Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
-    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
-    ArgumentError.
+    supported, and for a sequence of the wrong length. When called: ShapeError, DtypeError, ArgumentError.
     """
 
 
 class Conv3d(_Conv, dims=3):
-    """Convolution over volumes. input: (N, in_channels, D, H, W); returns (N, out_channels, OD, OH, OW), see
+    """3d convolution. input: (N, in_channels, D, H, W); returns (N, out_channels, OD, OH, OW), see
     functional.conv3d.
 
     weight: (out_channels, in_channels/groups, KD, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
     Raises: ArgumentError unless groups divides both channel numbers, for a padding or padding_mode that is not
-    supported, and for a sequence of another length than the dimensions. When called: ShapeError, DtypeError,
-    ArgumentError.
+    supported, and for a sequence of the wrong length. When called: ShapeError, DtypeError, ArgumentError.
     """
 
 
@@ -403,8 +401,8 @@ class ConvTranspose1d(_Transposed, dims=1):
     weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
 
     Raises: ArgumentError unless groups divides both channel numbers, for a padding_mode other than "zeros", and for a
-    sequence of another length than the dimensions; DtypeError for a padding that is not made of numbers. When called:
-    ShapeError, DtypeError, ArgumentError.
+    sequence of the wrong length; DtypeError for a padding that is not made of numbers. When called: ShapeError,
+    DtypeError, ArgumentError.
     """
 
 
@@ -414,6 +412,6 @@ class ConvTranspose2d(_Transposed, dims=2):
     weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
 
     Raises: ArgumentError unless groups divides both channel numbers, for a padding_mode other than "zeros", and for a
-    sequence of another length than the dimensions; DtypeError for a padding that is not made of numbers. When called:
-    ShapeError, DtypeError, ArgumentError.
+    sequence of the wrong length; DtypeError for a padding that is not made of numbers. When called: ShapeError,
+    DtypeError, ArgumentError.
     """

@@ -105,11 +105,11 @@ def embedding_bag(
     input: (B, N), where each row is a bag, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or
     with `include_last_offset` (B + 1,), ending in N. mode: "sum", "mean" or "max". per_sample_weights: of the input's
     shape; with mode="sum", each row is multiplied by its weight. padding_idx: a row that is left out of the bags. The
-    others: see embedding.
+    other arguments: see embedding.
 
-    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that do not begin with 0, descend
-    or exceed N, or with include_last_offset do not end in N; ArgumentError for another mode, or for per_sample_weights
-    that do not fit the mode or the input.
+    Raises: DtypeError, ShapeError; RangeError for a row number out of range, or unless offsets begin with 0, never
+    descend, are at most N, and with include_last_offset end in N; ArgumentError for another mode, or for
+    per_sample_weights that do not fit the mode or the input.
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
@@ -150,7 +150,7 @@ def _bags(xp: Any, device: Any, input: Tensor, offsets: Tensor | None, include_l
     fine = (lengths >= 0).all() & (lengths.sum() == n) & ((lengths[-1:] == 0).any() | (not include_last))
     message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"
     indexing.check_all(xp, fine, RangeError, message)
-    # Without the first offset, which is 0: no bag is -1, also where a GPU reports wrong offsets later.
+    # The first offset, 0, is left out, so that no bag is -1, even for wrong offsets, which a GPU reports later.
     return starts.size - include_last, xp.searchsorted(starts[1:], xp.arange(n), side="right")
 
 
@@ -168,7 +168,7 @@ def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
 
-    num_classes: -1: the largest class + 1.
+    num_classes: -1 means the largest class + 1.
 
     Raises: DtypeError unless int64; RangeError for a class that does not exist; ArgumentError for a num_classes below
     -1, or for -1 and an empty input.
@@ -225,8 +225,8 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
         """Makes a layer that shares the memory of a given table, (V, D). freeze: the table is not trained.
 
         args, settings: the arguments of the class after `embedding_dim`
-        Raises: ShapeError unless two-dimensional; DtypeError unless floating; RangeError for a padding_idx that is no
-        row.
+        Raises: ShapeError unless two-dimensional; DtypeError unless floating; RangeError for a padding_idx that is not
+        a row.
         """
         if embeddings.ndim != 2:
             raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(embeddings.shape)}: expected (V, D)")
@@ -249,7 +249,7 @@ class Embedding(_Table):
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
     gradient. max_norm, norm_type, scale_grad_by_freq, sparse: see functional.embedding.
 
-    Raises: RangeError for a padding_idx that is no row.
+    Raises: RangeError for a padding_idx that is not a row.
     """
 
     _usual: ClassVar = {
@@ -291,7 +291,7 @@ class EmbeddingBag(_Table):
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
 
-    Raises: RangeError for a padding_idx that is no row.
+    Raises: RangeError for a padding_idx that is not a row.
     """
 
     _usual: ClassVar = {

@@ -1,4 +1,4 @@
-"""The functions of the layers, each in the file of its layer. They check shapes once, before arrays reach an op."""
+"""The functions of layers, each defined in the file of its layer. They check shapes once, before they call an op."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hooks of a module: functions that are called around its forward, its backward and its state dicts.
 
-A module without hooks pays one attribute look-up a call. Backward hooks need two identity nodes in the graph: the
+A module without hooks pays one attribute look-up per call. Backward hooks need two identity nodes in the graph: the
 inputs of a call pass through one, its outputs through the other. Backward reaches the node of the outputs first.
 """
 
@@ -21,14 +21,14 @@ Hook = Callable[..., Any]
 Grads = tuple[Any, ...]
 
 
-# The hooks of one module by kind, in the order in which they are called: each with its options. Kinds: forward_pre
-# (with_kwargs), forward (with_kwargs, always_call), backward_pre, backward, and pre and post of state_dict and
-# load_state_dict.
+# The hooks of one module, by kind: lists of (hook, *options), in the order of the calls. Kinds and their options:
+# forward_pre (with_kwargs), forward (with_kwargs, always_call), backward_pre, backward, state_dict_pre,
+# state_dict_post, load_state_dict_pre and load_state_dict_post.
 Hooks = dict[str, list[tuple[Any, ...]]]
 
 
 class HasHooks:
-    """The hooks of a module. If a hook returns None, arguments, outputs and gradients stay as they are.
+    """The hooks of a module. If a hook returns None, arguments, outputs and gradients stay unchanged.
 
     Registering a hook returns a handle: its `remove()`, or the end of its `with`, removes the hook.
     """
@@ -69,8 +69,8 @@ class HasHooks:
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Calls hook(module, grad_output) before backward enters the module. Its result replaces grad_output.
 
-        grad_output: a tuple, one gradient for each result. Another number of gradients in the hook's result raises
-        ArgumentError in backward.
+        grad_output: a tuple, one gradient for each result. If the hook returns another number of gradients, backward
+        raises ArgumentError.
         """
         return self._add_hook("backward_pre", (hook,), prepend)
 
@@ -103,7 +103,7 @@ class HasHooks:
         return self._add_hook("load_state_dict_pre", (hook,))
 
     def register_load_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Calls hook(module, incompatible_keys) after loading; keys that it removes from the lists are no errors."""
+        """Calls hook(module, incompatible_keys) after loading; keys that it removes from the lists raise no error."""
         return self._add_hook("load_state_dict_post", (hook,))
 
     def _call_with_hooks(self, forward: Hook, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -215,7 +215,7 @@ class _Identity:
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
     """The positions of the values that get gradients, and the gradients of the others: zeros for tensors, else None.
 
-    If no value gets a gradient, all are None.
+    If no value gets a gradient, all gradients are None.
     """
     positions = [i for i, x in enumerate(values) if isinstance(x, Tensor) and x.edge is not None]
     if not positions:

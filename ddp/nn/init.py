@@ -1,7 +1,7 @@
 """Initialisation of parameters, in place and outside the graph.
 
-Functions that count fans take the dimensions of a tensor as (out, in, ...). generator: a `ddp.Generator` to draw from;
-None: this thread's generator. One of another device raises DeviceError.
+Functions that use the fan in or the fan out read a tensor as (out, in, ...). generator: a `ddp.Generator` to draw from;
+None: this thread's generator. A generator of another device raises DeviceError.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def eye_(tensor: Tensor) -> Tensor:
 
 @no_grad()
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Makes a convolution pass its channels on: 1 at the centre of channel i of filter i of each group, else 0.
+    """Makes a convolution copy its channels: in each group, filter i has 1 at the centre of its channel i, else 0.
 
-    tensor: (out, in, ...), of three to five dimensions. Raises: ShapeError; ArgumentError unless groups divides out.
+    tensor: (out, in, ...), of three to five dimensions. Raises: ShapeError; ArgumentError unless groups divides `out`.
     """
     if tensor.ndim not in (3, 4, 5):
         raise ShapeError(f"dirac_: expected three to five dimensions, got shape {tensor.shape}")
@@ -232,7 +232,7 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseG
 
 
 def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
-    """Draws weight and bias as PyTorch does for linear and convolution layers: uniformly within 1/sqrt(fan in)."""
+    """Draws weight and bias as PyTorch does for linear and convolution layers: uniformly, up to +-1/sqrt(fan in)."""
     if weight.numel():
         kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:

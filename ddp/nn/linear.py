@@ -71,7 +71,7 @@ def feed_forward(
     (k, m); returns (..., k).
 
     On a GPU, the launches of the products also compute the activation, its derivative and the gradients of the biases,
-    under the conditions of `linear_act`. activation, approximate: as there.
+    under the conditions of `linear_act`. activation, approximate: as in `linear_act`.
 
     Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
@@ -90,7 +90,7 @@ def feed_forward(
 
 
 def _parse_activation(name: str, activation: str, approximate: str) -> str:
-    """The name of the activation of the op: "relu", "gelu" or "gelu_tanh". Raises: ArgumentError."""
+    """Returns the op's name of the activation: "relu", "gelu" or "gelu_tanh". Raises: ArgumentError."""
     if activation not in ("relu", "gelu") or approximate not in ("none", "tanh"):
         raise ArgumentError(
             f"{name}: activation is 'relu' or 'gelu' and approximate 'none' or 'tanh', not {activation!r} and "
@@ -209,7 +209,7 @@ class Bilinear(Layer, shown="in1_features= in2_features= out_features= bias="):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new weights and biases, uniform within 1/sqrt(in1_features)."""
+        """Draws new weights and biases uniformly from [-b, b], b = 1/sqrt(in1_features)."""
         bound = 1 / math.sqrt(self.in1_features)
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

@@ -139,7 +139,7 @@ def cross_entropy(
 
     Raises: ShapeError; DtypeError for a target that is neither floating nor integers; ArgumentError for a
     label_smoothing outside [0, 1], another reduction, or an ignore_index of at least 0 with probabilities; RangeError
-    naming a target out of range.
+    for a target out of range, which the message names.
     """
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
@@ -190,8 +190,8 @@ def nll_loss(
 ) -> Tensor:
     """-input[target]. input: logarithms of probabilities; target: class numbers. Otherwise as in cross_entropy.
 
-    Raises: ShapeError; DtypeError unless target holds integers; ArgumentError for another reduction; RangeError naming
-    a target out of range.
+    Raises: ShapeError; DtypeError unless target holds integers; ArgumentError for another reduction; RangeError for a
+    target out of range, which the message names.
     """
     if input.ndim == 1 and target.ndim == 0:
         rows = input.unsqueeze(0), target.unsqueeze(0)
@@ -374,7 +374,7 @@ def huber_loss(
 ) -> Tensor:
     """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target.
 
-    weight: of the input's shape; multiplies the losses, but the mean is their plain mean.
+    weight: of the input's shape; multiplies the losses. "mean" divides their sum by their number.
 
     Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
     """
@@ -393,8 +393,8 @@ def poisson_nll_loss(
     eps: float = 1e-8,
     reduction: str = "mean",
 ) -> Tensor:
-    """-log of Poisson's probability of `target`, without its constant log(target!): exp(input) - target * input, or
-    without `log_input` input - target * log(input + eps).
+    """-log of Poisson's probability of `target`, without its constant log(target!): exp(input) - target * input; if
+    `log_input` is False, input - target * log(input + eps).
 
     full: adds Stirling's approximation of log(target!) where target > 1.
 
@@ -633,7 +633,7 @@ class HuberLoss(_Loss, function=huber_loss, omitted=("weight",)):
 
 
 class PoissonNLLLoss(_Loss, function=poisson_nll_loss):
-    """-log of Poisson's probability of the target. input: the logarithm of the rate, or without log_input the rate."""
+    """-log of Poisson's probability of the target. input: the rate's logarithm, or the rate if log_input is False."""
 
 
 class GaussianNLLLoss(_Loss, function=gaussian_nll_loss, inputs=3):

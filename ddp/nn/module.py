@@ -34,8 +34,8 @@ def note_registration() -> None:
 def registration_count() -> int:
     """The number of times that parameters, buffers or children were registered in modules, or replaced there.
 
-    Not counted: load_state_dict(assign=True), None or a plain tensor assigned to an existing name, and removals, except
-    those from a Sequential or a ModuleList, which register their other children again.
+    Not counted: load_state_dict(assign=True), assigning None or a plain tensor to an existing name, and removals. But a
+    removal from a Sequential or a ModuleList counts, because it registers the remaining children again.
     """
     return _registrations
 
@@ -50,7 +50,7 @@ class Module(HasStateDict, HasHooks):
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
     # The settings that `repr` shows, separated by spaces; "name=" shows a setting with its name.
     _shown: ClassVar[str] = ""
-    # By name: the usual values of settings that `repr` shows only if they have another value.
+    # Settings that `repr` shows only if their values differ from the ones given here, by name.
     _usual: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -310,9 +310,9 @@ class Module(HasStateDict, HasHooks):
         non_blocking: bool = False,
         memory_format: memory_format = preserve_format,
     ) -> M:
-        """Converts parameters and buffers in place, in dtype, device, or both: to("cuda"), to(ddp.float64), to(tensor).
+        """Changes dtype, device, or both of parameters and buffers, in place: to("cuda"), to(ddp.float64), to(tensor).
 
-        Only floating tensors change their dtype. Gradients move along.
+        Only floating tensors change their dtype. Gradients are converted, too.
         non_blocking: accepted, and ignored: copies between host and device are always ordered with computations.
         memory_format: accepted, and ignored: parameters keep their order in memory, which buckets and updates rely on.
         For convolutions with channels last, convert the images: a convolution copies its filters, which are small, to
@@ -390,8 +390,8 @@ class Module(HasStateDict, HasHooks):
             value = getattr(self, name)
             if name == "bias":
                 value = value is not None and value is not False
-            usual = self._usual.get(name, self)  # an option without a default is always shown
-            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or as a tuple
+            usual = self._usual.get(name, self)  # a setting that `_usual` lacks is always shown
+            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # also as a tuple, one for each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 
@@ -422,7 +422,7 @@ class _SettingsSignature:
 
 
 class Layer(Module):
-    """The base of layers. Keywords of a class set its ClassVars: `class PReLU(Layer, shown="num_parameters=")`."""
+    """The base of layers. Keywords of a class statement set ClassVars: `class PReLU(Layer, shown=...)` sets _shown."""
 
     def __init_subclass__(cls, **named: Any) -> None:
         annotations = {

@@ -22,7 +22,8 @@ from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
 from ddp.ops.arrays import from_bfloat16
 
-_EPSILON = {"float64": 2.0**-52}  # the gap between 1 and the next number; 16-bit types are normalised in float32
+# The machine epsilon, by dtype. Other dtypes have float32's, because 16-bit types are normalised in float32.
+_EPSILON = {"float64": 2.0**-52}
 
 
 def _check_trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
@@ -59,7 +60,7 @@ def rms_norm(
 ) -> Tensor:
     """input / sqrt(mean of squares + eps) * weight, over the last axes. input: (..., *normalized_shape).
 
-    weight: of normalized_shape; eps: None: the machine epsilon of the dtype that computes (float32 for 16-bit types).
+    weight: of normalized_shape; eps: None means the machine epsilon of the dtype (float32's for 16-bit types).
     Raises: ShapeError, DtypeError. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     axes = _check_trailing("rms_norm", input, normalized_shape, weight)
@@ -93,11 +94,11 @@ def batch_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias for each channel. input: (N, C, ...); the others: (C,).
 
-    training: mean and var are those of the batch, and running_mean and running_var move towards them by `momentum`, in
-    place (towards the unbiased variance). Otherwise, mean and var are running_mean and running_var.
+    training: mean and var are those of the batch, and running_mean and running_var move by `momentum`, in place,
+    towards the mean and the unbiased variance. Otherwise, mean and var are running_mean and running_var.
 
-    Raises: ShapeError, also for one value a channel in training; DtypeError; DeviceError; ArgumentError if running_mean
-    or running_var is missing and `training` is False. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    Raises: ShapeError, also for one value per channel in training; DtypeError; DeviceError; ArgumentError if
+    running_mean or running_var is missing and `training` is False. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
     check_channels("batch_norm", input, weight, bias, statistics=(running_mean, running_var))
     if not training:
@@ -115,7 +116,7 @@ def batch_norm(
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
-#: Updates of running statistics to be made: (running_mean, means, biased variances, number of values of each).
+#: Updates of running statistics that are still to be made: (running_mean, means, biased variances, values per mean).
 RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
@@ -169,7 +170,7 @@ def group_norm(
 ) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias over groups of channels of each sample. input: (N, C, ...).
 
-    weight, bias: (C,). Raises: ShapeError, also for a single sample with one value a group; ArgumentError unless
+    weight, bias: (C,). Raises: ShapeError, also for a single sample with one value per group; ArgumentError unless
     num_groups divides C; DtypeError. Source: Wu and He 2018, arXiv:1803.08494.
     """
     check_channels("group_norm", input, weight, bias)
@@ -378,7 +379,7 @@ class BatchNorm(_ChannelNorm):
     """The base of the batch norm layers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, ...), normalised by its own statistics in training, or if the layer has none."""
+        """input: (N, C, ...), normalised by its own statistics in training, or if the layer keeps none."""
         self._check(input)
         momentum = self.count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
@@ -401,11 +402,11 @@ class BatchNorm1d(BatchNorm, ranks=(2, 3)):
 
     input: (N, C) or (N, C, L). weight, bias: (C,).
 
-    In training, running_mean and running_var move towards the batch's by `momentum` (None: they are the averages over
-    all batches). Evaluation uses them; without track_running_stats, it uses the batch's mean and variance, as training
-    does.
+    In training, running_mean and running_var move by `momentum` towards the batch's mean and variance (None: they are
+    the averages over all batches). Evaluation normalises by running_mean and running_var; without track_running_stats,
+    by the batch's mean and variance, as training does.
 
-    Raises: ShapeError when called, also if the batch whose mean and variance are used has one value a channel;
+    Raises: ShapeError when called, also if the batch whose mean and variance are used has one value per channel;
     DtypeError. Source: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """
 

@@ -23,10 +23,10 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     "replicate" (the edge) and "circular" (from the other end) pad the last 1, 2 or 3 dimensions of a sample or a batch:
     input: (C, L), (N, C, L), (C, H, W), (N, C, H, W), (C, D, H, W) or (N, C, D, H, W).
 
-    Raises: ArgumentError for an odd number of widths, more widths than the dimensions have, another mode, or a `value`
-    in a mode other than "constant", or that the integers of `input` cannot hold; DtypeError for widths that are no
-    integers; ShapeError for an input of another shape, a padding that needs more elements than the input has, or a
-    result of negative size.
+    Raises: ArgumentError for an odd number of widths, more than two widths per dimension, another mode, a `value` in a
+    mode other than "constant", or a `value` that the integer dtype of `input` cannot hold; DtypeError for widths that
+    are not integers; ShapeError for an input of another shape, a padding that needs more elements than the input has,
+    or a result of negative size.
     """
     check_tensor("pad", input)
     pad = parse_sizes((pad,))

@@ -14,7 +14,7 @@ class Parameter(Tensor):
     """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
 
     data: the tensor whose memory the parameter shares. Attributes that a user adds, as `p.no_decay = True` does, stay
-    when the module moves. Pickles and copy.copy keep them, and copy.deepcopy does not, as in PyTorch.
+    when the module is moved or converted. Pickles and copy.copy keep them, but copy.deepcopy does not, as in PyTorch.
 
     Raises: DtypeError if `requires_grad` is True and `data` is not floating.
     """
@@ -52,4 +52,4 @@ class Buffer(Tensor):
     @property
     def persistent(self) -> bool:
         """Whether a module to which this buffer is assigned puts it into the state dict; True for a copy."""
-        return getattr(self, "_persistent", True)  # a copy lacks the attribute; its module keeps its own record
+        return getattr(self, "_persistent", True)  # a copy lacks the attribute; the module keeps a record of its own

@@ -1,4 +1,4 @@
-"""Pooling. Lines are pooled as images one line high; volumes by planes first, and then along the depth."""
+"""Pooling. 1d pooling runs as 2d pooling of height 1. 3d pooling pools planes first, and then along the depth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def max_pool1d(
     Returns (N, C, OL), OL like OW in max_pool2d; with return_indices, also the position of each maximum in L.
 
     Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is negative or beyond
-    half the kernel, or a sequence of another length than the dimensions.
+    half the kernel, or a sequence of the wrong length.
     """
     op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
     return _pool("max_pool1d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
@@ -45,11 +45,11 @@ def max_pool2d(
     """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     ceil_mode: the last window may reach beyond the padding, if it starts in the input or the padding before it.
-    Returns (N, C, OH, OW), without ceil_mode with conv2d's sizes. The gradient goes to the first of equal maxima. With
-    return_indices, also returns the position of each maximum, as h * W + w (int64).
+    Returns (N, C, OH, OW); without ceil_mode, OH and OW are as in conv2d. The gradient goes to the first of equal
+    maxima. With return_indices, also returns the position of each maximum, as h * W + w (int64).
 
     Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a padding that is negative or beyond
-    half the kernel, or a sequence of another length than the dimensions.
+    half the kernel, or a sequence of the wrong length.
     """
     op = pooling.max_pool2d_with_indices if return_indices else pooling.max_pool2d
     return _pool("max_pool2d", op, input, (kernel_size, stride, padding, dilation, ceil_mode))
@@ -84,10 +84,10 @@ def avg_pool2d(
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     count_include_pad: the zeros of the padding count as elements. divisor_override: divides the sums by this number,
-    not by their number of elements. Returns (N, C, OH, OW), with the sizes of max_pool2d.
+    not by the number of elements. Returns (N, C, OH, OW), with the sizes of max_pool2d.
 
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a kernel or stride below 1, a padding that is
-    negative or beyond half the kernel, a sequence of another length than the dimensions, or a divisor of 0.
+    negative or beyond half the kernel, a sequence of the wrong length, or a divisor of 0.
     """
     if divisor_override == 0:
         raise ArgumentError("avg_pool2d: divisor_override is not 0")
@@ -99,28 +99,28 @@ def avg_pool2d(
 def adaptive_avg_pool1d(input: Tensor, output_size: Size) -> Tensor:
     """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or the wrong number of sizes.
     """
     return _adaptive_avg_pool(1, input, (1, *numbers(output_size, 1, "output_size")))
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
-    """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
+    """Means over output_size = (OH, OW) windows of nearly equal size. A size of None: that of the input.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or the wrong number of sizes.
     """
     sizes = numbers(output_size, 2, "output_size")  # type: ignore[arg-type]  # None is a size here
     return _adaptive_avg_pool(2, input, sizes)
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
-    """Means over output_size = (OD, OH, OW) windows of nearly equal size; None leaves that side as it is.
+    """Means over output_size = (OD, OH, OW) windows of nearly equal size. A size of None: that of the input.
 
     input: (N, C, D, H, W) or (C, D, H, W); returns (N, C, OD, OH, OW).
 
-    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or another number of sizes.
+    Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size, or the wrong number of sizes.
     """
     depth, *sizes = numbers(output_size, 3, "output_size")  # type: ignore[arg-type]  # None is a size here
     return _pool3d("adaptive_avg_pool3d", input, adaptive_avg_pool2d, [sizes], [(depth, None)])
@@ -152,7 +152,7 @@ def _pool3d(name: str, input: Tensor, pool: Any, of_planes: Any, of_depth: Any) 
     """Pools planes with pool(..., *of_planes), and then along the depth with pool(..., *of_depth)."""
     if input.ndim not in (4, 5):
         raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, D, H, W) or (C, D, H, W)")
-    planes = pool(input.flatten(0, -4), *of_planes)  # the depth in place of the channels
+    planes = pool(input.flatten(0, -4), *of_planes)  # (N * C, D, H, W): the depth takes the place of the channels
     lines = pool(planes.flatten(2), *of_depth)
     return lines.unflatten(-1, planes.shape[2:]).unflatten(0, input.shape[:-3])
 
@@ -180,7 +180,7 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     strides = size if stride is None or stride == () or stride == [] else numbers(stride, dims, "stride")
     pads = numbers(padding, dims, "padding")
     dilations = numbers(dilation, dims, "dilation")
-    if dims == 1:  # lines are images one line high
+    if dims == 1:  # runs as 2d pooling of height 1
         size = (1, *size)
         strides = (1, *strides)
         pads = (0, *pads)
@@ -211,7 +211,7 @@ def _as_images(name: str, dims: int, input: Tensor) -> Tensor:
 
 
 def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
-    """Removes the axes that `_as_images` added to `input` from a result."""
+    """Removes from a result the axes that `_as_images` added to `input`."""
     y = images.squeeze(-2) if dims == 1 else images
     return y if input.ndim == dims + 2 else y.squeeze(0)
 
@@ -284,7 +284,7 @@ class AdaptiveAvgPool1d(FunctionModule, function=adaptive_avg_pool1d):
 
 
 class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
-    """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
+    """Means over output_size = (OH, OW) windows of nearly equal size. A size of None: that of the input.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
@@ -293,7 +293,7 @@ class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
 
 
 class AdaptiveAvgPool3d(FunctionModule, function=adaptive_avg_pool3d):
-    """Means over output_size = (OD, OH, OW) windows of nearly equal size; None leaves that side as it is.
+    """Means over output_size = (OD, OH, OW) windows of nearly equal size. A size of None: that of the input.
 
     input: (N, C, D, H, W) or (C, D, H, W); returns (N, C, OD, OH, OW).
 

@@ -117,7 +117,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         """Does nothing: there is no packed copy of the weights here."""
 
     def reset_parameters(self) -> None:
-        """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
+        """Draws all weights and biases uniformly from [-b, b], b = 1/sqrt(hidden_size)."""
         _reset_uniform(self, self.hidden_size)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
@@ -125,7 +125,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
 
         Returns (output, last state). output: (T, N, directions*H), with N where the input has it; last state:
         (layers*directions, N, H), for an LSTM a pair of states and cell states. H is hidden_size; with proj_size, an
-        LSTM's output and states, but not its cell states, have this size instead.
+        LSTM's output and states, but not its cell states, have size proj_size instead.
 
         Raises: ShapeError, DtypeError; DeviceError if input, states and parameters are on different devices.
         """
@@ -165,7 +165,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
         return x, (tuple(final) if self.mode == "LSTM" else final[0])
 
     def _op_weights(self, weights: list[Parameter]) -> list[Any]:
-        """The weights in the order of the ops: w_ih, w_hh, b_ih, b_hh, w_hr. Missing ones are None."""
+        """The weights in the order of the ops' inputs: w_ih, w_hh, b_ih, b_hh, w_hr. Missing ones are None."""
         w_hr = weights[-1] if self.proj_size else None
         return [*weights[:2], *(weights[2:4] if self.bias else (None, None)), w_hr]
 
@@ -190,7 +190,7 @@ class _RNNBase(Layer, shown="input_size hidden_size"):
 
 
 def _reset_uniform(module: Layer, hidden_size: int) -> None:
-    """Draws all parameters as PyTorch does by default: uniformly within 1/sqrt(hidden_size)."""
+    """Draws all parameters as PyTorch does by default: uniformly from [-b, b], b = 1/sqrt(hidden_size)."""
     bound = 1 / math.sqrt(hidden_size) if hidden_size else 0.0
     for param in module.parameters():
         init.uniform_(param, -bound, bound)
@@ -263,7 +263,7 @@ class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all weights and biases uniformly within 1/sqrt(hidden_size)."""
+        """Draws all weights and biases uniformly from [-b, b], b = 1/sqrt(hidden_size)."""
         _reset_uniform(self, self.hidden_size)
 
     def _step(self, mode: str, input: Tensor, states: list[Tensor | None]) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """State dicts: a module's parameters and buffers by path.
 
-Loading checks all entries before it copies one; `load_state_dict` names the exceptions.
+Loading checks all entries before it copies any; `load_state_dict` names the exceptions.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class HasStateDict:
         If it raises StateDictError, nothing was copied, unless a module has load post hooks, or its own
         `_load_from_state_dict`.
 
-        state_dict: tensors, also PyTorch's, or arrays, by path. Paths may have the `module.` of DataParallel or lack
-        it, whether this module, or a part of it, is wrapped or not.
+        state_dict: tensors, also PyTorch's, or arrays, by path. Paths match with or without the `module.` of
+        DataParallel, whether or not this module, or a part of it, is wrapped.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied. In
         place of a parameter, a plain tensor becomes a new Parameter over its memory.
 
         Raises: StateDictError, which lists missing and unexpected keys (if strict), sizes that differ, values that are
-        no tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is no str.
-        DtypeError if state_dict is no mapping, or if assign would make an integer tensor a parameter that requires
+        not tensors, and with assign the parameters that DataParallel has wrapped; also for a key that is not a str.
+        DtypeError if state_dict is not a mapping, or if assign would make an integer tensor a parameter that requires
         grad.
         """
         module = cast("Module", self)
@@ -135,7 +135,7 @@ class HasStateDict:
         state_dict: the entries whose paths begin with `prefix`; may be changed
         missing_keys, unexpected_keys, error_msgs: lists to which problems are added
 
-        A module that overrides this is loaded at once, even if another module turns out not to fit.
+        A module that overrides this method is loaded at once, even if other modules turn out not to fit.
         """
         before = len(error_msgs)
         lists = missing_keys, unexpected_keys, error_msgs
@@ -145,9 +145,9 @@ class HasStateDict:
                 write()
 
     def get_extra_state(self) -> Any:
-        """Returns what the state dict should hold in addition to tensors. A subclass defines it and set_extra_state.
+        """Returns what the state dict should hold in addition to tensors. Subclasses define it and set_extra_state.
 
-        Raises: NotImplementedError if it does not.
+        Raises: NotImplementedError if the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")
 
@@ -167,7 +167,7 @@ class _Entry(NamedTuple):
         return self.part[self.name]
 
     def load(self, value: Any, assign: bool) -> None:
-        """Copies `value` into the tensor. assign: replaces the tensor by `value`, a Parameter by a Parameter."""
+        """Copies `value` into the tensor. assign: replaces the tensor by `value`, and a Parameter by a Parameter."""
         own = self.tensor
         if not assign:
             own.copy_(value)
@@ -189,7 +189,7 @@ def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
 
 
 def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Adds or drops the "module." of DataParallel after `prefix` in the paths of `state`, if then more of them fit.
+    """Adds or drops the "module." of DataParallel after `prefix` in paths of `state`, if more paths fit then.
 
     state: the entries whose paths begin with the prefix
     """

@@ -82,7 +82,7 @@ class _TransformerLayer(Layer):
         self.activation = _parse_activation(activation)
 
     def _residual(self, number: int, x: Tensor, part: Activation) -> Tensor:
-        """x + part(x), normalized before the part or after the sum. number: in the names of the norm and the dropout"""
+        """x + part(x), normalized before the part or after the sum. number: ends the names of norm and dropout"""
         norm = getattr(self, f"norm{number}")
         dropout = getattr(self, f"dropout{number}")
         if self.norm_first:
@@ -121,7 +121,7 @@ class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
     ) -> Tensor:
         """src: (S, N, d_model), N first if batch_first, or no N; masks: as in MultiheadAttention.
 
-        Returns src's shape.
+        Returns a tensor of src's shape.
         """
 
         def attend(x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class TransformerDecoderLayer(_TransformerLayer, attentions=("self_attn", "multi
     ) -> Tensor:
         """tgt: (T, N, d_model), memory: (S, N, d_model), N first if batch_first, or no N.
 
-        Returns tgt's shape.
+        Returns a tensor of tgt's shape.
         """
 
         def attend(x: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ class Transformer(Module):
     ) -> Tensor:
         """src: (S, N, d_model), tgt: (T, N, d_model), N first if batch_first, or no N.
 
-        Returns tgt's shape.
+        Returns a tensor of tgt's shape.
         """
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask

@@ -22,7 +22,7 @@ def pair(value: Size, name: str) -> Pair:
 
 
 def numbers(value: Size | str, n: int, name: str) -> tuple[int, ...]:
-    """Repeats a number, or the number of a sequence of one, `n` times; returns a sequence of `n` numbers as a tuple.
+    """Returns `n` numbers as a tuple: a sequence of `n`, or one number (alone or in a sequence), repeated `n` times.
 
     Raises: ArgumentError for a sequence of another length; DtypeError for a string.
     """

@@ -13,7 +13,7 @@ from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, pair, window_of
 from ddp.ops import convolution, pooling
 
-# By mode: the numbers of dimensions that the input may have.
+# The numbers of dimensions that the input may have, by mode.
 MODES = {"nearest": (3, 4), "nearest-exact": (3, 4), "linear": (3,), "bilinear": (4,)}
 SHAPES = {3: "(N, C, L)", 4: "(N, C, H, W)"}
 
@@ -30,13 +30,14 @@ def interpolate(
     """Resizes `input`. input: (N, C, L) for nearest, nearest-exact and linear; (N, C, H, W) for nearest, nearest-exact
     and bilinear.
 
-    size: the new (L,) or (H, W); or scale_factor: the new size is the old one times this, rounded down.
+    size: the new (L,) or (H, W). scale_factor, in place of size: the new size is the old one times this factor, rounded
+    down.
     align_corners: aligns the centres of the corner elements of both images, not their outer corners (not for nearest).
     recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
     Raises: ShapeError, also if the input or the result is empty; DtypeError unless floating; ArgumentError for another
     mode, antialias, align_corners (also False) with nearest, both or neither of size and scale_factor, a sequence of
-    another length than the dimensions, or size with recompute_scale_factor.
+    the wrong length, or size with recompute_scale_factor.
     """
     if mode not in MODES:
         raise ArgumentError(f"interpolate: the mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -83,8 +84,8 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
 
     Returns (N, C * KH * KW, L), L = OH * OW with conv2d's sizes.
 
-    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, or a sequence of
-    another length than two.
+    Raises: ShapeError; ArgumentError for a kernel, stride or dilation below 1, a negative padding, or a sequence of the
+    wrong length.
     """
     if input.ndim == 3:
         return unfold(input.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
@@ -102,7 +103,7 @@ def fold(
 
     Returns (N, C, *output_size).
 
-    Raises: ShapeError if unfold of images of output_size has other columns; ArgumentError as in unfold.
+    Raises: ShapeError unless unfold, for images of output_size, returns the shape of input; ArgumentError as in unfold.
     """
     if input.ndim == 2:
         return fold(input.unsqueeze(0), output_size, kernel_size, dilation, padding, stride).squeeze(0)
@@ -121,7 +122,7 @@ def fold(
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Lays channels out as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
+    """Rearranges channels as pixels. input: (..., C * r * r, H, W), r = upscale_factor; returns (..., C, H * r, W * r).
 
     Raises: ShapeError unless r * r divides the channels, or below three dimensions; ArgumentError for a factor below 1.
     Source: Shi et al. 2016, arXiv:1609.05158.
@@ -209,7 +210,7 @@ class Fold(FunctionModule, function=fold):
 
 
 class PixelShuffle(FunctionModule, function=pixel_shuffle):
-    """Lays channels out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
+    """Rearranges channels as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
     """

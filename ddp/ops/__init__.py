@@ -1,4 +1,4 @@
-"""Forward and backward of ops, on arrays. Most files have a family of ops, with the formula above each pair."""
+"""Forward and backward of ops, on arrays. Most files hold one family of ops, with the formula above each pair."""
 
 from ddp.ops import activation as activation
 from ddp.ops import attention as attention

@@ -194,7 +194,7 @@ prelu = formula_op(
 )
 
 
-# z = x held within [low, high], which the dtype of x can represent;  dx = g where low < x < high or x is nan (as in
+# z = x clipped to [low, high], which the dtype of x can represent;  dx = g where low < x < high or x is nan (as in
 # PyTorch), else 0
 hardtanh = formula_op(
     "hardtanh",
@@ -204,7 +204,7 @@ hardtanh = formula_op(
 )
 
 
-# z = (x + 3 held within [0, 6])/6;  dx = g/6 where -3 < x < 3, else 0
+# z = (x + 3 clipped to [0, 6])/6;  dx = g/6 where -3 < x < 3, else 0
 hardsigmoid = unary_op(
     "hardsigmoid",
     lambda xp, x: xp.clip(x + 3, 0, 6) / 6,
@@ -212,7 +212,7 @@ hardsigmoid = unary_op(
 )
 
 
-# z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
+# z = x*(x + 3 clipped to [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
 def _hardswish(xp: Any, x: Array) -> Array:
     upcast_x = upcast(x)
     return (xp.clip(upcast_x + 3, 0, 6) * upcast_x / 6).astype(x.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Functions that formulas use beside the array module: those with one kernel per module; dtypes, sums and shapes."""
+"""What formulas use in addition to the array module: functions with one kernel per module; dtypes, sums, shapes."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
-    """Reshapes `g`, the gradient of the result of a reduction of `shape` over `axes`: the reduced axes get size 1."""
+    """Reshapes `g`, of the shape of a reduction of `shape`, to broadcast against it: the reduced `axes` get size 1."""
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

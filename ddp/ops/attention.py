@@ -24,7 +24,7 @@ Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice 
 def score_bytes(xp: Any) -> int:
     """Bytes of scores to compute at a time, unless one head has more. On the CPU they fit in cache.
 
-    A GPU gets more of them, so that there are few launches.
+    A GPU computes more of them at a time, so that there are few launches.
     """
     return 512 << 10
 
@@ -37,7 +37,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 @array_function
 def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
-    """Returns a function shape -> bool array. Each call draws which of the next probabilities are kept.
+    """Returns a function shape -> bool array. Each call draws which probabilities of the next heads are kept.
 
     With the same seed, backward draws the same masks as forward, because both take the heads in the same order.
     """

@@ -53,7 +53,7 @@ class Window:
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
         """Yields two slices per kernel element along `axis`: one of the positions, one of the image.
 
-        They hold the positions at which the element is inside the image, and the pixels that it reads there.
+        They hold the positions at which the kernel element is inside the image, and the pixels that it reads there.
         positions: only these positions, and the first slice counts from the first of them; None: all.
         """
         first, last = (0, self.out[axis]) if positions is None else (positions.start, positions.stop)
@@ -77,7 +77,7 @@ class Window:
 
 @array_function
 def im2col_lines(xp: Any, x: Array, window: Window, lines: slice) -> Array:
-    """Copies what each kernel element reads of x (N, C, H, W) at `lines` of the positions.
+    """Copies what each kernel element reads of x (N, C, H, W) at the positions in the rows `lines`.
 
     Returns (C, KH * KW, N, lines, OW), with zeros for elements in the padding.
     """

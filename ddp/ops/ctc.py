@@ -19,8 +19,8 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     """Moves all paths by one step. Returns log P of each position after the step, (N, S), and shares, (3, N, S).
 
-    P is that of the moves alone: the caller multiplies it by the probability of the label of the step.
-    shares: which part of P the paths have that came from the same position, from 1 and from 2 positions before
+    P is the probability of the moves alone: the caller multiplies it by the probability of the step's label.
+    shares: the parts of P that come from paths that were at the same position, 1 position and 2 positions before
     before: (N, S + 2), log P of each position before the step; skip: 0 where a path may skip a position, else -inf
     """
     ways = xp.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skip])
@@ -29,7 +29,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     shares = xp.exp(ways - top)
     sums = shares.sum(axis=0)
     nowhere = sums == 0
-    sums = xp.where(nowhere, 1, sums)  # log 0 has an infinite derivative: times a gradient of 0 it is nan
+    sums = xp.where(nowhere, 1, sums)  # the infinite derivative of log 0, times a gradient of 0, would be nan
     return xp.where(nowhere, -xp.inf, top + xp.log(sums)), shares / sums
 
 

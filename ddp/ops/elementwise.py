@@ -24,8 +24,8 @@ def formula_op(
 ) -> Op:
     """Makes an op of formulas: z = value(xp, *inputs, **parameters), where the inputs broadcast.
 
-    gradients: for the name of each input, a function gradient(xp, g, *saved, **parameters). The op sums its result to
-    the shape of the input.
+    gradients: for the name of each input, a function gradient(xp, g, *saved, **parameters). The op sums the
+    function's result to the shape of the input.
     """
 
     def forward(xp: Any, *inputs: Any, **parameters: Any) -> ForwardResult:
@@ -282,8 +282,8 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
 clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x;  dx = g, 0 for the others. They are inputs only to be in the graph of z: for example, x was computed by
-# comparing them
+# z = x;  dx = g, 0 for the others, which are inputs only so that the graph leads from z to them: for example, x was
+# computed by comparing them
 def _flat(xp: Any, x: Array, *others: Array) -> ForwardResult:
     return x, [other.shape for other in others]
 
@@ -335,7 +335,7 @@ frac = formula_op("frac", lambda xp, x: x - xp.trunc(x), {"x": lambda xp, g: g})
 
 
 def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
-    """The larger or the smaller of x and y. Where they are equal, each gets g/2; where one is nan, each gets g."""
+    """Makes the op max(x, y) or min(x, y). Where x and y are equal, each gets g/2; where one is nan, each gets g."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
@@ -351,7 +351,7 @@ def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-# z = max(x, y) and min(x, y), nan where one of them is nan (gradients as in PyTorch)
+# z = max(x, y) and min(x, y), nan where x or y is nan (gradients as in PyTorch)
 maximum = _extreme("maximum", lambda x, y: x < y)
 minimum = _extreme("minimum", lambda x, y: x > y)
 
@@ -372,7 +372,7 @@ where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",
 
 
 def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
-    """The extreme of x and y; where one is nan, the other. x gets g where `first` is true or y is nan, y elsewhere."""
+    """Makes the op fmax or fmin, which ignores one nan. x gets g where `first` is true or y is nan, y elsewhere."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
@@ -393,7 +393,7 @@ fmax = _number_extreme("fmax", lambda xp, x, y: xp.greater_equal(x, y))
 fmin = _number_extreme("fmin", lambda xp, x, y: xp.less_equal(x, y))
 
 
-# z = x held within [low, high];  dx = g where low <= x <= high
+# z = x clipped to [low, high];  dx = g where low <= x <= high
 def _clamp_gradient(xp: Any, g: Array, x: Array, low: float | None, high: float | None) -> Array:
     if low is not None:
         g = where_or_zero(xp, x >= low, g)
@@ -403,7 +403,7 @@ def _clamp_gradient(xp: Any, g: Array, x: Array, low: float | None, high: float 
 clamp = formula_op("clamp", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _clamp_gradient}, ("x",))
 
 
-# z = x held within [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
+# z = x clipped to [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
 # dhigh = g where x > high or low > high
 def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> ForwardResult:
     out = x if low is None else xp.maximum(x, low)
@@ -435,7 +435,7 @@ clamp_between = Op(
 )
 
 
-# z = x, numbers in place of nan and the infinities;  dx = g where x is finite
+# z = x, with numbers in place of nan and the infinities;  dx = g where x is finite
 nan_to_num = formula_op(
     "nan_to_num",
     lambda xp, x, **numbers: xp.nan_to_num(x, **numbers),

@@ -30,7 +30,7 @@ def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     z = transformed(xp, g, _ADJOINT[function], sizes, axes, _NORM[norm])
     if function == "rfftn":
         z = z[..., 0]
-    elif function == "irfftn":  # irfftn uses each of these numbers twice: as it is, and conjugated
+    elif function == "irfftn":  # irfftn uses each of these numbers twice: unchanged, and conjugated
         inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
         index = (*(slice(None),) * (axes[-1] % g.ndim), inner)
         z[index] *= 2

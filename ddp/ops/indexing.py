@@ -14,7 +14,7 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 Places = tuple[Any, ...]  # one entry per axis, an array or slice(None); a mask is one entry for all of its axes
 
 
-# z = x[index], a view: integers, slices, None and Ellipsis;  dx = g at index, 0 elsewhere
+# z = x[index], a view: index has integers, slices, None and Ellipsis;  dx = g at index, 0 elsewhere
 def _getitem(xp: Any, x: Array, index: Any) -> ForwardResult:
     return x[index], (x.shape, index)
 
@@ -31,7 +31,7 @@ getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
 
 # z = x, but v at x[step][step]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
 def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> ForwardResult:
-    # within: writes to x itself and returns it, which spares in-place operations two passes over x.
+    # within: writes to x itself and returns it, which saves in-place operations two passes over x.
     out = x if within else x.copy()
     assign(xp, _stepped(out, steps), steps[-1], v)
     return out, (steps, shape_of(v))
@@ -129,7 +129,7 @@ def add_flat(xp: Any, x: Array, flat_index: Array, g: Array) -> Array:
 
 
 def flat(places: Places, shape: Ints) -> Array:
-    """The positions in a flattened array of `shape` of the elements at `places`, an index array (int) for each axis.
+    """The positions, in a flattened array of `shape`, of the elements at `places`: an index array (int) for each axis.
 
     Negative indices count from the end.
     """
@@ -244,11 +244,11 @@ embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), grad
 
 # Writing by index: x with values written to, or added at, some places. Overwritten elements get a gradient of 0.
 #
-# `within`: writes to x itself and returns it, which spares in-place operations two passes over x.
+# `within`: writes to x itself and returns it, which saves in-place operations two passes over x.
 
 
 def _writing(write: Callable[..., Any]) -> Callable[..., ForwardResult]:
-    """Makes a forward of `write(xp, out, v, ...) -> residual`: `out` is a copy of x, or x itself."""
+    """Makes a forward from `write(xp, out, v, ...) -> residual`: `out` is a copy of x, or x itself."""
 
     def forward(xp: Any, x: Array, v: Any, within: bool = False, **parameters: Any) -> ForwardResult:
         out = x if within else x.copy()

@@ -15,7 +15,7 @@ from ddp.ops.softmax_ops import exponentials
 
 
 def columns(x: Array) -> Array:
-    """x: (N, C, ...) as (N, C) or (N, C, M): a view if the memory allows one."""
+    """Reshapes x (N, C, ...) to (N, C) or (N, C, M): a view if the memory allows one."""
     return x if x.ndim == 2 else x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
 
 
@@ -44,7 +44,8 @@ def sample_gradient(
 ) -> Array:
     """The gradient of each sample's unreduced loss, times its weight if there are weights.
 
-    scale: for the mean, 1 / the sum of the weights. Returns (N, M'), or () if it is the same for all samples.
+    scale: for the mean, 1 / the sum of the weights. Returns (N, M') as in `classes`, or () if all samples have the same
+    gradient.
     """
     if reduction == "none":
         g = g.reshape(flat_index.shape)
@@ -430,7 +431,7 @@ def _absolute_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
 l1_loss = _pair("l1_loss", _absolute, _absolute_derivative)
 
 
-# z = a*(d - a/2), a = d held within [-bound, bound];  dd = g*a
+# z = a*(d - a/2), a = d clipped to [-bound, bound];  dd = g*a
 def _bounded(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     a = xp.clip(d, -bound, bound)
     losses = a * -0.5
@@ -446,7 +447,7 @@ def _bounded_derivative(xp: Any, d: Array, bound: float, g: Array) -> Array:
 huber_loss = _pair("huber_loss", _bounded, _bounded_derivative)
 
 
-# z = a*(d - a/2)/bound, a = d held within [-bound, bound];  dd = g*a/bound
+# z = a*(d - a/2)/bound, a = d clipped to [-bound, bound];  dd = g*a/bound
 def _smooth(xp: Any, d: Array, bound: float, reduction: str) -> Array:
     return _bounded(xp, d, bound, reduction) / bound
 

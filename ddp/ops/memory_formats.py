@@ -45,12 +45,12 @@ def is_channels_last(x: Array) -> bool:
 
 
 def prefers_channels_last(x: Array) -> bool:
-    """Whether results of x are to be channels last: x is channels last, and not also C-contiguous."""
+    """Whether ops on x should return channels last: x is channels last, and not also C-contiguous."""
     return x.ndim == 4 and not x.flags.c_contiguous and is_channels_last(x)
 
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of an array without gaps whose axes lie in `order`, the outermost first."""
+    """The strides, in elements, of an array without gaps whose axes have this order in memory, the outermost first."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order):
@@ -76,7 +76,7 @@ def empty_image(xp: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Arra
 
 @array_function
 def as_format(xp: Any, x: Array, last: bool) -> Array:
-    """x (N, C, H, W) channels last in memory if `last`, else C-contiguous: x itself if it already is."""
+    """Returns x (N, C, H, W) as channels last if `last`, else as C-contiguous: x itself if it already is."""
     if not last:
         return xp.ascontiguousarray(x)
     if is_channels_last(x):

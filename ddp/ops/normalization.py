@@ -15,7 +15,7 @@ from ddp.ops.reduction import moments, standardize
 
 
 def weight_dtype_of(x: Array, *parameters: Array | None) -> Any:
-    """The dtype of the gradients of weight and bias: that of `parameters`, which may be float32 beside a float16 x."""
+    """The dtype of the gradients of weight and bias: that of `parameters`, which may be float32 for a float16 x."""
     return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
 
@@ -160,7 +160,7 @@ Tell = Callable[[Array, Array, int], None]
 
 
 class ChannelGroups:
-    """The elements that share a statistic: a channel of all samples, or one of `groups` groups of channels of a sample.
+    """Which elements share a statistic: a channel of all samples or, with `groups`, a group of channels of one sample.
 
     shape: (N, C, positions), of the input; count: the number of elements that share a statistic, at least 1
     members: the number of channels of a sample that share a statistic. Channel c of sample n has the statistic with
@@ -173,7 +173,7 @@ class ChannelGroups:
         self.shape = (*shape[:2], math.prod(shape[2:]))
         samples, channels, positions = self.shape
         self.members = 1
-        self._view = self.shape  # elements that are normalized together lie along the first and the last axis
+        self._view = self.shape  # the first and last axis run over elements that share a statistic
         if groups is not None:
             self.members = channels // int(groups)  # CuPy's repeat takes no NumPy integer
             self._view = (1, samples * int(groups), self.members * positions)
@@ -207,7 +207,7 @@ def channel_norm(
 
 @array_function
 def channel_sums(xp: Any, g: Array, x: Array, layout: ChannelGroups, mean: Array, rstd: Array) -> tuple[Array, Array]:
-    """The sums of g and of g*h over positions, h = (x - mean)*rstd. g, x: of layout.shape; returns two of (N, C)."""
+    """The sums of g and of g*h over positions, h = (x - mean)*rstd. g, x: of layout.shape; returns (N, C) twice."""
     h = standardize(xp, x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
     h *= g
     return g.sum(axis=2, dtype="float64"), h.sum(axis=2, dtype="float64")

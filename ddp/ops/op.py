@@ -42,8 +42,8 @@ class Op:
     view: the op changes no number, and the result may share the memory of the first input.
     derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, on
         recording arrays, or other ops with the same result run (`ddp._tensor.create_graph`).
-    reference_residual: for a device kernel whose backward takes no recording arrays: a function that takes xp and its
-        residual, and returns the residual of the reference.
+    reference_residual: for a device kernel whose backward takes no recording arrays: a function that takes xp and the
+        kernel's residual, and returns the residual of the reference.
     grad_out: True if the backward takes one more argument, `grad_outs`. For each input it holds None, or an array of
         the input's shape and dtype: backward may write the gradient into it and return it, so that a parameter's
         gradient is computed where it is kept. With "accumulate" it may also hold an `AccumulateInto`: then backward
@@ -177,9 +177,9 @@ class Upcast:
         inner, narrow = residual
         upcast_grad = [from_bfloat16(xp, gradient) for gradient in g] if isinstance(g, list) else from_bfloat16(xp, g)
         results = self._backward(xp, upcast_grad, needs, [from_bfloat16(xp, x) for x in saved], inner, *self._grad_outs)
-        if narrow is None:  # the forward took bfloat16 as it is, so `Upcast.forward` did not run
+        if narrow is None:  # the forward itself took bfloat16, so `Upcast.forward` did not run
             return [_to_bfloat16(xp, dx) for dx in results]
-        # A float32 weight beside a bfloat16 input keeps its float32 gradient.
+        # With a bfloat16 input, a float32 weight keeps its float32 gradient.
         return [_to_bfloat16(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
 
 

@@ -23,7 +23,8 @@ def _places(xp: Any, window: Window) -> Array:
 
 @array_function
 def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
-    """The maximum of x under each position, and its index in H * W (int32): the first of equal ones, the last of nans.
+    """The maximum of x in the window at each position, and its index in H * W (int32): of equals the first, of nans the
+    last.
 
     A position that reads no element of x gets the lowest number and the index -1.
     """
@@ -132,7 +133,7 @@ def _few(window: Window) -> bool:
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
-    """Yields two indices per position: its own, and that of the pixels in its window. For windows without dilation."""
+    """Yields two indices per position: of the position and of the pixels in its window. For windows without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
         for position, n, k, s, pad in zip(
@@ -179,13 +180,13 @@ adaptive_avg_pool2d = Op("adaptive_avg_pool2d", _adaptive_avg_pool2d, _adaptive_
 
 # Interpolation: along each axis, an output is a weighted mean of one or two inputs.
 #
-# One axis is resampled after the other, by gathers in forward and backward. The outputs that read one input are
-# neighbours, so that backward needs only a few gathers. A product with a matrix of mostly zeros would spread nan; a
-# scatter is not needed.
+# One axis is resampled after the other, by gathers in forward and backward. The outputs that read the same input are
+# neighbours, so that backward needs only a few gathers, and no scatter. A product with a matrix of mostly zeros would
+# spread nan.
 
 
 class Tap(NamedTuple):
-    """What outputs read along an axis: output i has a term weight[i] * x[read[i]]. `read` is sorted."""
+    """One term of each output along an axis: weight[i] * x[read[i]] for output i. `read` is sorted."""
 
     read: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any] | None  # None: all weights are 1
@@ -251,7 +252,7 @@ def _interpolate(
     xp: Any, x: Array, size: Pair, scales: tuple[float | None, float | None], mode: str, align_corners: bool
 ) -> ForwardResult:
     axes = []
-    for axis in (3, 2):  # axis 2 comes last: gathers along it copy whole lines
+    for axis in (3, 2):  # axis 2 comes last: gathers along it copy whole rows
         n = x.shape[axis]
         out = size[axis - 2]
         scale = scales[axis - 2]
@@ -273,7 +274,7 @@ def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: A
 interpolate = Op("interpolate", _interpolate, _interpolate_backward, inputs=("x",))
 
 
-# Padding around the last dimensions: constant, or with values from inside.
+# Padding around the last dimensions: with a constant, or with elements of the input.
 
 Widths = tuple[tuple[int, int], ...]  # (before, after) of every axis
 
@@ -310,7 +311,7 @@ def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slic
 pad = Op("pad", _pad, _pad_backward, inputs=("x",), supports_bfloat16=True)
 
 
-# z = x, padded with its own values as the mode says;  dx = g inside, plus g of the padding at the elements it repeats
+# z = x, padded with its own values as the mode says;  dx = g inside, plus g of the padding at the repeated elements
 def _continued(xp: Any, x: Array, widths: Widths, mode: str) -> ForwardResult:
     return xp.pad(x, widths, mode=NAMES[mode]), (widths, mode)
 

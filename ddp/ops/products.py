@@ -39,7 +39,7 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def rows_of(x: Array) -> Array:
-    """x: (..., n) as (rows, n)."""
+    """Reshapes x (..., n) to (rows, n)."""
     return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -153,7 +153,7 @@ def merges_batches(xp: Any) -> bool:
 def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: Labels) -> Array:
     """The product of x and y, summed over the labels that `of_out` lacks.
 
-    No label occurs twice in one of the three. A label that only one factor has must be in `of_out`.
+    The labels within of_x, within of_y and within of_out are distinct. One that only x or y has must be in of_out.
     """
     batch = [k for k in of_out if k in of_x and k in of_y]
     rows = [k for k in of_out if k in of_x and k not in of_y]
@@ -253,7 +253,8 @@ linear_act = Op(
     _linear_act,
     _linear_act_backward,
     inputs=("x", "w", "b"),
-    saves={"x": ("w",), "w": ("x",), "b": ("b",)},  # b is not read: saving it makes `keep_call` store the call
+    # Backward does not read b. It is saved so that `keep_call` stores the call even if only b needs a gradient.
+    saves={"x": ("w",), "w": ("x",), "b": ("b",)},
     derived=True,
     grad_out=True,
 )

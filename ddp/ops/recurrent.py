@@ -22,7 +22,7 @@ def _in_order(x: Array, reverse: bool) -> Array:
 
 
 def _rows(x: Array) -> Array:
-    """x: (T, N, n) as (T*N, n)."""
+    """Reshapes x (T, N, n) to (T*N, n)."""
     return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
 
 
@@ -47,7 +47,10 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 
 
 def _output_gradients(xp: Any, g: Sequence[Array | None], hs: Array, reverse: bool) -> tuple[Array, Array]:
-    """Copies of the gradients of the states of all steps, in the order of computation, and of the last state."""
+    """The gradients of all steps' states, in the order of computation, and the gradient of the last state.
+
+    Both are new arrays. A gradient that backward did not get is zeros.
+    """
     step_gradients = _gradient_or_zeros(xp, g[0], hs[1:].shape, g)
     return _in_order(step_gradients, reverse), _gradient_or_zeros(xp, g[1], hs[0].shape, g)
 
@@ -63,7 +66,7 @@ def _weights(
 ) -> tuple[Array | None, ...]:
     """Computes dx, dw_ih, dw_hh, db_ih and db_hh, None where `needs` is False, from gradients before the activations.
 
-    d_in: (T, N, G) in the order of time, the gradient of w_ih@x + b_ih; d_re: likewise, of w_hh@h + b_hh.
+    d_in: (T, N, G) in the order of time, the gradient of w_ih@x + b_ih; d_re: the same for w_hh@h + b_hh.
     """
     flat_in = _rows(d_in)
     flat_re = _rows(d_re)
@@ -84,7 +87,7 @@ def _weights(
 def _rnn(
     xp: Any, x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array | None, b_hh: Array | None, **how: Any
 ) -> tuple[Any, Any]:
-    """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); gives (T, N, H), (N, H)."""
+    """x: (T, N, I), h: (N, H), w_ih: (H, I), w_hh: (H, H), biases: (H,); returns (T, N, H), (N, H)."""
     relu = how["relu"]
     reverse = how["reverse"]
     dtype = x.dtype
@@ -150,7 +153,7 @@ def lstm_steps(xp: Any, w: Array, w_hr: Array | None, gates: Array, cs: Array, h
     w: (P, 4H); gates: (T, N, 4H), w_ih@x + b_ih + b_hh of each step, which is replaced by the activations
     """
     size = cs.shape[2]
-    # sigmoid(a) = tanh(a/2)/2 + 1/2: so all four gates need one tanh. The weights contain the factor of a/2.
+    # sigmoid(a) = tanh(a/2)/2 + 1/2: so all four gates need one tanh. `gates` and `recurrent` contain the factor 1/2.
     half = halves(xp, 4, size, gates.dtype)
     shift = 1 - half
     gates *= half
@@ -185,9 +188,9 @@ def _lstm(
     w_hr: Array | None,
     reverse: bool,
 ) -> tuple[Any, Any]:
-    """x: (T, N, I), h: (N, P), c: (N, H), w_ih: (4H, I), w_hh: (4H, P), w_hr: (P, H); gives (T, N, P), (N, P), (N, H).
+    """x: (T, N, I), h: (N, P), c: (N, H), w_ih: (4H, I), w_hh: (4H, P), w_hr: (P, H).
 
-    Gates in the order i, f, u, o.
+    Returns (T, N, P), (N, P), (N, H). Gates in the order i, f, u, o.
     """
     dtype = x.dtype
     x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = map(upcast, (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr))
@@ -286,7 +289,7 @@ def _gru(
     b_hh: Array | None,
     reverse: bool,
 ) -> tuple[Any, Any]:
-    """x: (T, N, I), h: (N, H), w_ih: (3H, I), w_hh: (3H, H), biases: (3H,); gives (T, N, H), (N, H).
+    """x: (T, N, I), h: (N, H), w_ih: (3H, I), w_hh: (3H, H), biases: (3H,); returns (T, N, H), (N, H).
 
     Gates in the order r, z, n.
     """
@@ -332,7 +335,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     step_gradients, dh = _output_gradients(xp, g, hs, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
-    # The factors of da, for all steps at once: that of r is multiplied by da_n, those of z and n by dh.
+    # The factors of da, for all steps at once. The loop multiplies that of r by da_n, and those of z and n by dh.
     de = xp.empty_like(gates)
     turned = _in_order(de, reverse)
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))

@@ -45,7 +45,7 @@ def _sum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
 sum = Op("sum", _sum, _sum_backward, inputs=("x",))
 
 
-# z = sum of what is not nan;  dx = g where x is not nan
+# z = sum of the elements that are not nan;  dx = g where x is not nan
 def _nansum(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     is_number = x == x  # only nan differs from itself
     return total(where_or_zero(xp, is_number, x), dims, keepdim), (is_number, (x.shape, dims, keepdim))
@@ -113,7 +113,7 @@ def _median(xp: Any, x: Array) -> ForwardResult:
 median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
-# z = x at index along `dim`, where index has size 1: one element of each line;  dx = g at index
+# z = x at index along `dim`, where index has size 1: one element of each 1-d slice along `dim`;  dx = g at index
 def _select(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
     out = xp.take_along_axis(x, index, axis=dim)
     return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
@@ -148,7 +148,7 @@ def _prod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
 
 
 def _others(xp: Any, x: Array) -> Array:
-    """The product of all other elements of the same column: of those before an element, times those after it."""
+    """For each element, the product of all others in its column: of those before it, times those after it."""
     before = xp.ones_like(x)
     after = xp.ones_like(x)
     before[1:] = xp.cumprod(x[:-1], axis=0)
@@ -167,7 +167,7 @@ prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))
 def moments(xp: Any, x: Array) -> tuple[Array, Array]:
     """The means and the biased variances over the first and last axis, in float64; 0 if there are no elements.
 
-    x: (outer, n, inner); returns two of (n,).
+    x: (outer, n, inner); returns two arrays (n,).
     """
     if not x.size:
         return xp.zeros(x.shape[1]), xp.zeros(x.shape[1])
@@ -205,8 +205,8 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
     middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
-    # Without degrees of freedom, the result is infinite if all values are finite and some of them differ. Otherwise it
-    # is nan, so also for a single value.
+    # Without degrees of freedom, the result is infinite if all values are finite and some of them differ. Otherwise,
+    # and so for a single value, it is nan.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
     divisor = freedom / 2
     if root:
@@ -339,7 +339,7 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def running(xp: Any, name: str, x: Array, dim: int) -> Array:
-    """The index (int64) of the extreme of x_j, j <= i, along `dim`: the last of equal ones. nan counts as the extreme.
+    """For each i along `dim`: the index (int64) of the extreme of x_j, j <= i; of equals the last. nan is extreme.
 
     name: "maximum" or "minimum".
     """
@@ -403,7 +403,7 @@ def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """The sorted distinct elements, or slices along `dim`; for each one of `x`, its index in this result; the counts.
+    """The sorted distinct elements, or slices along `dim`; the index among them of each one in `x`; their counts.
 
     The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """

@@ -42,7 +42,7 @@ def _permute_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dims: Any) 
 permute = Op("permute", _permute, _permute_backward, inputs=("x",), view=True)
 
 
-# z = x repeated along axes of size 1 and new leading ones;  dx = g summed over them
+# z = x repeated along axes of size 1, and along new leading axes;  dx = g summed over these axes
 def _expand(xp: Any, x: Array, shape: Ints) -> ForwardResult:
     return xp.broadcast_to(x, shape), x.shape
 
@@ -76,7 +76,7 @@ def _split(xp: Any, x: Array, dim: int, lengths: Ints) -> ForwardResult:
 
 @array_function
 def cut(xp: Any, x: Array, dim: int, lengths: Ints | None = None) -> list[Array]:
-    """Cuts x along `dim` into parts with these lengths. None: into x[i] along `dim`, without that axis."""
+    """Cuts x along `dim` into parts with these lengths. None: into the slices x[i] along `dim`, without that axis."""
     return [x[place] for place in _places_along(dim, lengths, x.shape[dim])]
 
 

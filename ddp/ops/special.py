@@ -257,7 +257,7 @@ standard_gamma = formula_op(
 )
 
 
-# z = log(x/(1 - x)), x held within [eps, 1 - eps];  dx = g/(x*(1 - x)) within, else 0; without eps, nan outside [0, 1]
+# z = log(x/(1 - x)), x clipped to [eps, 1 - eps];  dx = g/(x*(1 - x)) inside, else 0; without eps, nan outside [0, 1]
 def _logit(xp: Any, x: Array, eps: float | None) -> Array:
     y = x if eps is None else xp.clip(x, eps, 1 - eps)
     return xp.log(y / (1 - y))

@@ -9,11 +9,12 @@ import numpy as np
 
 from ddp.ops.arrays import Array, array_function
 
-TILE = 1 << 15  # elements that the array formulas take at once, so that what one pass wrote is in cache for the next
+# Elements that the array formulas process at a time: so few that a pass finds the result of the last one in cache.
+TILE = 1 << 15
 
 
 class Pass(NamedTuple):
-    """One call of a function of NumPy. inputs, out: numbers of registers. Input -1 - i stands for scalar i."""
+    """One call of a NumPy function. inputs, out: register numbers; the input -1 - i stands for scalar i."""
 
     function: str
     inputs: tuple[int, ...]

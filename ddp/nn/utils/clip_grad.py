@@ -24,7 +24,7 @@ Tensors = Tensor | Iterable[Tensor]
 
 
 def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
-    """The tensors by device, in order of first use. Warns if an iterator gives no tensor, as a used one does."""
+    """The tensors by device, in order of first use. Warns if an iterator, such as a used one, is empty."""
     by_device: dict[device, list[Tensor]] = {}
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         by_device.setdefault(x.device, []).append(x)
@@ -38,7 +38,10 @@ def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
 
 
 def norm_order(norm_type: float) -> float:
-    """`norm_type` as a float. Raises: ArgumentError for 0, -inf and nan; ValueError or TypeError if it is no number."""
+    """Returns `norm_type` as a float.
+
+    Raises: ArgumentError for 0, -inf and nan; ValueError or TypeError if it is not a number.
+    """
     order = float(norm_type)
     if order in (0, -math.inf) or math.isnan(order):
         raise ArgumentError(
@@ -50,13 +53,13 @@ def norm_order(norm_type: float) -> float:
 def _buffers(parameters: list[Tensor]) -> list[Any]:
     """The arrays of the existing gradients.
 
-    Avoids reading `p.grad`, because a caller might hold the tensor that it returns. So zero_grad would drop the memory
-    of the gradient, and the next backward would allocate memory.
+    Does not read `p.grad`: as a caller might hold the tensor that this returns, zero_grad would then drop the memory of
+    the gradient, and the next backward would allocate memory.
     """
     full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.read_error is not None:
-            assert p.grad is not None  # reading `grad` raises
+            assert p.grad is not None  # raises ParallelError if `read_error` is set
     return [p.leaf.grad_buffer.array for p in full]
 
 
@@ -98,11 +101,11 @@ def get_total_norm(
     norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm, and so waits for a GPU. foreach:
     accepted, and ignored.
 
-    Raises: ArgumentError for another number as norm_type, and with error_if_nonfinite for a norm that is infinite or
-    nan; ValueError or TypeError if norm_type is no number.
+    Raises: ArgumentError for a norm_type of 0, -inf or nan, and with error_if_nonfinite for a norm that is infinite or
+    nan; ValueError or TypeError if norm_type is not a number.
     """
     order = norm_order(norm_type)
-    # A list: here an iterator without tensors is no mistake, and gives no warning.
+    # A list, because `_by_device` warns of an empty iterator, which is not a mistake here.
     given = tensors if isinstance(tensors, Tensor) else list(tensors)
     by_device = {target: [x.array for x in group] for target, group in _by_device(given).items()}
     return _total(by_device, order, error_if_nonfinite) if by_device else zeros(())
@@ -115,8 +118,8 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scales all gradients by max_norm / (total_norm + 1e-6) if that is below 1, or nan.
 
-    total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it is one launch for each dtype,
-    which reads the norm on the device. Warns if `parameters` is an iterator that gives none.
+    total_norm: 0-d, from get_total_norm. foreach: accepted, and ignored. On a GPU it takes one launch for each
+    dtype, which reads the norm on the device. Warns if `parameters` is an empty iterator.
 
     Raises: ParallelError if each rank has only a part of the gradients (ZeroOptimizer).
     """
@@ -143,14 +146,15 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales the gradients in place so that their norm, taken together as one vector, is at most `max_norm`.
 
-    Returns the norm before, 0-d. norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm first,
-    and so waits for a GPU. foreach: accepted, and ignored. On a GPU, the 2-norm takes a few launches for all gradients.
+    Returns the norm before scaling, 0-d. norm_type: inf, or a number other than 0. error_if_nonfinite: checks the norm
+    first, and so waits for a GPU. foreach: accepted, and ignored. On a GPU, the 2-norm takes a few launches for all
+    gradients.
 
-    Warns if `parameters` is an iterator that gives none, such as a generator that was used before.
+    Warns if `parameters` is an empty iterator, such as a generator that was used before.
 
-    Raises: ArgumentError for another number as norm_type, and with error_if_nonfinite for a norm that is infinite or
-    nan; ValueError or TypeError if norm_type is no number; ParallelError if each rank has only a part of the gradients
-    (ZeroOptimizer). If it raises, nothing has changed.
+    Raises: ArgumentError for a norm_type of 0, -inf or nan, and with error_if_nonfinite for a norm that is infinite or
+    nan; ValueError or TypeError if norm_type is not a number; ParallelError if each rank has only a part of the
+    gradients (ZeroOptimizer). If it raises, nothing has changed.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
     order = norm_order(norm_type)
@@ -169,7 +173,7 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
     """Clamps every element of the gradients to [-clip_value, clip_value], in place.
 
-    foreach: accepted, and ignored. Warns if `parameters` is an iterator that gives none.
+    foreach: accepted, and ignored. Warns if `parameters` is an empty iterator.
 
     Raises: ParallelError if each rank has only a part of the gradients (ZeroOptimizer).
     """

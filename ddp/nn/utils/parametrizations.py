@@ -97,8 +97,8 @@ def spectral_norm(
     The state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v. The
     state dict after `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v instead.
 
-    Raises: AttributeError if there is no such parameter; ArgumentError if the tensor is no parameter; RangeError for a
-    dimension that it does not have.
+    Raises: AttributeError if there is no such parameter; ArgumentError if the tensor is not a parameter; RangeError for
+    a dimension that it does not have.
     Source: Miyato et al. 2018, arXiv:1802.05957.
     """
     return register_parametrization(module, name, _SpectralNorm(module, name, n_power_iterations, eps, dim))
@@ -107,7 +107,7 @@ def spectral_norm(
 def _older(function: Any, **parts: str) -> Any:
     """Makes the older form of a normalization, whose state dict has other paths.
 
-    parts: by suffix in the older paths, NAME_suffix: the path of the same tensor below parametrizations.NAME
+    parts: maps the suffix of an older path, NAME_suffix, to the tensor's path below parametrizations.NAME
     """
 
     @wraps(function)
@@ -123,7 +123,7 @@ def _older(function: Any, **parts: str) -> Any:
 
 
 def _rename(paths: dict[str, str], module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A hook that renames entries of a state dict. paths: the new path by the old one"""
+    """A hook that renames entries of a state dict. paths: maps old paths to new ones"""
     for path, new in paths.items():
         if prefix + path in state:
             state[prefix + new] = state.pop(prefix + path)

@@ -1,4 +1,4 @@
-"""Tensors of a module that are computed, whenever they are read, from other tensors, which are trained instead."""
+"""Parametrizations: tensors of a module that are computed from trained parameters whenever they are read."""
 
 from __future__ import annotations
 
