@@ -29,7 +29,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """-log of the probability that T labels, with repeats and then blanks removed, are the targets.
+    """-log of the probability that the labels of T steps, with repeats and then blanks removed, are the target.
 
     log_probs: (T, N, C) from log_softmax, or (T, C); targets: int64, (N, L), or (sum(target_lengths),) one after
     another. input_lengths, target_lengths: (N,) tensors or sequences, or a number for (T, C). reduction: "mean" first
@@ -83,7 +83,7 @@ def _lengths(name: str, given: Any, n: int, limit: int) -> Any:
 
 
 class CTCLoss(_Loss, function=ctc_loss, inputs=4):
-    """-log of the probability that T labels, with repeats and then blanks removed, are the targets.
+    """-log of the probability that the labels of T steps, with repeats and then blanks removed, are the target.
 
     log_probs: (T, N, C) or (T, C); targets: (N, L) or (sum(target_lengths),). Raises when called: see
     functional.ctc_loss.

@@ -43,7 +43,7 @@ class HasHooks:
         return RemovableHandle(hooks, entry)
 
     def _hooks(self, name: str) -> tuple[tuple[Any, ...], ...]:
-        """A copy of the list of hooks of a kind: a hook that is called may register or remove others."""
+        """The hooks of a kind, as a copy: a hook that is called may register or remove others."""
         return tuple(self._hooks_.get(name, ())) if self._hooks_ else ()
 
     def register_forward_pre_hook(

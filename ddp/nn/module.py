@@ -173,7 +173,7 @@ class Module(HasStateDict, HasHooks):
         """Adds a child, or None as a placeholder. Raises: as register_parameter."""
         self._register("add_module", Module, name, module, self._modules)
 
-    registration_count = staticmethod(registration_count)  # for packages that may not import this one
+    registration_count = staticmethod(registration_count)  # for packages that must not import ddp.nn
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The direct children with their names, each once."""

@@ -38,7 +38,7 @@ def numbers(value: Size | str, n: int, name: str) -> tuple[int, ...]:
 
 
 def one_dtype(name: str, *tensors: Tensor | None) -> None:
-    """Raises: DtypeError unless all tensors but None have one dtype, or autocast will cast them to one."""
+    """Raises: DtypeError unless all tensors that are not None have one dtype, or autocast will cast them to one."""
     dtypes = [x.dtype for x in tensors if x is not None]
     if any(dtype != dtypes[0] for dtype in dtypes) and not (modes.state.autocast and _CAST.issuperset(dtypes)):
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
@@ -80,7 +80,7 @@ def positions(
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
-    """Raises: DtypeError unless `input` is floating, and parameters have its dtype, or float32 if it has 16 bits."""
+    """Raises: DtypeError unless `input` is floating and parameters have its dtype (for 16 bits, also float32)."""
     dtype = input.array.dtype
     if not is_float(dtype):
         raise DtypeError(f"{name}: expected a floating input, got {dtype}")

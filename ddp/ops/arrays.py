@@ -101,7 +101,7 @@ def upcast(x: Array | None) -> Any:
 
 
 def from_bfloat16(xp: Any, x: Any) -> Any:
-    """Converts a bfloat16 array to float32, for functions that take float16; returns anything else unchanged."""
+    """Converts a bfloat16 array to float32; returns anything else unchanged, also float16, unlike `upcast`."""
     return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
@@ -160,7 +160,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
-    """Reshapes `g`, of the shape of a reduction of `shape`, to broadcast against it: the reduced `axes` get size 1."""
+    """Reshapes `g` to broadcast against `shape`, whose reduction over `axes` gave g's shape: `axes` get size 1."""
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

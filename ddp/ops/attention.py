@@ -46,7 +46,7 @@ def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
 
 
 class _Attention:
-    """Shared by forward and backward: the broadcast inputs, the groups of heads, and the scores."""
+    """What forward and backward share: the broadcast inputs, the groups of heads, and the scores."""
 
     def __init__(self, xp: Any, inputs: Saved, scale: float, causal: bool) -> None:
         q, k, v, mask = inputs

@@ -270,7 +270,7 @@ def _conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) 
 conv2d = Op("conv2d", _conv2d, _conv2d_backward, inputs=("x", "w", "b"), saves={"x": ("w",), "w": ("x",), "b": ()})
 
 
-# z = b + the dx of conv2d for x as its g;  dx = conv2d(g, w), dw = the dw of conv2d for g as its x and x as its g,
+# z = b + dx of conv2d with x in place of g;  dx = conv2d(g, w), dw = dw of conv2d with x and g exchanged,
 # db = sum g over n, p, q
 def _conv_transpose2d(
     xp: Any,

@@ -20,7 +20,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     """Moves all paths by one step. Returns log P of each position after the step, (N, S), and shares, (3, N, S).
 
     P is the probability of the moves alone: the caller multiplies it by the probability of the step's label.
-    shares: the parts of P that come from paths that were at the same position, 1 position and 2 positions before
+    shares: the parts of P from paths that were at the same position, at the one before, and at the one before that
     before: (N, S + 2), log P of each position before the step; skip: 0 where a path may skip a position, else -inf
     """
     ways = xp.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skip])

@@ -372,7 +372,7 @@ where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",
 
 
 def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
-    """Makes the op fmax or fmin, which ignores one nan. x gets g where `first` is true or y is nan, y elsewhere."""
+    """Makes the op fmax or fmin: nan loses to any number. x gets g where `first` is true or y is nan, y elsewhere."""
 
     def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))

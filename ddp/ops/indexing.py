@@ -29,7 +29,7 @@ def _getitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
 getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
 
 
-# z = x, but v at x[step][step]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
+# z = x, but v at x[steps[0]][steps[1]]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
 def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> ForwardResult:
     # within: writes to x itself and returns it, which saves in-place operations two passes over x.
     out = x if within else x.copy()

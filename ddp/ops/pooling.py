@@ -133,7 +133,7 @@ def _few(window: Window) -> bool:
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
-    """Yields two indices per position: of the position and of the pixels in its window. For windows without dilation."""
+    """Yields, for each position, its index and that of the pixels in its window. For windows without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
         for position, n, k, s, pad in zip(

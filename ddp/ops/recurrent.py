@@ -49,7 +49,7 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 def _output_gradients(xp: Any, g: Sequence[Array | None], hs: Array, reverse: bool) -> tuple[Array, Array]:
     """The gradients of all steps' states, in the order of computation, and the gradient of the last state.
 
-    Both are new arrays. A gradient that backward did not get is zeros.
+    Both are in new memory. A gradient that backward did not get is zeros.
     """
     step_gradients = _gradient_or_zeros(xp, g[0], hs[1:].shape, g)
     return _in_order(step_gradients, reverse), _gradient_or_zeros(xp, g[1], hs[0].shape, g)

@@ -339,7 +339,7 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def running(xp: Any, name: str, x: Array, dim: int) -> Array:
-    """For each i along `dim`: the index (int64) of the extreme of x_j, j <= i; of equals the last. nan is extreme.
+    """For each i along `dim`, the index (int64) of the extreme of x_j, j <= i: the last of equals. nan is extreme.
 
     name: "maximum" or "minimum".
     """

@@ -78,7 +78,7 @@ def weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
     """Trains a parameter as length and direction, w = g * v/|v|, and returns the module.
 
     parametrizations.NAME.original0 is g, and original1 is v, of the shape of w. dim: every index along it has its own
-    length, and g has size 1 in all other dimensions; None, and as in PyTorch -1: there is one length, and g is 0-d.
+    length, and g has size 1 in all other dimensions; None or, as in PyTorch, -1: there is one length, and g is 0-d.
     `nn.utils.weight_norm` is the same, but its state dict has the paths NAME_g and NAME_v.
 
     Raises: ArgumentError if there is no such parameter, RangeError for a dimension that it does not have.
