@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     FAMILIES = "activation attention convolution ctc dropout embedding linear loss normalization padding pooling vision"
     functions = defined_in("ddp.nn", FAMILIES, FunctionType)
-    # running_stats_update is for other packages of the runtime. sdpa_kernel is in nn.attention, as in PyTorch.
+    # Not offered here: running_stats_update is for other packages of the runtime, sdpa_kernel is in nn.attention.
     del functions["running_stats_update"], functions["sdpa_kernel"]
     globals().update(functions)
     __all__ = sorted([*functions, "sigmoid", "tanh"])

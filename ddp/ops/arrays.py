@@ -73,7 +73,7 @@ def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction
     kernels.device = kernels.recording = reference
 
     @functools.wraps(reference)
-    def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take longer
+    def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function, because calls of an object take longer
         return kernels[xp](xp, *args, **kwargs)
 
     function: Any = call

@@ -308,8 +308,7 @@ conv_transpose2d = Op(
 )
 
 
-# z = the dw of a conv2d of x, g the gradient of its result;  with e the gradient of z: dx = the dx of conv2d for w = e,
-# dg = conv2d(x, e)
+# z = dw of conv2d for its x and g;  with e the gradient of z: dx = dx of conv2d with w = e, dg = conv2d(x, e)
 def _conv_filters(xp: Any, x: Array, g: Array, shape: Shape) -> tuple[Array, Any]:
     return adjoint(xp, g, None, x, shape)[1], shape
 

@@ -13,7 +13,7 @@ from ddp.ops import memory_formats
 from ddp.ops.arrays import Array, ForwardResult, astype, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
-# Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
+# Arithmetic of elements: inputs broadcast, and gradients are summed to the inputs' shapes.
 
 
 def formula_op(

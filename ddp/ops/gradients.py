@@ -32,7 +32,7 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
 def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: float) -> None:
     """Scales the gradients so that their norm, which is `total`, is at most `largest`."""
     factor = float(largest) / (total + 1e-6)
-    if not factor >= 1:  # also if it is nan
+    if not factor >= 1:  # true for nan, too
         for g in gradients:
             xp.multiply(g, factor, out=g, casting="same_kind")
 

@@ -42,7 +42,7 @@ class UpdateRows:
 @array_function
 def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> None:
     """Runs the passes over every row; the result of each pass is rounded. scalars: of the dtype of the arrays."""
-    with np.errstate(all="ignore"):  # Infinities and nan are values, as on a GPU.
+    with np.errstate(all="ignore"):  # infinities and nan are valid results, as on a GPU
         for row in rows.arrays:
             _run_row(xp, program, scalars, row)
 
