@@ -284,7 +284,7 @@ class MultiheadAttention(Layer):
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Projects query, key and value to (N, num_heads, L or S, head_dim), and appends the learned and zero keys.
 
-        With one in_proj_weight, this takes one product if all three are one tensor, and two if key and value are.
+        With one in_proj_weight, this takes one product if all three are one tensor, and two if only key and value are.
         """
         weight = self.in_proj_weight
         bias = self.in_proj_bias

@@ -123,7 +123,7 @@ RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 class _DeferredStatistics(threading.local):
     """Whether this thread defers updates of running statistics.
 
-    records: None: an update is made at once; a list: it is appended to the list instead
+    records: None: updates are made at once; a list: updates are appended to the list instead
     """
 
     records: RecordedStatistics | None = None

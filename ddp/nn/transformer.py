@@ -44,7 +44,7 @@ def _fusable(activation: Activation) -> dict[str, str] | None:
 
 
 class _TransformerLayer(Layer):
-    """Attention, in a decoder twice, and then a feed-forward net. Each has dropout, a residual sum and a LayerNorm.
+    """Attention, in a decoder twice, and then a feed-forward net. Each part has dropout, a residual sum and LayerNorm.
 
     The parts have PyTorch's names and order.
     """

@@ -1,4 +1,4 @@
-"""Checks of arguments before arrays reach an op: dtypes, shapes, and windows that fit."""
+"""Checks of arguments before arrays reach an op: dtypes, shapes, and whether windows fit."""
 
 from __future__ import annotations
 

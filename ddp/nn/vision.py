@@ -1,4 +1,4 @@
-"""Functions and layers that resize images, take patches of images as columns, and turn channels into pixels."""
+"""Functions and layers that resize images, copy patches of images to columns, and rearrange channels as pixels."""
 
 from __future__ import annotations
 

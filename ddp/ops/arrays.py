@@ -46,7 +46,7 @@ class RecordingModule:
 class ArrayFunction(Protocol[P, R]):
     """A function whose first argument is the array module, which decides the kernel that computes it.
 
-    A kernel is an implementation of the function for one array module, as of an op: see `ddp.ops.op`.
+    A kernel is an implementation of the function for one array module, like a kernel of an op: see `ddp.ops.op`.
     """
 
     __wrapped__: Callable[..., R]  # the reference
@@ -160,7 +160,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
-    """Reshapes `g` to broadcast against `shape`, whose reduction over `axes` gave g's shape: `axes` get size 1."""
+    """Reshapes `g`, which has the shape of a reduction over `axes`, to broadcast against the unreduced `shape`."""
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])

@@ -34,7 +34,7 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
 
 
 def _depart(xp: Any, arrived: Array, before: Array, skip: Any) -> Array:
-    """Moves probabilities one step back: from `arrived`, (N, S), of positions after a step, to (N, S + 2) before it."""
+    """Moves probabilities one step back: `arrived`, (N, S), is after a step, the result, (N, S + 2), before it."""
     parts = arrived * _arrive(xp, before, skip)[1]
     out = xp.zeros(before.shape, parts.dtype)
     out[:, 2:] += parts[0]

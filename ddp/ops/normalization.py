@@ -184,7 +184,7 @@ class ChannelGroups:
         return moments(xp, x.reshape(self._view))
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """Adds up sums over positions, (N, C), for each statistic."""
+        """Adds up arrays (N, C), which are sums over positions, for each statistic."""
         return [array.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for array in sums]
 
     def broadcast(self, xp: Any, statistic: Array) -> Array:

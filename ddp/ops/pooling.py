@@ -23,10 +23,10 @@ def _places(xp: Any, window: Window) -> Array:
 
 @array_function
 def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
-    """The maximum of x in the window at each position, and its index in H * W (int32): of equals the first, of nans the
-    last.
+    """The maximum of x in the window at each position, and its index in H * W (int32).
 
-    A position that reads no element of x gets the lowest number and the index -1.
+    The index is that of the first of equal maxima, and of the last nan. A position that reads no element of x gets the
+    lowest number and the index -1.
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)

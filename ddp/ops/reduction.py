@@ -339,9 +339,9 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def running(xp: Any, name: str, x: Array, dim: int) -> Array:
-    """For each i along `dim`, the index (int64) of the extreme of x_j, j <= i: the last of equals. nan is extreme.
+    """For each i along `dim`, the index (int64) of the extreme of x_j, j <= i: the last of equal ones.
 
-    name: "maximum" or "minimum".
+    name: "maximum" or "minimum". nan counts as the extreme.
     """
     x = xp.moveaxis(x, dim, 0)
     values = accumulate(xp, name, x)
@@ -403,7 +403,7 @@ def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
-    """The sorted distinct elements, or slices along `dim`; the index among them of each one in `x`; their counts.
+    """The sorted distinct elements, or slices along `dim`; for each one in `x`, its index among them; their counts.
 
     The indices are None unless `inverse` is set, the counts unless `counts` is. Two nans are distinct.
     """

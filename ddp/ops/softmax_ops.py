@@ -9,7 +9,10 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:
-    """e^(x - top), the maxima `top` along `dim`, and the sums of e^(x - top): `dim` keeps size 1. x: not float16."""
+    """Returns e^(x - top), the maxima `top` along `dim`, and the sums of e^(x - top).
+
+    x: not float16. In the maxima and the sums, `dim` has size 1.
+    """
     top = x.max(axis=dim, keepdims=True)
     e = xp.exp(x - top)
     return e, top, e.sum(axis=dim, keepdims=True)
