@@ -30,8 +30,8 @@ def interpolate(
     """Resizes `input`. input: (N, C, L) for nearest, nearest-exact and linear; (N, C, H, W) for nearest, nearest-exact
     and bilinear.
 
-    size: the new (L,) or (H, W). scale_factor, in place of size: the new size is the old one times this factor, rounded
-    down.
+    size: the new (L,) or (H, W). scale_factor: given instead of size; the new size is the old one times this factor,
+    rounded down.
     align_corners: aligns the centres of the corner elements of both images, not their outer corners (not for nearest).
     recompute_scale_factor: computes positions from the sizes, not from scale_factor.
 
