@@ -165,7 +165,7 @@ def _run(
                     parts = incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)
                     part = parts[g.output]  # None, unless create_graph made a second node for this output
                     parts[g.output] = g.gradient if part is None else _sum(part, g.gradient, edge)
-                else:  # not added in place: the first gradient is no copy, and may be read-only or in use elsewhere
+                else:  # not added in place: the first gradient is not a copy, and may be read-only or in use elsewhere
                     before = incoming.get(edge)
                     incoming[edge] = g if before is None else _sum(before, g, edge)
             if count > 1:

@@ -30,8 +30,8 @@ class GradState(Enum):
 class GradMemory(Enum):
     """Whose memory a gradient buffer uses."""
 
-    OWN = auto()  # the buffer's: it is written again in later steps
-    LENT = auto()  # the buffer's, but a caller may hold a tensor over it: dropped when the buffer is emptied
+    OWN = auto()  # the buffer's own, which later steps use again
+    LENT = auto()  # the buffer's own, but a caller may hold a tensor over it: dropped when the buffer is emptied
     BOUND = auto()  # the memory that was given to `bind`
     GRAPH = auto()  # the array that was given to `replace`: a graph may have saved it, so nothing is added to it
 
@@ -61,7 +61,7 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape) to the gradient, in place; to a copy if a graph may have saved its array."""
+        """Adds `g` (the leaf's shape) to the gradient, in place; to a copy if a graph may have saved the gradient."""
         if g is self.array:  # an op has computed it in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False

@@ -24,7 +24,7 @@ class Version:
     saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
 
-    # Class attributes, so that making one for every tensor runs no __init__.
+    # Class attributes, so that making a Version for every tensor runs no __init__.
     count = 0
     epoch = 0
     base: Callable[[], Any] | None = None
@@ -155,7 +155,7 @@ class ReusableNode(Node):
 
 
 class CollectiveNode(Node):
-    """A node whose backward is a collective, which runs on every rank. If no gradient arrives, it gets None."""
+    """A node whose backward is a collective, so it runs on every rank: with None if no gradient arrives."""
 
     __slots__ = ()
 

@@ -2,7 +2,7 @@
 
 Before a stream reads a gradient that another stream computed, it waits for that stream. As in PyTorch, a node made
 while `ddp.cuda.stream(s)` was on runs its backward on `s`, and at the end the stream that `backward` was called on
-waits for all other streams. On this stream, gradients of leaves are added up; those of leaves on another GPU, on the
+waits for all other streams. Gradients of leaves are added up on that last stream; for leaves on another GPU, on the
 current stream of that GPU. So code after `backward` needs no other synchronization than code after an op.
 
 A backward uses a `StreamSync` only after `ddp.cuda.stream` or `set_stream` chose a stream, after a second GPU was used,
@@ -67,7 +67,7 @@ class StreamSync:
         xp = self._xp = _device.device("cuda").xp
         self._streams = _device.runtime().stream_order
         self._home: Any = self._streams.current(xp)
-        # The stream of nodes that have recorded none, because they were made before a stream was chosen.
+        # The stream of nodes that have recorded no stream, because they were made before a stream was chosen.
         self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
         self._current = self._home
         self._source = self._home  # the stream that computed the gradients being delivered
@@ -136,7 +136,7 @@ class StreamSync:
         self._use(stream)
 
     def end_delivery(self, edge: Edge, collects: bool) -> None:
-        """Called after a result was added to the gradient of `edge`. collects: `edge` reads the gradient later."""
+        """Called after a result was added to the gradient of `edge`. collects: whether `edge` reads it only later."""
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.keep_alive(self._current, *arrays)
 
@@ -173,7 +173,7 @@ class StreamSync:
 
 
 def _device_of(result: Any) -> int | None:
-    """The index of the GPU that a gradient is on; None for a gradient on the CPU, or for no gradient."""
+    """The index of the GPU that a gradient is on; None for a gradient on the CPU, or if `result` is None."""
     if isinstance(result, list):  # of an op with several results
         result = next((gradient for gradient in result if gradient is not None), None)
     array = getattr(result, "gradient", result)

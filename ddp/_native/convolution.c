@@ -1,14 +1,14 @@
 /* Convolution of float images and its gradients: directly, or with many channels by Winograd's minimal filtering.
  *
  * A part of kernels.c, for float alone. x: (n, groups*channels, H, W), w: (groups*filters, channels, KH, KW), out: (n,
- * groups*filters, OH, OW), as the window says. The order of each sum does not depend on the number of threads. Exported
- * functions return whether there was enough memory.
+ * groups*filters, OH, OW), with the sizes in the struct `window`. The order of each sum does not depend on the number of
+ * threads. Exported functions return whether there was enough memory.
  */
 #define LINE 8 /* floats of a vector in this file, whatever the width of a register */
 typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias));
 #define LINE_AT(p) (*(line *)(p))
 #define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* not (line){0} + s: compilers would keep the addition */
-#define MOST_ROWS 6 /* rows of two vectors each, whose sums fit into 16 registers */
+#define MOST_ROWS 6 /* maximum number of rows of two vectors each: their sums fit into 16 registers */
 #define MOST_STRIDE 4
 #ifdef __clang__
 #define SHUFFLE __builtin_shufflevector
@@ -126,7 +126,7 @@ static inline size offset_in_band(const walk *g, size down, size right)
 }
 
 /* A vector of n positions. read: the offset in a band at which it reads; write: the offset at which it writes, from the first
- * line that the band gives. */
+ * line that is computed from the band. */
 typedef struct {
     int32_t read, write, n;
 } spot;
@@ -171,7 +171,7 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
     }
 }
 
-/* Computes the results of one residue from a band: all filters, in panels. count: of taps; out: the band's first line */
+/* Computes the results of one residue from a band: all filters, in panels. count: of taps; out: the first line of these */
 static void run_band(const walk *g, size count, const float *band, const int32_t *offsets, const float *w, const float *b,
                      const spot *spots, size all, float *out)
 {
@@ -195,7 +195,7 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     const size whole = channels * filters * g.taps, residues = g.spread[0] * g.spread[1];
     const size band_size = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
     const size most_spots = g.lines * ratio_up(g.part, LINE), plane = g.result[0] * g.result[1];
-    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* per residue: taps, spots */
+    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* per residue: first tap, spots */
     const int threads = count_threads(n * groups * whole * plane / residues);
     float *packed = malloc((groups * whole + threads * band_size) * sizeof(float)), *bands = packed + groups * whole;
     int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;
@@ -498,7 +498,7 @@ static void transform_block(const tiling *t, int gradients, size down, size righ
     PARALLEL(t->products * rows * across * channels)
     for (size i = 0; i < ratio_up(channels, WIDE) * 2 * rows; i++) {
         const size c = i / rows * LINE, tile_row = first + i % rows, y = tile_row % t->tiles[0] * 2 * step + down;
-        const size planes = channels - c; /* perhaps none */
+        const size planes = channels - c; /* at most 0 if none are left */
         const float *from = x + (tile_row / t->tiles[0] * channels + least(c, channels)) * image[0] * image[1];
         for (size q = 0; q < across; q += TILE_COLUMNS) {
             const size tiles = least(TILE_COLUMNS, across - q), left = 2 * q * step + right;

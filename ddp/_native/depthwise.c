@@ -1,8 +1,8 @@
 /* Convolution of each channel with a filter of its own, and its gradients, for small images.
  *
  * A part of kernels.c. Vectors hold channels: vectors of positions along a short row would be mostly empty. Each element of
- * the result is a sum with a list of its terms. A term is a product: x*w for out, g*w for the gradient of x, and x*g for the
- * gradient of w, where g is the gradient of out.
+ * the result is a sum of terms, which are listed first. A term is a product: x*w for out, g*w for the gradient of x, and x*g
+ * for the gradient of w, where g is the gradient of out.
  */
 enum { IMAGE, FILTER, RESULT };
 #define SPAN 64 /* channels that a thread takes at a time */
@@ -32,7 +32,7 @@ static void list_terms(const window *s, int written, const size *lengths, int32_
     starts[lengths[written]] = count;
 }
 
-/* written: the array that is computed. RESULT: out; IMAGE, FILTER: the gradient of x or of w, for which out holds g.
+/* Computes the array `written`: RESULT: out; IMAGE, FILTER: the gradient of x or of w, in its place; out then holds g.
  * x: (n, channels, H, W), w: (channels, KH, KW), b: (channels,) or NULL, out: (n, channels, OH, OW) */
 int depthwise_f32(const window *s, size n, size channels, int written, float *x, float *w, const float *b, float *out)
 {

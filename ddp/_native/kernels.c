@@ -22,7 +22,7 @@
 #define ON_THREADS(count, ...)
 #define UNFUSED _Pragma("clang fp contract(off)")
 #else
-#define UNFUSED /* GCC has an attribute of functions for it */
+#define UNFUSED /* for GCC, `adam` has an attribute instead */
 #define ON_THREADS(count, ...) PRAGMA(omp parallel for num_threads(count) __VA_ARGS__)
 #endif
 #define PARALLEL(work, ...) ON_THREADS(count_threads(work), __VA_ARGS__)
@@ -204,7 +204,7 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
     return NAME(total)(sums);
 }
 
-/* --- activations of n elements. out: z if g is NULL; if g is the gradient of z, that of x ------------------------- */
+/* --- activations of n elements. out: z if g is NULL; else the gradient of x, where g is the gradient of z ---------- */
 
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
@@ -235,7 +235,7 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, const REAL *restrict g, REA
 OF_EACH(erf)
 OF_EACH(erfc) /* 1 - erf x */
 
-/* out = x held within [low, high]; there is no upper bound if high is nan */
+/* out = x clipped to [low, high]; there is no upper bound if high is nan */
 void NAME(clamp)(size n, double low, double high, const REAL *restrict x, REAL *restrict out)
 {
     const REAL a = (REAL)low, b = (REAL)high;

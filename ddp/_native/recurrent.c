@@ -1,4 +1,4 @@
-/* The steps of an LSTM of floats: a part of kernels.c.
+/* The steps of an LSTM of floats, and their gradients. A part of kernels.c.
  *
  * gates: (steps, batch, 4*n), in the order i, f, u, o; hs, cs: (steps + 1, batch, n), the states, of which the caller sets
  * the first. Steps of gates are `stride` floats apart. n is a multiple of WIDE. Weights (rows, columns) are stored in blocks:
@@ -15,7 +15,7 @@ static inline float tanh_f32(float x)
     return y < 0.390625f ? x + x * (y * (p * y - 3.33332819e-1f)) : far;
 }
 
-/* gates: at first w_ih@x + b of each step, at the end the activations; w: (n, 4*n) */
+/* Computes hs[1:] and cs[1:]. gates: on entry w_ih@x + b of each step, on return the activations; w: (n, 4*n) */
 void lstm_f32(size steps, size batch, size n, size stride, const float *w, float *gates, float *cs, float *hs)
 {
     for (size t = 0; t < steps; t++, gates += stride, hs += batch * n, cs += batch * n)
@@ -36,8 +36,9 @@ void lstm_f32(size steps, size batch, size n, size stride, const float *w, float
         }
 }
 
-/* das: the gradients before the activations, laid out as gates. step_gradients: of hs[1:], (steps, batch, n), with steps
- * stride/4 floats apart. dhs, dcs: the gradients of the last states, replaced by those of the first states. w: (4*n, n) */
+/* Computes das, the gradients before the activations, laid out as gates. step_gradients: of hs[1:], (steps, batch, n), with
+ * steps stride/4 floats apart. dhs, dcs: on entry the gradients of the last states, on return those of the first states.
+ * w: (4*n, n) */
 void lstm_backward_f32(size steps, size batch, size n, size stride, const float *w, const float *gates,
                        const float *cs, const float *step_gradients, float *das, float *dhs, float *dcs)
 {

@@ -384,8 +384,8 @@ class _CrossEntropyResidual(NamedTuple):
 def _mass(x: Array, weight: Array | None, smoothing: float) -> float:
     """The sum of the classes' weights, which are 1 by default. x: (N, C)
 
-    Without smoothing it is C, because the sum may be infinite: the kernel of backward multiplies the result by 0 then,
-    and 0*inf is nan.
+    Without smoothing the result is C: the kernel of backward then multiplies it by 0, and for an infinite sum 0*inf
+    would be nan.
     """
     return float(weight.sum(dtype=np.float64)) if smoothing and weight is not None else float(x.shape[1])
 

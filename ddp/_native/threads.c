@@ -1,10 +1,10 @@
-/* The functions that GCC calls for "omp parallel for" are the last three of this file, which is a part of kernels.c.
+/* Runs the loops of "omp parallel for" on the threads of NumPy's OpenBLAS, so that products and kernels share one pool.
  *
- * They run the loop on the threads of NumPy's OpenBLAS, so that products and kernels share one pool. libgomp would bring a
- * second pool: its threads would compete with OpenBLAS's for the same cores, and it hangs in a forked child.
+ * A part of kernels.c. Its last three functions, which GCC calls for these loops, replace those of libgomp. libgomp would
+ * bring a second pool: its threads would compete with OpenBLAS's for the same cores, and it hangs in a forked child.
  */
 #define MAX_THREADS 64
-#define SHARE (1 << 14) /* numbers per thread, at least: with fewer, waking the thread takes longer than it saves */
+#define SHARE (1 << 14) /* minimum of numbers per thread: with fewer, waking the thread takes longer than it saves */
 #define HIDDEN __attribute__((visibility("hidden"))) /* so that our calls do not go to a libgomp that another library loads */
 
 /* OpenBLAS's gotoblas_pthread: runs a function on `count` threads, this thread included, each with its own argument */
@@ -45,7 +45,7 @@ static void run_task(task *own)
 HIDDEN int omp_get_thread_num(void) { return thread_num; }
 HIDDEN int omp_get_num_threads(void) { return num_threads; }
 
-/* count: the argument of num_threads in the pragma */
+/* Calls `body` on `count` threads: the argument of num_threads in the pragma. */
 HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned count, unsigned flags)
 {
     task tasks[MAX_THREADS];

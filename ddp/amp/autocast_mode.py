@@ -24,8 +24,8 @@ def _ops(names: str) -> frozenset[str]:
 
 
 # Which ops compute in 16 bits under autocast, and which in float32: PyTorch's lists, with the names of our ops. Other
-# ops compute in the dtype of their inputs, or in the one that these are promoted to. PyTorch's lists differ between
-# devices, and so do these.
+# ops compute in the dtype of their inputs, or in the dtype that the inputs are promoted to. As in PyTorch, the lists
+# differ between devices.
 # Source: PyTorch 2.13, documentation of `torch.amp`, "Autocast Op Reference".
 _PRODUCTS = _ops("""
     conv2d conv_transpose2d einsum feed_forward gru linear linear_act lstm matmul prelu rnn

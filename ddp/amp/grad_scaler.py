@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, CaptureError, GraphError, StateDictError
 from ddp.ops.gradients import unscale, update_scale
 
 Array = Any
-_MOST_OPTIMIZERS = 16  # the most optimizers that are used between two updates
+_MOST_OPTIMIZERS = 16  # maximum number of optimizers between two updates
 
 
 class ScalableOptimizer(Protocol):
@@ -204,8 +204,8 @@ class GradScaler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. Does nothing if not enabled.
 
-        Raises: ArgumentError if the state is empty; StateDictError if it is no state of a GradScaler. Then nothing has
-        changed.
+        Raises: ArgumentError if the state is empty; StateDictError if it is not a state of a GradScaler. Then
+        nothing has changed.
         """
         if not self._enabled:
             return
@@ -280,7 +280,7 @@ class _ScaleState:
         return self._found_infs_infs[self._used - 1 : self._used]
 
     def adapt(self, growth: float, backoff: float, interval: int) -> None:
-        """Adapts the scale to the flags, and sets these to 0."""
+        """Adapts the scale to the flags, and sets the flags to 0."""
         with on(self.device):
             update_scale(self.device.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
         self._used = 0

@@ -37,8 +37,8 @@ def gradcheck(
     every element is checked
 
     Raises: GradcheckError naming the input, the element and both values, or if no output requires grad; DtypeError for
-    an input that requires grad and is not float64; ArgumentError if none requires grad, or one is no leaf or repeats
-    elements in memory.
+    an input that requires grad and is not float64; ArgumentError if no input requires grad, or if one that does is not
+    a leaf or repeats elements in memory.
     """
     tensors = [x for x in as_list(inputs) if isinstance(x, Tensor)]
     try:

@@ -47,7 +47,7 @@ class FunctionContext:
         return self._restored
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Marks outputs that get no gradient: for example, indices that are returned beside values."""
+        """Marks outputs that get no gradient: for example, indices that are returned with values."""
         self._not_differentiable = tensors
 
     def mark_dirty(self, *tensors: Tensor) -> None:
@@ -89,7 +89,7 @@ class _FunctionBackward:
     def _call(self, residual: Any, grads: Sequence[Any], saved: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
         """Calls the user's backward. Returns its gradients, None where `needs` is False.
 
-        Raises: ArgumentError, DtypeError, ShapeError if they do not fit the inputs.
+        Raises: ArgumentError, DtypeError, ShapeError if the gradients do not fit the inputs.
         """
         ctx, inputs = residual[:2]
         ctx._restored = tuple(saved)

@@ -103,7 +103,7 @@ def _detach(x: Any) -> Any:
 
 
 def _map_nested(function: Callable[[Any], Any], x: Any) -> Any:
-    """Returns a new list, tuple or dict of `function(value)` for each value of `x`; returns anything else as it is."""
+    """Returns a new list, tuple or dict of `function(value)` for each value of `x`; returns anything else unchanged."""
     if type(x) is list or type(x) is tuple:
         return type(x)([function(value) for value in x])
     return {name: function(value) for name, value in x.items()} if type(x) is dict else x

@@ -97,6 +97,6 @@ def grad(
 def Variable(data: Tensor, requires_grad: bool = False) -> Tensor:
     """A tensor outside the graph that shares the memory of `data`: data.detach().requires_grad_(requires_grad).
 
-    Raises: DtypeError for requires_grad=True unless `data` is floating.
+    Raises: DtypeError for requires_grad=True unless `data` is floating-point.
     """
     return data.detach().requires_grad_(requires_grad)

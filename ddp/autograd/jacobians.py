@@ -31,8 +31,8 @@ def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False,
     """Computes func(*inputs), and v^T @ J: the gradients of the inputs, if v are the gradients of the outputs.
 
     Raises: ShapeError if a tensor of v has another shape, or if v is None in place of a tensor of several elements;
-    ArgumentError for another number of tensors in v; DtypeError for inputs that are no floating tensors, or for outputs
-    or v that are no tensors; GraphError if strict.
+    ArgumentError for another number of tensors in v; DtypeError if an input is not a floating-point tensor, or an
+    output or v is not a tensor; GraphError if strict and an output does not depend on an input.
     """
     call = Call(func, inputs, create_graph)
     products = differentiate(call.outputs, call.inputs, v, call.create_graph, strict)
@@ -135,7 +135,7 @@ def differentiate(
 ) -> list[Tensor]:
     """The gradients of the inputs, zeros for those that the outputs do not depend on.
 
-    v: the gradients of the outputs. Raises: GraphError if strict, instead of giving zeros.
+    v: the gradients of the outputs. Raises: GraphError, if strict, instead of returning zeros.
     """
     seeds = seeds_of(outputs, v if v is None else _tensors(v))
     pairs = [(y, seed) for y, seed in zip(outputs, seeds, strict=True) if y.requires_grad]

@@ -28,12 +28,12 @@ class Distribution:
     """A batch of distributions: draws are of shape batch_shape + event_shape.
 
     Parameters are tensors or numbers, and broadcast. arg_constraints: the constraint of each parameter; support: the
-    constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: as
-    `set_default_validate_args` says, else they are unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
+    constraint of draws. validate_args: whether parameters and the values of `log_prob` are checked; None: as set by
+    `set_default_validate_args`, by default True unless Python runs with -O. `mean`, `mode`, `variance` and `stddev`
     are of shape batch_shape + event_shape.
 
     Raises: ArgumentError, which is a ValueError, for a value outside its constraint, if values are checked (on a GPU,
-    the next call that waits for it raises it); ShapeError for shapes that do not broadcast; NotImplementedError for a
+    in the next call that waits for the GPU); ShapeError for shapes that do not broadcast; NotImplementedError for a
     method or property that a distribution lacks.
     """
 
@@ -135,7 +135,7 @@ def of_base(name: str) -> Any:
 
 
 class Independent(Distribution):
-    """Joins independent draws into one event: the last `reinterpreted_batch_ndims` dimensions of a batch.
+    """Makes the last `reinterpreted_batch_ndims` dimensions of a batch of independent draws dimensions of one event.
 
     log_prob and entropy are summed over these dimensions.
 

@@ -293,8 +293,8 @@ class MultivariateNormal(Distribution):
     def _log_density(self, difference: Tensor, factor: Tensor | None = None) -> Tensor:
         """The log density at loc + difference. difference: (..., n, 1)
 
-        factor: if given, the result is the mean over differences with a normal distribution: its mean is `difference`,
-        and its covariance has this Cholesky factor
+        factor: if given, the result is the mean over normally distributed differences, with mean `difference` and a
+        covariance with this Cholesky factor
         """
         inverse = apply(products.inverse, (self._factor,))
         squares = (inverse @ difference).square().sum((-2, -1))

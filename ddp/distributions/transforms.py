@@ -80,7 +80,7 @@ class TanhTransform(Transform):
 
 
 class TransformedDistribution(Distribution):
-    """The distribution of transformed draws of `base_distribution`. transforms: one, or several in their order.
+    """The distribution of transformed draws of `base_distribution`. transforms: one, or several, applied in order.
 
     The shapes are those of the base distribution. Raises: ShapeError if a transform changes the shape of draws.
     """

@@ -20,10 +20,9 @@ class JsonLines:
     path: the file, or a device, pipe or terminal; lines are added to an existing file
     rank, comm: this process's rank, or its communicator; pass one of the two
 
-    A job that resumes repeats the steps since its checkpoint. So the first `log` of a process, or after `close`,
-    removes the lines of its step and of later steps from the file. So repeated steps are not in the file twice. Each
-    line is written at once and whole, unless the disk is full. If a machine went down and left an incomplete line, the
-    first `log` removes it, too.
+    A job that resumes repeats the steps since its checkpoint. So that no step is in the file twice, the first `log` of
+    a process, or after `close`, removes the lines of its step and of later steps. Each line is written at once and
+    whole, unless the disk is full. If a machine went down and left an incomplete line, the first `log` removes it, too.
 
     Raises: ArgumentError unless one of rank and comm is given.
     """
@@ -127,7 +126,7 @@ def is_writer(name: str, rank: int | None, comm: Any) -> bool:
 
 
 def check_step(writer: object, step: Any) -> int:
-    """The step as an int. Raises: ArgumentError if it is no whole number."""
+    """The step as an int. Raises: ArgumentError if it is not a whole number."""
     step = as_plain(step)
     if type(step) is not int:
         raise ArgumentError(f"{type(writer).__name__}.log: expected a step that is a whole number, got {step!r}")
@@ -135,5 +134,5 @@ def check_step(writer: object, step: Any) -> int:
 
 
 def as_plain(value: Any) -> Any:
-    """A tensor or array of one element as a number, anything else as it is."""
+    """A tensor or array of one element as a number, anything else unchanged."""
     return value.item() if hasattr(value, "item") else value

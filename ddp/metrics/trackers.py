@@ -21,7 +21,7 @@ from typing import Any
 from ddp.errors import how_to_install
 from ddp.metrics.json_lines import as_plain, check_step, is_writer
 
-_CLOSE_LIMIT = 30.0  # seconds; at exit, other ranks wait for rank 0 for the timeout of `init`, 600 s by default
+_CLOSE_LIMIT = 30.0  # seconds; at exit, other ranks wait for rank 0, at most the timeout of `init` (default: 600 s)
 
 
 class Tracker:
@@ -43,8 +43,8 @@ class Tracker:
     def log(self, step: int, **values: Any) -> None:
         """Logs values of one step. Pass a name with a slash as `log(step, **{"train/loss": loss})`.
 
-        step: a whole number, not below the step of an earlier call. Raises: ArgumentError on rank 0 if it is no whole
-        number.
+        step: a whole number, not below the step of an earlier call. Raises: ArgumentError on rank 0 if it is not a
+        whole number.
         """
         if self._thread is not None:
             entry = check_step(self, step), {name: as_plain(value) for name, value in values.items()}

@@ -20,12 +20,12 @@ the sum of all weights.
 Except under `no_grad`, ranks exchange in one small message before the forward collective whether their tensor requires
 grad. If any does (in `scatter`: if the root's does), the results on all ranks require grad, and every rank must run
 backward from its own result. Integers pass without a gradient. The calls go over a duplicate of `comm` (None:
-`collectives.init()`). The first call makes the duplicate, and closing `comm` closes it.
+`collectives.init()`). The first call makes the duplicate, and closing `comm` closes the duplicate.
 
 Under create_graph the backward of a collective is recorded, so that it has a gradient, too. Every rank must run the
-same backwards: other ranks wait in a collective even if this rank needs no gradient from it. `backward` runs such a
-collective, and so does `autograd.grad(create_graph=True)` if all its inputs are leaves. Without create_graph,
-`autograd.grad` and `backward(inputs=...)` run only the collectives on the way to their inputs.
+same backwards: other ranks wait in a collective even if this rank needs no gradient from it. `backward` runs every
+collective of the graph, and so does `autograd.grad(create_graph=True)` if all its inputs are leaves. Without
+create_graph, `autograd.grad` and `backward(inputs=...)` run only the collectives on the way to their inputs.
 """
 
 from ddp.parallel import comm_hooks

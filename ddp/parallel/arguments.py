@@ -25,7 +25,7 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """Returns the most bytes of (a bucket, the first bucket). The former is None for "auto", else at least the latter.
+    """Returns the maximum bytes (of a bucket, of the first one). The former is None for "auto", else at least the latter.
 
     Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """
@@ -73,7 +73,7 @@ def weight_of(weight: Any) -> float:
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """Warns, in one warning, of the arguments that have no effect here. None and False are passed over.
+    """Warns, in one warning, of the arguments that have no effect here, unless they are None or False.
 
     Raises: TypeError for an argument that is not in `IGNORED`.
     """

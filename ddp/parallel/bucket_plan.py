@@ -21,7 +21,7 @@ from ddp.errors import ParallelError
 _MIB = 1 << 20
 # Plans whose predicted ends differ by less than this fraction count as equally good: the times of steps vary by more.
 _TOLERANCE = 0.005
-# A bucket is large enough if latency is at most this fraction of the time that its bytes take. Larger ones are not
+# A bucket is large enough if latency is at most this fraction of the time that its bytes take. Larger buckets are not
 # better: on a real network many small transfers follow each other more evenly than a few large ones
 # (benchmarks/overlap.py).
 _LATENCY = 0.02
@@ -85,11 +85,11 @@ def plan_buckets(
     """Splits gradients into buckets, in the order in which the buckets are to be launched.
 
     nbytes: each gradient's size, in the order of the forward pass: backward makes the last one first
-    cap: the most bytes of a bucket; a gradient that is larger gets a bucket of its own
+    cap: maximum bytes of a bucket; a gradient that is larger gets a bucket of its own
     first: the cap of the first bucket; None: `cap`
     kinds: gradients of different kinds (dtypes) never share a bucket; None: all are of one kind
     order: the gradients to put into buckets, in the order in which they are complete; None: all, the last first
-    Returns: the indices in `order`, each once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
+    Returns: for each bucket, the indices of its gradients; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
     """
     plan: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
@@ -128,7 +128,7 @@ class Plan:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Plan:
-        """A plan from the value of `state`. Raises: ParallelError for another value."""
+        """Makes a plan from what `state` returned. Raises: ParallelError for another value."""
         try:
             buckets = tuple(tuple(map(str, bucket)) for bucket in state["buckets"])
             nbytes = tuple(map(int, state["nbytes"]))
@@ -140,7 +140,7 @@ class Plan:
         return cls(buckets=buckets, nbytes=nbytes, origin=origin)
 
     def __str__(self) -> str:
-        """A table with a line for each bucket."""
+        """A table with a row for each bucket."""
         count = len(self.buckets)
         total = sum(self.nbytes) / _MIB
         title = f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"

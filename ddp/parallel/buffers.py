@@ -1,7 +1,7 @@
 """Broadcasts one rank's buffers, because buffers such as the running statistics of batch norm differ between ranks.
 
 All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and back. If a
-backward starts the broadcast, the graph may still read the buffers, and the copy back waits for the next forward.
+backward starts the broadcast, the graph may still read the buffers, so the values are copied back at the next forward.
 """
 
 from __future__ import annotations

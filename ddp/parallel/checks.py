@@ -167,7 +167,7 @@ def _nodes(result: Any) -> Iterator[Node]:
 
 
 class FiniteCheck:
-    """Names the rank and the parameter of an infinity or NaN, which is in every rank's gradient after the sum.
+    """Names the rank and the parameter of an infinity or NaN, before the sum spreads it to all ranks.
 
     Each gradient is checked before it is reduced; on a GPU the host waits for it. One small call at the end of a
     backward compares what the ranks have found.

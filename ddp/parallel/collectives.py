@@ -54,7 +54,7 @@ class CollectiveCall:
     comm: the private duplicate that the call goes over; array: of the tensor; xp: the array module
     recorded: whether all ranks record a node
 
-    Raises: DtypeError if x is no tensor; InplaceError if x is a view whose base was changed in place afterwards.
+    Raises: DtypeError if x is not a tensor; InplaceError if x is a view whose base was changed in place afterwards.
     """
 
     def __init__(self, name: str, x: Tensor | None, comm: Communicator | None, *, optional: bool = False) -> None:
@@ -125,7 +125,7 @@ class _CollectiveBackward:
 
 
 def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
-    """The gradient g of a collective's result, or zeros if g is None, plus 0 times this result.
+    """The gradient g of a collective's result, or zeros if g is None, plus 0 times the result.
 
     Because of the second term, a backward from the gradient reaches this collective on every rank, even if the gradient
     does not depend on the result, as on a rank whose loss is linear in the result.
@@ -148,7 +148,7 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
     also max, min, prod
     Returns: (...), a new tensor
     Raises: GraphError on every rank if x requires grad on one of them and op has no gradient, except under `no_grad`;
-    DtypeError if x is no tensor; what `Communicator.all_reduce` raises.
+    DtypeError if x is not a tensor; what `Communicator.all_reduce` raises.
     """
     call = CollectiveCall("all_reduce", x, comm)
     op = ReduceOp.parse(op)
@@ -227,7 +227,7 @@ def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Ten
 
     x: (...), the same shape and dtype on every rank; only the root's values are used, and no x changes
     Returns: (...), a new tensor
-    Raises: DtypeError if x is no tensor; what `Communicator.broadcast` raises.
+    Raises: DtypeError if x is not a tensor; what `Communicator.broadcast` raises.
     """
     call = CollectiveCall("broadcast", x, comm)
     call.agree()
@@ -244,7 +244,7 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
     lengths: all n_r, if every rank knows them; "equal": all n_r are the same; None: they are exchanged first
     Returns: (n_0 + n_1 + ..., ...) on the root, (0, ...) elsewhere; if it requires grad, every rank must call backward
     from it
-    Raises: DtypeError if x is no tensor; what `Communicator.gather` raises.
+    Raises: DtypeError if x is not a tensor; what `Communicator.gather` raises.
     """
     call = CollectiveCall("gather", x, comm)
     shape = call.array.shape
@@ -263,7 +263,7 @@ def all_gather(x: Tensor, comm: Communicator | None = None, *, lengths: Lengths 
 
     x, lengths: as in `gather`
     Returns: (n_0 + n_1 + ..., ...)
-    Raises: DtypeError if x is no tensor; what `Communicator.all_gather` raises.
+    Raises: DtypeError if x is not a tensor; what `Communicator.all_gather` raises.
     """
     call = CollectiveCall("all_gather", x, comm)
     shape = call.array.shape
@@ -285,7 +285,7 @@ def scatter(
     x: (n, ...) on the root; elsewhere a tensor on the device of the result, whose shape and values do not matter, or
     None for the CPU; lengths: of the parts, read on the root only; None: as even as possible, longer parts first
     Returns: (n_r, ...) of the root's dtype
-    Raises: DtypeError if the root's x is no tensor, or another rank's x neither a tensor nor None; on the root,
+    Raises: DtypeError if the root's x is not a tensor, or another rank's x neither a tensor nor None; on the root,
     ArgumentError if x is 0-d or lengths do not fit it; what `Communicator.scatter` raises.
     """
     call = CollectiveCall("scatter", x, comm, optional=True)
@@ -314,7 +314,7 @@ def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence
     x: (n_r, ...); only the n_r may differ between ranks; lengths: how many rows this rank sends to each rank; None: as
     even as possible, longer parts first
     Returns: (m_r, ...), a new tensor
-    Raises: DtypeError if x is no tensor; ArgumentError if x is 0-d or lengths do not fit it; what
+    Raises: DtypeError if x is not a tensor; ArgumentError if x is 0-d or lengths do not fit it; what
     `Communicator.all_to_all` raises.
     """
     call = CollectiveCall("all_to_all", x, comm)

@@ -28,7 +28,7 @@ REQUEST_KINDS = 5
 NO_CHECKSUM = -1.0
 # A rank that is out of data sends this in place of its number of skipped backwards.
 NOT_COUNTED = np.inf
-# Indices: the message begins with these four numbers, the requests, and a used bit for each parameter.
+# Indices into the message, which begins with these four numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
 _USED = _REQUESTS + REQUEST_KINDS
 # How many numbers a rank's row has in front of its timestamps.

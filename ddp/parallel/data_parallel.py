@@ -38,9 +38,9 @@ class DataParallel(Module):
 
     module: of the same structure on every rank; parameters and buffers are broadcast from rank 0
     comm: the ranks' communicator; None: `collectives.init()`. Reductions go over a duplicate of it
-    bucket_cap_mb: the most MiB of gradients that are reduced together; "auto": chosen from measurements of backward and
-    of the network. first_bucket_mb: the most MiB of the first bucket, small so that communication starts early. A
-    gradient above the limit has a bucket of its own
+    bucket_cap_mb: maximum MiB of a bucket (gradients that are reduced together); "auto": chosen from measurements of
+    backward and of the network. first_bucket_mb: maximum MiB of the first bucket, small so that communication starts
+    early. A gradient above the limit has a bucket of its own
     broadcast_buffers: broadcast the buffers of rank 0 (inside `join`: of the lowest rank that has data) before the
     first training forward after each synchronized backward; False: each rank keeps its own. Without effect with
     micro_batches
@@ -214,8 +214,8 @@ class DataParallel(Module):
         On as many ranks as in the saved run, sums are then the same as there, to the last bit. Call it between steps.
         Gradients are kept, as with every change of plan.
 
-        Raises: ParallelError if the state is no `plan_state()`, its plan does not fit the parameters, or it has another
-        number of micro-batches; then nothing has changed. Also after `close`.
+        Raises: ParallelError if the state is not a `plan_state()`, its plan does not fit the parameters, or it has
+        another number of micro-batches; then nothing has changed. Also after `close`.
         """
         self.check_open()
         try:
@@ -252,7 +252,7 @@ class DataParallel(Module):
         if self.buffer_sync is not None and not recomputing:
             if capturing.now is not None:
                 buffers_at = self.buffers_at
-                capturing.now.guard_value(self._buffers_due)  # the graph contains the broadcast or does not
+                capturing.now.guard_value(self._buffers_due)  # whether the graph contains the broadcast
                 capturing.now.undo(lambda: setattr(self, "buffers_at", buffers_at))
             if recording and self._buffers_due():
                 self._sync_buffers(self._announce(join.FORWARD))
@@ -371,7 +371,7 @@ class DataParallel(Module):
         self.reducer.requests = requests
 
     def stats(self) -> Stats:
-        """Compute, communication and late ranks of the steps since the last `summary`, of the latest 1,000 at most."""
+        """Compute, communication and late ranks over the steps since the last `summary`, at most the latest 1,000."""
         return self.reducer.timeline.stats()
 
     def summary(self) -> str:

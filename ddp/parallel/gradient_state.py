@@ -17,7 +17,7 @@ from ddp._engine.grad_buffer import EMPTY, FULL
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
-# `weight`: the weight of the backward that runs in this thread.
+# Its attribute `weight` is the weight of the backward that runs in this thread, None without a weight.
 _current = threading.local()
 
 
@@ -67,9 +67,9 @@ class WeightSum:
 class GradientState:
     """For each parameter: whether it holds a gradient, and whether that is a mean over ranks already.
 
-    A mean over ranks is not reduced again if its parameter has been frozen since the accumulation began, and the
-    backward does not reach the parameter. A gradient that a frozen parameter has when the model is wrapped counts as a
-    mean over ranks.
+    A mean over ranks is not reduced again if its parameter was already frozen when the accumulation began, is still
+    frozen, and the backward does not reach it. A gradient that a frozen parameter has when the model is wrapped counts
+    as a mean over ranks.
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:

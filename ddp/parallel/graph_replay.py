@@ -5,7 +5,7 @@ sends the control message nevertheless, over the host's transport and without wa
 the next replay or backward, one step late, with its requests (to stop, to save). If its weights or used parameters
 differ from those of the capture, the replayed step was applied with a wrong mean, and every rank raises.
 
-The reducer registers with the capture what changes its own state (`Reducer._begin_capture`, `Reducer._end_capture`).
+How a replay changes the reducer's own state is registered in `Reducer._begin_capture` and `Reducer._end_capture`.
 """
 
 from __future__ import annotations

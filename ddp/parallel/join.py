@@ -26,13 +26,13 @@ from ddp.parallel.error_context import error_context
 FORWARD = "forward"
 BACKWARD = "backward"
 _KINDS = (FORWARD, BACKWARD)
-# `join`: whether this thread is inside a join.
+# Its attribute `join` is True while this thread is inside a join.
 _inside = threading.local()
 
 
 @contextlib.contextmanager
 def single_join() -> Iterator[None]:
-    """Marks this thread as inside a join. Raises: ParallelError if it is inside one already, of any model."""
+    """Marks this thread as inside a join. Raises: ParallelError if it is already inside a join of any model."""
     if getattr(_inside, "join", False):
         raise ParallelError("join inside join: a rank that is out of data can take part in one of them only")
     _inside.join = True

@@ -6,17 +6,18 @@ compute one more than the others. Everything that otherwise depends on the rank 
 Order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: first 2k and 2k + 1, then
 blocks of two, of four and so on. If V is not a power of two, a block without a neighbour stays as it is, and is added
 later to a larger block. A rank adds its own blocks as soon as it has them. So it keeps at most log2(V) sums, rounded
-up, beside the gradient (a few more if V is above 48, depending on where its part begins):
+up, in addition to the gradient (a few more if V is above 48, depending on where its part begins):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
     sums of each rank   (0 + 1), 2             3, (4 + 5)             (6 + 7)
     the result          ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))
 
-Exchange. In the backward of a rank's last micro-batch, each full bucket completes the rank's own blocks. Each rank then
-sums one part of the bucket: it receives this part of all blocks by an all-to-all, adds them in the order of the tree
-and scales the sum. An all-gather joins the parts. If each rank has one block and all but the last are equally long,
-this is `all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory. Otherwise
-buckets go through these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still running.
+Exchange. In the backward of a rank's last micro-batch, the rank's blocks of a bucket are complete when the bucket is
+full. Each rank then sums one part of the bucket: it receives this part of all blocks by an all-to-all, adds them in the
+order of the tree and scales the sum. An all-gather joins the parts. If each rank has one block and all but the last are
+equally long, this is `all_reduce(order="tree")`, with the bandwidth of a ring, or a single reduction in shared memory.
+Otherwise buckets go through these rounds as a pipeline (see `comm_hooks.hook_exchange`) while backward is still
+running.
 
 Random numbers are seeded by step and micro-batch. Batch norm normalizes by the statistics of one micro-batch. At the
 end of a step the ranks exchange these statistics, and each updates its running statistics by all of them, in the order
@@ -97,7 +98,7 @@ def blocks(micro_batches: range) -> list[tuple[int, int]]:
 
 
 def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
-    """Adds the totals of adjacent blocks in the tree's order. Together they are a subtree, or the whole tree."""
+    """Adds the totals of adjacent blocks in the tree's order. Together the blocks are a subtree, or the whole tree."""
     totals = {part.start: part.total for part in parts}
     first = parts[0].start
     last = parts[-1]
@@ -137,7 +138,7 @@ class TreeExchange(HookExchange):
     def add(self, bucket: int, number: int) -> Subtree:
         """Called when a bucket holds the gradients of micro-batch `number`. Adds the kept sums that complete subtrees.
 
-        Returns: the largest subtree that is completed; its sum is in the bucket
+        Returns: the largest subtree that is complete now; its sum is in the bucket
         """
         sums = self._sums[bucket]
         block = Subtree(number, 1, self._buckets.memory.buffers[bucket])
@@ -158,7 +159,7 @@ class TreeExchange(HookExchange):
             self._sums[bucket].append(block._replace(total=memory))
 
     def discard(self) -> None:
-        """Drops the partial sums, and keeps their memory for later ones. After a step, or before a state is loaded."""
+        """Drops the partial sums, and keeps their memory. Called after a step, or before a state is loaded."""
         for sums, free in zip(self._sums, self._free, strict=True):
             free += [block.total for block in sums]
             sums.clear()
@@ -227,7 +228,7 @@ _latest = _Latest()
 def begin_micro_batch(first: bool) -> None:
     """Seeds this thread's random numbers for the next micro-batch of a model with micro_batches.
 
-    Of several such models it is the one that this thread wrapped last. Does nothing if there is none. A DataLoader
+    Of several such models, the one that this thread wrapped last counts. Does nothing if there is none. A DataLoader
     calls this before it returns a micro-batch, so that results do not depend on how many random numbers were drawn
     before.
 
@@ -298,7 +299,7 @@ class MicroBatches:
         return self.number != self.own[0]
 
     def begin_backward(self) -> None:
-        """Called before a backward. Batch norms that checkpointing runs again in it only record their statistics."""
+        """Called before a backward. Batch norms that a checkpoint runs again in it only record their statistics."""
         self._outer = deferred.records
         deferred.records = self._records
 

@@ -3,8 +3,8 @@
 The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times.
 After the third backward the plan is made once more, from these and, if no cap was given, from the measured cost of an
 all-reduce between these ranks. A given plan is kept, and so is the plan of a single rank. At any other time the plan
-changes only by `restore`, or if some rank uses a parameter without a bucket, which was frozen when the model was
-wrapped or is not in the restored plan. The parameter gets a bucket at the end of the plan.
+changes only by `restore`, or if some rank uses a parameter without a bucket: one that was frozen when the model was
+wrapped, or that is not in the restored plan. Such a parameter gets a bucket at the end of the plan.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ WARM = 3
 # with backward. With too small a factor, a plan would leave the network idle at first, and could not catch up.
 _SLOWER = 1.25
 # Two all-reduces are measured. The small one is nearly all latency, the large one is like a bucket (about 20 ms at
-# 1 Gbit/s). Below are their sizes in bytes, and how often each runs. Short ones are easily disturbed: with more ranks
-# than cores the best of 5 took 10 times as long as the best of 20.
+# 1 Gbit/s). Below are their sizes in bytes, and how often each runs. If all gradients together are smaller than _LARGE,
+# the large one has their size, but at least 2 * _SMALL. Short ones are easily disturbed: with more ranks than cores the
+# best of 5 took 10 times as long as the best of 20.
 _SMALL = 1 << 12
 _LARGE = 1 << 21
 _REPEATS_SMALL = 20
@@ -44,8 +45,8 @@ class Planner:
 
     names, nbytes, dtypes: of each parameter, in model order. Parameters of different dtypes never share a bucket
     trained: whether each parameter requires grad
-    cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first bucket; pinned: a plan to keep
-    xp: the array module of the gradients
+    cap: maximum bytes of a bucket, None: chosen by measurement; first: maximum bytes of the first bucket
+    pinned: a plan to keep; xp: the array module of the gradients
 
     Raises: ParallelError if a pinned plan does not fit these parameters.
     """
@@ -198,7 +199,7 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     """
     large = min(max(most, 2 * _SMALL), _LARGE)
     memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
-    _seconds(comm, memory[:1])  # the first call of all makes connections
+    _seconds(comm, memory[:1])  # the first call makes the connections
     sizes = [_SMALL] * _REPEATS_SMALL, [large] * _REPEATS_LARGE
     fastest = [min(_seconds(comm, memory[: size // 4]) for size in repeats) for repeats in sizes]
     quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()

@@ -135,8 +135,8 @@ class Reducer:
     def begin(self, leaves: Sequence[Leaf]) -> None:
         """Called when a backward starts that will reach these leaves.
 
-        If the backward reduces, sends the control message, and launches the first buckets of the plan, as far as the
-        backward reaches none of their parameters.
+        If the backward reduces, sends the control message, and launches the buckets of the plan before the first one
+        with a parameter that the backward reaches.
 
         Raises: ParallelError if an earlier backward failed half-way or still runs, or as `GradientState.add_weight`,
         `GraphReplays.begin`, `_begin_micro_batch` and the functions in `before`.
@@ -380,7 +380,7 @@ class Reducer:
         self.exchange.set_buckets(self.buckets)
 
     def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, joined: bool = False) -> None:
-        """Sends the control message, and launches buckets as far as they get no gradient in this backward."""
+        """Sends the control message. Launches the buckets before the first that gets a gradient in this backward."""
         self.used = used
         self._reducing = True
         self._started = monotonic_ns()
@@ -402,14 +402,17 @@ class Reducer:
         self._launch_full()
 
     def _launch_full(self) -> None:
-        """Launches the next buckets in the plan's order, as far as they are full."""
+        """Launches the next buckets in the plan's order, up to the first one that is not full."""
         while self._launched < len(self._missing) and self._missing[self._launched] == 0:
             self._fill(self._launched)
             self.exchange.launch(self._launched)
             self._launched += 1
 
     def _fill(self, bucket: int) -> None:
-        """Writes zeros where a bucket got no gradient on this rank: other ranks may have one. Looks for inf and NaN."""
+        """Writes zeros where a bucket got no gradient on this rank: other ranks may have one.
+
+        With check_finite, also looks for infinity and NaN in the gradients.
+        """
         buckets = self.buckets
         for gradient in buckets.members[bucket]:
             index = self._assignment.parameters[gradient]
@@ -468,7 +471,7 @@ class Reducer:
                 leaf.grad_buffer.clear()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets. Raises: the error of the first that failed, which it names."""
+        """Waits for the control message and all buckets. Raises: the error of the first that failed, and its name."""
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"

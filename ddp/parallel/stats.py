@@ -238,8 +238,8 @@ class Timeline:
     width: timestamps of each rank in a control message; steps: the latest ones, since the last `summary`
 
     For each backward the reducer sends `timestamps` in the control message, passes all ranks' timestamps to `receive`,
-    and the step to `add`. These two methods also add to the figures of the flight record, which ddp-top and the metrics
-    show of a running job.
+    and the step to `add`. These two methods also add to the figures in the flight record, which ddp-top and the metrics
+    show while the job runs.
     """
 
     width = _WIDTH

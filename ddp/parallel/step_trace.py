@@ -50,7 +50,8 @@ class Step:
     ready: when the last gradient of each bucket was complete; equal to `begun` if backward reached none of them
     times: when each bucket was launched, and when it was reduced; None if that is not known
     contents: (parameters' names, bytes) of each bucket; since: when the step before ended, 0 if that is not known
-    table: the timestamps of all ranks, None until they have arrived. `Timeline` sets these three.
+    table: the timestamps of all ranks, None until they have arrived
+    `Timeline` sets `contents`, `since` and `table`.
     """
 
     number: int
@@ -66,7 +67,7 @@ class Step:
     table: Any = None
 
     def phases(self) -> Iterator[tuple[str, int, int]]:
-        """The phases of the thread that computes, (name, begin, end), one after the other."""
+        """Yields the phases of the thread that computes as (name, begin, end), in their order."""
         ends = [("backward", self.computed), ("wait for communication", self.ended)]
         start = self.begun
         if self.forward is not None and self.forward[1] <= self.begun:
@@ -144,7 +145,7 @@ class Recorder:
 
 
 def _saved(step: Step, offset: int) -> dict[str, Any]:
-    """The record as JSON, with times of rank 0's clock. offset: nanoseconds that this rank's clock is ahead"""
+    """The record as JSON, its times converted to rank 0's clock. offset: nanoseconds that this rank's clock is ahead"""
 
     def shifted(times: Any) -> Any:
         if times is None or isinstance(times, int):

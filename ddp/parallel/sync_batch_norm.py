@@ -48,7 +48,7 @@ class SyncBatchNorm(BatchNorm):
     Raises, when called: ShapeError on every rank if the whole batch has one value in a channel; GraphError on every
     rank if one is under `no_grad` while the input of another requires grad; ShapeError, DtypeError, DeviceError on this
     rank for an input that does not fit.
-    Source: arXiv:1502.03167; statistics are joined by Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
+    Source: arXiv:1502.03167; statistics are merged as in Chan, Golub, LeVeque 1983, doi:10.1080/00031305.1983.10483115.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, comm: Communicator | None = None) -> Module:
-        """See the function `convert_sync_batchnorm`. PyTorch has it as a class method."""
+        """Calls the function `convert_sync_batchnorm`. A class method, as in PyTorch."""
         return convert_sync_batchnorm(module, comm)
 
 
@@ -186,7 +186,7 @@ class WholeBatch(ChannelGroups):
         return mean, var
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """Adds up sums over positions, (N, C), for each channel, over all samples of all ranks. Collective."""
+        """Adds up each of `sums`, (N, C), over the samples of all ranks. Returns (C,) for each. Collective."""
         local = xp.stack(super().collect(xp, *sums))
         if isinstance(xp, RecordingModule):
             return [type(local)(total) for total in all_reduce(local.tensor, "sum", self._given)]
@@ -194,7 +194,7 @@ class WholeBatch(ChannelGroups):
 
 
 class _SyncBatchNormBackward:
-    """The op in the graph, if the input of any rank requires grad."""
+    """The op whose backward the graph runs if the input of any rank requires grad."""
 
     name = "sync_batch_norm"
     saves = batch_norm.saves

@@ -33,7 +33,7 @@ _running: list[Recorder] = []
 def merge(folder: str | os.PathLike[str]) -> str:
     """Merges the parts in a folder into `trace.json`. Draws `step.png` if matplotlib is installed.
 
-    There is no picture if no step has a known length. Ranks without a part, as after a crash, are left out.
+    `step.png` is not drawn if no step has a known length. Ranks without a part, as after a crash, are left out.
 
     Returns: a line that names these files, and the ranks without a part
     Raises: ArgumentError if there is no part, one is invalid, or they are of several jobs; OSError if a file cannot be
@@ -92,7 +92,7 @@ def stop() -> None:
 
 @contextlib.contextmanager
 def recording(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Calls `start` before a block, and `stop` after it, even if it raises."""
+    """Calls `start` before a block, and `stop` after it, even if the block raises."""
     start(folder)
     try:
         yield

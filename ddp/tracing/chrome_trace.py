@@ -25,7 +25,7 @@ _BUCKETS = 10
 _ROWS = 10_000
 # Waits for a late rank that are shorter than this (ns) are not drawn.
 _NOTICED = 20_000
-# The first steps are not typical: memory is allocated, and buckets are planned.
+# How many steps at the beginning are not typical: memory is allocated, and buckets are planned.
 _WARMUP = 3
 # Microseconds in a nanosecond.
 _US = 1e-3
@@ -79,9 +79,9 @@ def step_of_ranks(parts: Sequence[TracePart], number: int, model: int = 0) -> li
 
 
 def last_arrivals(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """For each bucket: (time at which the last rank arrived, that rank). Empty if their numbers of buckets differ.
+    """For each bucket: (time at which the last rank arrived, that rank). Empty if the ranks' numbers of buckets differ.
 
-    A rank arrives at a bucket when its gradients, and those of all earlier buckets, are complete.
+    A rank arrives at a bucket when its gradients of this bucket and of all earlier buckets are complete.
     steps: of all ranks
     """
     if len({len(step.ready) for step in steps}) > 1:
@@ -136,7 +136,7 @@ def _label(field: str, rank: int, row: int, name: str) -> Event:
 
 
 def _spans(step: Step, late: dict[int, tuple[int, int]]) -> Iterator[tuple[int, str, int, int | None, dict[str, Any]]]:
-    """(row, name, begin, end, arguments) of all that happened in a step. The end of an instant is None.
+    """Yields the events of a step: (row, name, begin, end, arguments). The end of an instant event is None.
 
     late: see `waits`
     """

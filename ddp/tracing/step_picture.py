@@ -9,7 +9,7 @@ from ddp._files import atomic_write
 from ddp.parallel.step_trace import Step
 from ddp.tracing.chrome_trace import TracePart, last_arrivals, step_of_ranks, waits
 
-# The most ranks that are drawn. More would not be legible.
+# Maximum number of ranks that are drawn: more would not be legible.
 _RANKS = 6
 # Milliseconds in a nanosecond.
 _MS = 1e-6
@@ -89,7 +89,7 @@ def shown_ranks(ranks: Sequence[int], late: Sequence[int]) -> list[int]:
 
 
 def title(number: int, count: int, steps: Mapping[int, Step]) -> str:
-    """The title of the picture. steps: by rank"""
+    """The title of the figure. steps: by rank"""
     rank, step = next(iter(steps.items()))
     text = f"Step {number}, typical of {count}: {(step.ended - step.since) * _MS:.1f} ms. "
     text += f"Rank {rank}: waited {(step.ended - step.computed) * _MS:.1f} ms after backward"

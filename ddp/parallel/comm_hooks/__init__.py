@@ -22,7 +22,7 @@ or a generator, if the result of a collective needs further work. It yields each
 result from `yield` when the Work is complete; meanwhile backward goes on. (In a hook, never call `wait()`, or a
 collective without `async_op=True`: backward would wait, and no communication would be hidden behind it.)
 
-    def median(bucket):                   # the median of the ranks' gradients, for which one bad rank counts little
+    def median(bucket):                   # the median of the ranks' gradients: one bad rank has little effect on it
         ranks = bucket.comm.size
         gradient = bucket.buffer * (bucket.scale * ranks)
         gradients = yield bucket.comm.all_gather(gradient[None], lengths="equal", async_op=True)

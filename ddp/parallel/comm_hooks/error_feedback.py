@@ -6,7 +6,7 @@ the scale of buckets changes: a bucket holds a SUM of gradients, and its divisor
 residuals are parts of means: rank r contributes m_r = scale * buffer to the step's mean, and
 
     sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
-    left out  e_r = M_r - (what of M_r was sent)    this rank's alone
+    left out  e_r = M_r - (the part that was sent)  kept on rank r
 
     sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
 
@@ -40,7 +40,7 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
     """
     dtype = working_dtype(gradient)
     xp = device_of(gradient).xp
-    scaled = xp.empty(gradient.shape, dtype)  # without `out`, the product of a 0-d gradient is no array
+    scaled = xp.empty(gradient.shape, dtype)  # without `out`, the product of a 0-d gradient is a scalar
     xp.multiply(gradient, scale, out=scaled, dtype=dtype)
     if name not in residuals:
         residuals[name] = scaled
@@ -79,7 +79,7 @@ def arrays(name: str, state: Any) -> dict[str, Array]:
 
     They are not copied to the device at once, because that memory would belong to another stream than the hook's.
 
-    Raises: StateDictError, with `name`, unless the state is a dict of them.
+    Raises: StateDictError, with `name`, unless the state is a dict of tensors or arrays.
     """
     if not isinstance(state, Mapping) or not all(hasattr(value, "__dlpack__") for value in state.values()):
         raise StateDictError(f"{name}: expected a dict of tensors, got {state!r:.60}")

@@ -33,18 +33,18 @@ from ddp.parallel.comm_hooks.error_feedback import working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-# The largest element of a block is scaled to less than two to the power of this.
+# The largest element of a block is scaled to less than 2^_TOP.
 _TOP = 15
-# The largest exponent of a block's power of two, positive or negative: the power's inverse fits float32, too.
+# Maximum magnitude of the exponent of a block's power of two, so that the power and its inverse fit float32.
 _MAX_EXPONENT = 120
-# 16-bit words at the beginning of a block, which hold the inverse of its power of two.
+# Number of 16-bit words at the beginning of a block. They hold the inverse of its power of two, a float32.
 _HEAD = 2
 
 
 def fp16(bucket: GradBucket) -> Steps:
-    """Sends float16: half the bytes of float32, 11 bits of each gradient, unless it is tiny beside the block's largest.
+    """Sends float16: half the bytes of float32, 11 bits of each gradient.
 
-    A single rank rounds, too.
+    A gradient keeps fewer bits if it is tiny compared with the largest of its block. A single rank rounds, too.
 
     Raises: DtypeError for gradients that are not real.
     """

@@ -66,7 +66,7 @@ class HookExchange(Exchange):
 
     hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
     names: of all parameters, in the order of the control message; device: of the parameters
-    replaced: the exchange of a model that is wrapped again, from which this one takes the hook
+    replaced: if a module is wrapped again, the exchange of its old wrapper, from which this one takes the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
     """

@@ -53,7 +53,7 @@ class PowerSGD:
     two dimensions counts as a matrix with shape[0] rows. 16-bit gradients are compressed in float32. If a matrix
     contains infinities or NaN, the part that was left out of it is dropped.
 
-    Raises: ArgumentError unless the rank is a whole number of at least 1, start_iter one of at least 0, and
+    Raises: ArgumentError unless the rank is a whole number of at least 1, start_iter a whole number of at least 0, and
     min_compression_rate a number of at least 0; DtypeError, in backward, for gradients that are not real.
     """
 
@@ -61,7 +61,7 @@ class PowerSGD:
     start_iter: int = 10
     _: KW_ONLY
     min_compression_rate: float = 2.0
-    steps: int = field(default=0, init=False)  # how many have begun
+    steps: int = field(default=0, init=False)  # the number of steps that have begun
 
     def __post_init__(self) -> None:
         rank = self.matrix_approximation_rank
@@ -108,7 +108,8 @@ class PowerSGD:
         if not thin:
             return
 
-        # Householder's QR gives an orthonormal basis even for P = 0. A Q of 0, from a step without gradients, recovers.
+        # Householder's QR gives an orthonormal basis even for P = 0. So the Q of 0 that a step without gradients leaves
+        # does no harm.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
         for m, basis, part in zip(matrices, bases, parts, strict=True):
@@ -138,7 +139,7 @@ class PowerSGD:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads copies. Steps and queries have to be equal on all ranks; errors are those of this rank.
 
-        On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
+        To continue on another number of ranks without a loss, add the errors of each saved rank to those of one rank.
 
         Raises: StateDictError if it is not what `state_dict` returns; then nothing has changed.
         """
@@ -155,7 +156,7 @@ class PowerSGD:
         """(columns, rank) the Q with which the step begins: the last Q, or random numbers, equal on all ranks."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
-        if known is None or known.shape != shape:  # no Q yet, or one of another rank
+        if known is None or known.shape != shape:  # no Q yet, or one of another shape
             known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
         return to_device(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 
@@ -163,7 +164,10 @@ class PowerSGD:
 def _joined(
     shapes: Sequence[tuple[int, ...]], dtype: Any, make: Callable[[int, Any], Array]
 ) -> tuple[Array, list[Array]]:
-    """Makes one array with room for arrays of these shapes, one after the other. Returns it, and its views."""
+    """Makes one array with room for arrays of these shapes, one after the other. Returns it and its views.
+
+    make: called with the length and the dtype, returns the array
+    """
     whole = make(sum(map(math.prod, shapes)), dtype)
     views = []
     start = 0

@@ -94,7 +94,7 @@ class TopK:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads copies of the errors of this rank.
 
-        On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
+        To continue on another number of ranks without a loss, add the errors of each saved rank to those of one rank.
 
         Raises: StateDictError if it is not what `state_dict` returns; then nothing has changed.
         """

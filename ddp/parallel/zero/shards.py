@@ -1,8 +1,9 @@
 """Shards: the parameters, mean gradients and optimizer state of a rank's range of each bucket, in flat memory.
 
 A rank owns one range of every bucket, so its state and work are about 1/size of the whole. The parameters of a bucket
-lie in one flat array, with the same layout as their gradients, so that one all-gather distributes the updated ranges. A
-rank updates a copy of its range, because the other ranks read that copy while the all-gather writes to the flat array.
+are stored in one flat array, with the same layout as their gradients, so that one all-gather distributes the updated
+ranges. A rank updates a copy of its range, because the other ranks read that copy while the all-gather writes to the
+flat array.
 
 `ShardedExchange` gives each rank the mean gradients of its range. The bucket keeps this rank's own sum. A second
 backward adds to this sum, and the total is reduced. The bucket does not contain the mean, so reading `param.grad`
@@ -184,7 +185,7 @@ class Shard:
         return has_grads
 
     def gather_params(self, comm: Communicator) -> Work[Any]:
-        """Gathers the updated ranges of all ranks into all parameters. Collective."""
+        """Gathers the updated ranges of all ranks into `whole`. Collective."""
         for number, view in self._views.items():
             leaf = self.leaves[number]
             if leaf.array is not view:  # the optimizer has assigned a new array instead of writing into the view
@@ -506,7 +507,7 @@ def has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def array_of(value: Any) -> Any:
-    """The array of a tensor; any other value as it is."""
+    """The array of a tensor; any other value unchanged."""
     return value.array if isinstance(value, TensorBase) else value
 
 

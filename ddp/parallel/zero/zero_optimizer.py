@@ -40,8 +40,9 @@ class ZeroOptimizer(Optimizer):
     `optimizer_class` without shards, bit for bit if the collectives add in the same order. All ranks make the same
     calls: `step`, `clip_grad_norm_`, `unscale_gradients` and `state_dict` are collective. Without micro_batches no rank
     has whole gradients, so reading `param.grad` raises, and `zero.clip_grad_norm_` clips the gradients. With
-    micro_batches reading raises as well. Parameters lie in flat memory. They move when the plan of buckets changes, as
-    it does in the first backwards. A view (`p.detach()`) that was made before such a change keeps the old memory.
+    micro_batches reading raises as well. Parameters are stored in flat arrays, and move to others when the plan of
+    buckets changes, as in the first backwards. A view (`p.detach()`) that was made before such a change keeps the old
+    memory.
 
     Raises: DtypeError if the model is not a DataParallel, or the class not an optimizer; ArgumentError for missing
     parameters, and for those of another model; ParallelError if the model has a communication hook or a ZeroOptimizer
@@ -122,9 +123,8 @@ class ZeroOptimizer(Optimizer):
         """Scales the gradients so that their norm, taken together as one vector, is at most `max_norm`. Collective.
 
         norm_type: inf, or a finite number other than 0
-        Returns: the norm before scaling, 0-d, equal on all ranks. This takes one small call, with micro_batches none.
-        Without micro_batches, numbers are added in another order than by `nn.utils.clip_grad_norm_`, so the last bits
-        may differ
+        Returns: the norm before scaling, 0-d, equal on all ranks. Without micro_batches it takes one small collective,
+        and numbers are added in another order than by `nn.utils.clip_grad_norm_`, so the last bits may differ
 
         Raises: ArgumentError for another norm_type, and with error_if_nonfinite for a norm that is infinite or nan;
         then nothing has changed. ParallelError for gradients that have not been reduced, and after `close` of the
@@ -162,7 +162,7 @@ class ZeroOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the settings, and this rank's part of the state. All ranks load the same state dict.
 
-        As by `Optimizer.load_state_dict`, dtypes stay, and parameters that have names are matched by name.
+        As in `Optimizer.load_state_dict`, tensors keep their dtype, and parameters that have names are matched by name.
         state_dict: of a ZeroOptimizer on any number of ranks, of `optimizer_class`, or of PyTorch's optimizer of that
         name, with its tensors or with NumPy arrays
 
@@ -219,7 +219,7 @@ class ZeroOptimizer(Optimizer):
             norm = gradients.total_norm(xp, whole, order) if whole else xp.zeros(())
         else:
             part_norm = gradients.total_norm(xp, parts, order, root=False) if parts else xp.zeros(())
-            # Each rank combines the norms of all ranks, in rank order: the result is equal on all, and keeps a nan.
+            # Each rank combines the norms of all ranks in rank order. So the result is equal on all; it is nan if one is.
             norms = self._comm.all_gather(part_norm.astype(np.float64).reshape(1), lengths="equal")
             norm = norms.max() if order == math.inf else norms.sum() ** (1 / order)
         wide = any(p.array.dtype == np.float64 for p in self._shards.params if p.leaf.grad_buffer.full)
@@ -234,7 +234,7 @@ class ZeroOptimizer(Optimizer):
         return wrap(total, self._device)
 
     def _whole_gradients(self) -> list[Any]:
-        """With micro_batches: all mean gradients, which every rank has beside a copy of its own part. Otherwise: []."""
+        """With micro_batches: all mean gradients. Every rank has them, and a copy of its own part. Otherwise: []."""
         if self._model.micro_batches is None:
             return []
         buffers = [p.leaf.grad_buffer for p in self._shards.params]
