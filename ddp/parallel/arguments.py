@@ -25,7 +25,9 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """Returns the maximum bytes (of a bucket, of the first one). The former is None for "auto", else at least the latter.
+    """Returns the maximum bytes of (a bucket, the first bucket).
+
+    The former is None for "auto", otherwise at least the latter.
 
     Raises: ArgumentError unless both arguments are finite and above 0; bucket_cap_mb may also be "auto".
     """

@@ -219,7 +219,7 @@ class ZeroOptimizer(Optimizer):
             norm = gradients.total_norm(xp, whole, order) if whole else xp.zeros(())
         else:
             part_norm = gradients.total_norm(xp, parts, order, root=False) if parts else xp.zeros(())
-            # Each rank combines the norms of all ranks in rank order. So the result is equal on all; it is nan if one is.
+            # Each rank combines the norms of all ranks in rank order: the result is equal on all, and nan if one is.
             norms = self._comm.all_gather(part_norm.astype(np.float64).reshape(1), lengths="equal")
             norm = norms.max() if order == math.inf else norms.sum() ** (1 / order)
         wide = any(p.array.dtype == np.float64 for p in self._shards.params if p.leaf.grad_buffer.full)
