@@ -84,7 +84,7 @@ def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], colle
     collectives: if all sinks found are leaves, also finds all collectives, and the nodes through which gradients reach
     them
 
-    Raises: GraphFreedError if a sink was not found, but may lie behind a node that was freed.
+    Raises: GraphFreedError if a sink was not found, but may be behind a node that was freed.
     """
     visited: set[Edge] = set()
     freed: Node | None = None

@@ -142,7 +142,7 @@ class GradBuffer:
 
 
 class GradReadyHook(Protocol):
-    """Called with the leaves that a backward will reach, and when the gradient of each of them is complete.
+    """Methods that backward calls: before it runs, when the gradient of a leaf is complete, and at the end.
 
     order: hooks with lower numbers begin and end before those with higher ones
     """

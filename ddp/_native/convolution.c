@@ -171,7 +171,7 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
     }
 }
 
-/* Computes the results of one residue from a band: all filters, in panels. count: of taps; out: the first line of these */
+/* Computes the results of one residue from a band: all filters, in panels. count: of taps; out: their first line */
 static void run_band(const walk *g, size count, const float *band, const int32_t *offsets, const float *w, const float *b,
                      const spot *spots, size all, float *out)
 {
@@ -195,7 +195,8 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
     const size whole = channels * filters * g.taps, residues = g.spread[0] * g.spread[1];
     const size band_size = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
     const size most_spots = g.lines * ratio_up(g.part, LINE), plane = g.result[0] * g.result[1];
-    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* per residue: first tap, spots */
+    /* per residue: the first tap, and how many spots a line has */
+    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE];
     const int threads = count_threads(n * groups * whole * plane / residues);
     float *packed = malloc((groups * whole + threads * band_size) * sizeof(float)), *bands = packed + groups * whole;
     int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;

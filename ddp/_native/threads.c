@@ -1,7 +1,7 @@
 /* Runs the loops of "omp parallel for" on the threads of NumPy's OpenBLAS, so that products and kernels share one pool.
  *
- * A part of kernels.c. Its last three functions, which GCC calls for these loops, replace those of libgomp. libgomp would
- * bring a second pool: its threads would compete with OpenBLAS's for the same cores, and it hangs in a forked child.
+ * A part of kernels.c. For these loops GCC calls the last three functions of this file, in place of those of libgomp. libgomp
+ * would bring a second pool: its threads would compete with OpenBLAS's for the same cores, and it hangs in a forked child.
  */
 #define MAX_THREADS 64
 #define SHARE (1 << 14) /* minimum of numbers per thread: with fewer, waking the thread takes longer than it saves */

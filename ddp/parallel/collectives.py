@@ -104,7 +104,7 @@ class _CollectiveBackward:
     grad_out = False
 
     def plan(self, needs: Sequence[bool]) -> tuple[int, ...]:
-        """Backward reads no input."""
+        """Saves no input, because backward reads none."""
         return ()
 
     def __init__(self, name: str) -> None:

@@ -10,7 +10,7 @@ from collectives.errors import CollectivesError
 
 @contextlib.contextmanager
 def error_context(what: str) -> Iterator[None]:
-    """Puts `what` before the message of a CollectivesError in the block. The type of the error stays."""
+    """Puts `what` before the message of a CollectivesError that the block raises. The type of the error stays."""
     try:
         yield
     except CollectivesError as error:

@@ -136,7 +136,9 @@ class TreeExchange(HookExchange):
         self._free = [[] for _ in buckets.members]
 
     def add(self, bucket: int, number: int) -> Subtree:
-        """Called when a bucket holds the gradients of micro-batch `number`. Adds the kept sums that complete subtrees.
+        """Called when a bucket holds the gradients of micro-batch `number`.
+
+        Adds the last kept sum to the bucket as long as the two are halves of a larger subtree.
 
         Returns: the largest subtree that is complete now; its sum is in the bucket
         """
@@ -150,7 +152,7 @@ class TreeExchange(HookExchange):
     def keep(self, number: int) -> None:
         """Called after a micro-batch that is not this rank's last one.
 
-        Adds the kept sums that complete subtrees to the buckets, and copies the result out of the buckets.
+        Adds kept sums to the buckets as `add` does, and copies the results out of the buckets.
         """
         for bucket, free in enumerate(self._free):
             block = self.add(bucket, number)

@@ -471,7 +471,7 @@ class Reducer:
                 leaf.grad_buffer.clear()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets. Raises: the error of the first that failed, and its name."""
+        """Waits for the control message and all buckets. Raises: the error of the first that failed, with its name."""
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"

@@ -37,8 +37,8 @@ class GradBucket:
     comm: Communicator
 
 
-#: Called once for each bucket in each backward. It returns a Work that leaves the mean in `bucket.buffer`; or None, if
-#: the mean is there already; or it is a generator that yields each Work it waits for, gets the Work's result from
-#: `yield`, and has left the mean there when it ends. Its attribute `same_on_all_ranks`, if it has one, is a dict of
-#: settings that ranks have to agree on.
+#: A communication hook: called once for each bucket in each backward. It returns a Work that leaves the mean in
+#: `bucket.buffer`; or None, if the mean is there already; or it is a generator that yields each Work it waits for, gets
+#: the Work's result from `yield`, and has left the mean there when it ends. If the hook has an attribute
+#: `same_on_all_ranks`, this is a dict of settings that ranks have to agree on.
 Hook = Callable[[GradBucket], "Work[Any] | Steps | None"]

@@ -217,7 +217,7 @@ class HookExchange(Exchange):
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Iterator[None]:
-        """Puts the hook and the bucket before the messages of errors.
+        """Puts the names of the hook and the bucket before the messages of errors in the block.
 
         Errors of `ddp` and `collectives` keep their type. Other errors become a ParallelError.
         """

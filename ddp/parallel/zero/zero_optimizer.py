@@ -50,7 +50,7 @@ class ZeroOptimizer(Optimizer):
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
-    _sealed = False  # the groups are complete
+    _sealed = False  # True when the groups are complete
     found_inf: Any = None  # a GradScaler sets it around a step: see `ddp.optim.formula_optimizer.FormulaOptimizer`
 
     def __init__(
