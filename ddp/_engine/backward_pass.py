@@ -207,7 +207,7 @@ def _run(
             check_gradients(node, results)
         if not retain_graph:
             node.free()
-        del node, g  # frees them now; the last of `results` stays in `g` only until the next node runs
+        del node, g  # frees them now; the loop above leaves the last of `results` in `g` until the next node runs
 
 
 def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:

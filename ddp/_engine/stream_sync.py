@@ -136,7 +136,10 @@ class StreamSync:
         self._use(stream)
 
     def end_delivery(self, edge: Edge, collects: bool) -> None:
-        """Called after a result was added to the gradient of `edge`. collects: whether `edge` reads it only later."""
+        """Called after a result was added to the gradient of `edge`.
+
+        collects: whether `edge` reads the gradient only later
+        """
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.keep_alive(self._current, *arrays)
 

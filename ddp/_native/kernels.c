@@ -35,7 +35,7 @@
         const size stop = (n) - start < CHUNK ? (n) : start + CHUNK;                                                   \
         SIMD for (size i = start; i < stop; i++) __VA_ARGS__                                                           \
     }
-/* Writes `value` for each x to out or, if there is a gradient g, g times `slope`: two loops, without a branch in them. */
+/* Writes `value` of each x to out; if g is not NULL, g times `slope` instead. Two loops, so that none has a branch inside. */
 #define CURVE(setup, value, slope)                                                                                     \
     if (g) {                                                                                                           \
         PARALLEL_SIMD(n, { setup; out[i] = g[i] * (slope); })                                                          \

@@ -39,8 +39,8 @@ class JsonLines:
         values: numbers, tensors and arrays of one element, strings, booleans, None, lists, tuples and dicts of these.
         Infinity and nan become null, since JSON does not have them.
 
-        Raises, on rank 0: ArgumentError for another step or value, or an existing file that JsonLines has not written;
-        OSError if the file cannot be read or written.
+        Raises, on rank 0: ArgumentError for any other step or value, or an existing file that JsonLines has not
+        written; OSError if the file cannot be read or written.
         """
         if not self._writes:
             return

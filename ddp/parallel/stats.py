@@ -171,7 +171,7 @@ class Stats:
             return "no rank was waited for: they arrived together"
         worst = max(range(self.size), key=lost.__getitem__)
         late = self.lateness[worst]
-        # One of two ranks is last in half of all steps by chance alone.
+        # By chance alone, one of two ranks is last in half of all steps. So with few ranks the threshold is higher.
         if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and late.steps >= 0.1 * self.compared:
             part = max(_PARTS, key=lambda name: float(getattr(late, name)))
             return (
