@@ -6,7 +6,7 @@ is on a GPU. `import ddp` imports this file alone. `load` imports the other modu
 used.
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
-    raw_kernel, array_table, *_kernels but array_kernels                                           our own CUDA kernels
+    raw_kernel, array_table, *_kernels except array_kernels                                        our own CUDA kernels
     gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                                NVIDIA's libraries
     array_kernels                                                                                  CuPy's functions
 """

@@ -50,7 +50,7 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
     stream: CUDA's handle of the consumer's stream; None: the default stream; -1: makes nothing wait. 0 means the
     default stream, too: the standard forbids it as ambiguous, but some libraries pass it.
 
-    Raises: ArgumentError if the stream is not an integer of at least -1, or None.
+    Raises: ArgumentError if `stream` is neither None nor an integer of at least -1.
     """
     if stream is not None and (not isinstance(stream, int) or stream < -1):
         raise ArgumentError(
@@ -62,7 +62,7 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
 
 
 def import_array_interface(xp: Any, source: Any) -> Array:
-    """A CuPy array over the memory of an object with `__cuda_array_interface__`. Returns a CuPy array as it is.
+    """A CuPy array over the memory of an object with `__cuda_array_interface__`; `source` itself if it is a CuPy array.
 
     Makes later work on the current stream wait for the stream that the object names. Warns if the memory is read-only.
     Raises: DtypeError for an object with a mask.

@@ -106,7 +106,8 @@ def keep_image_format(op: Op) -> Pair:
 def keep_order(op: Op) -> Pair:
     """The formulas of an elementwise op, with results in the memory format of the first floating operand.
 
-    CuPy's results are in C order. So the op computes on transposed views, of which that operand's is in C order.
+    CuPy's results are in C order. So the op computes on views, all transposed in the way that makes the view of that
+    operand C-contiguous.
     """
 
     def forward(xp: Any, *inputs: Any, **options: Any) -> tuple[Array, Any]:

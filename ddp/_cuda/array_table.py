@@ -1,9 +1,9 @@
 """Tables of arrays in device memory, so that one launch of a kernel works on any number of arrays.
 
 A row holds the addresses of a parameter, its gradient and its states, or of a gradient alone, and their length. Arrays
-are divided into chunks, and a block works on one chunk at a time. A second array holds the row of each chunk. Tables
-are cached. They are made again when an array is replaced or another stream is used, so a usual training step copies no
-table to the device.
+are divided into chunks, and a block works on one chunk at a time. A second array holds the number of each chunk's row.
+Tables are cached. A new one is made when an array is replaced or another stream is used, so a usual training step
+copies no table to the device.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ RowArrays = tuple[Array | None, Array, Sequence[Array | None]]
 # Elements of a chunk; a multiple of 4.
 CHUNK = 8192
 
-# A thread loads this many elements at once, if all addresses in the row are multiples of their total size.
+# A thread loads this many elements at once, if all addresses in the row are aligned to the size of such a load.
 _VECTOR = 4
 
-# The most tables that `TableCache` keeps.
+# Maximum number of tables in a `TableCache`.
 _MAX_CACHED = 16
 
 # The columns of a row: the addresses of parameter, gradient and up to three states, then the number of elements, the
-# number of the row's first chunk, whether vectors can be loaded, and the index of the row's count of steps. `_ROW` is
-# the number of columns.
+# index of the row's first chunk, whether threads can load `_VECTOR` elements at once, and the row's index into the
+# array of step counts. `_ROW` is the number of columns.
 _PARAM = 0
 _GRAD = 1
 _STATE = 2
@@ -83,13 +83,13 @@ template <class Compute> static __device__ void replace(const Index* row, Part p
 
 
 class ArrayTable:
-    """A table of arrays: `rows`, (length, 9), and `chunks`, (count,), which are int64 on the device.
+    """A table of arrays: `rows`, (length, 9), and `chunks`, (count,): int64 arrays on the device.
 
-    They are uninitialized until `fill` is called.
+    Both are uninitialized until `fill` is called.
 
     dtype: the dtype of all arrays, which is T in the kernels
     arrays: the arrays of each row, without gaps in memory; None in place of a missing parameter or state
-    steps: for each row, the index of its count of steps
+    steps: for each row, its index into the array of step counts
     """
 
     __slots__ = ("_chunks_on_host", "_rows_on_host", "chunk", "chunks", "count", "length", "rows")

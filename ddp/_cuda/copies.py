@@ -21,7 +21,8 @@ from ddp.ops.memory_formats import inverse, order_of
 
 Array = Any
 
-# Bytes. The driver copies larger arrays in pieces. CuPy would pin a staging buffer of their size, and keep it.
+# Maximum bytes of an array that CuPy stages: for a larger one it would pin a buffer of that size, and keep the buffer.
+# The driver copies larger arrays in pieces.
 _MAX_STAGED = 64 << 20
 
 
@@ -104,8 +105,8 @@ def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                # The array is made contiguous first: in `get`, CuPy might leave another stream current while it does so
-                # (see `StreamGuard`).
+                # The array is made contiguous before `get`: if CuPy did that in `get`, it might leave another stream
+                # current (see `StreamGuard`).
                 out = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 device_checks.raise_pending()
                 return out

@@ -1,4 +1,4 @@
-"""A binding of cuBLASLt by ctypes, for matrix products on a GPU: CuPy has none.
+"""A ctypes binding of cuBLASLt, for matrix products on a GPU. CuPy does not bind this library.
 
 CuPy's own products cannot be captured in a CUDA graph. For stacks of matrices, they convert float16 to float32, do not
 support bfloat16, and copy transposed matrices. cuBLASLt has none of these limits, and fuses a bias and an activation.
@@ -23,7 +23,7 @@ from ddp.errors import DeviceError, how_to_install
 
 Pointer = c_void_p
 
-# The functions by name: the types of the arguments, and the type of the result.
+# By name of a function: the types of its arguments, and the type of its result.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cublasLtCreate": ((Pointer,), c_int),
     "cublasLtDestroy": ((Pointer,), c_int),

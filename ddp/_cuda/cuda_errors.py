@@ -10,7 +10,7 @@ import os
 
 from ddp.errors import CudaError
 
-# CuPy's classes of CUDA errors, by name, since CuPy may not be installed.
+# The names of CuPy's classes of CUDA errors: the classes cannot be imported if CuPy is not installed.
 _CUPY_ERRORS = ("CUDARuntimeError", "CUDADriverError")
 
 # Statuses after which the process can go on: out of memory (2), no or an invalid device (100, 101), invalid or

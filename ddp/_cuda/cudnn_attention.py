@@ -4,7 +4,7 @@ cuDNN is used for 16-bit arrays (B, H, T, D) without a mask, if it supports thei
 the array formulas. The first three axes may have any order in memory: q, k and v may be views of one projection, and
 the result has the order of q. Keys and values may have fewer heads than queries: each of their heads serves a group of
 adjacent query heads.
-`stats` is the logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
+`stats` is the logsumexp of each query's scores, (B, H, T, 1) in float32.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from ddp.ops.attention import attention as reference
 from ddp.ops.memory_formats import dense_strides, empty_in_order, order_of
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The uids of the tensors.
+# The uids of the tensors in a graph.
 Q, K, V, OUT, STATS, SEED, OFFSET, DO, DQ, DK, DV = range(1, 12)
 _SCALAR = TensorSpec((1, 1, 1, 1), (1, 1, 1, 1), "int64")
 
-# Bytes: the alignment of rows that cuDNN requires.
+# The alignment of rows that cuDNN requires, in bytes.
 _ALIGNMENT = 16
 
 
 class AttentionOptions(NamedTuple):
-    """scale: multiplies the scores; causal: query i sees only keys 0 to i; p: the probability of dropout"""
+    """Options of an attention graph.
+
+    scale: multiplies the scores; causal: query i sees only keys 0 to i; p: the probability of dropout
+    """
 
     scale: float
     causal: bool
@@ -37,7 +40,7 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionGraph:
-    """The graph of attention's forward. If `specs` contains DO, it is the graph of the gradients of q, k and v.
+    """A cuDNN graph of attention's forward or, if `specs` contains DO, of the gradients of q, k and v.
 
     specs: descriptions of the graph's tensors, by uid
     """
@@ -86,8 +89,8 @@ class AttentionGraph:
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
     """q as (B, H, L, D), k as (B, Hk, S, D) and v as (B, Hk, S, E), where Hk is a divisor of H.
 
-    Three axes get one head. Five axes are grouped heads: q (B, Hk, H/Hk, L, D), k (B, Hk, 1, S, D), v (B, Hk, 1, S, E).
-    Returns: None for shapes that cuDNN does not take, and if a length is 0.
+    Arrays of three axes get one head. Arrays of five axes have grouped heads: q (B, Hk, H/Hk, L, D), k (B, Hk, 1, S,
+    D), v (B, Hk, 1, S, E). Returns: None for shapes that cuDNN does not take, or if a length is 0.
     """
     if q.ndim == 3:
         q, k, v = (x[:, None] for x in (q, k, v))

@@ -2,8 +2,8 @@
 
 Images are (N, C, H, W), filters (O, C/groups, KH, KW), each in C order or with channels last in memory. If the images
 or the filters have channels last, so do the result and the gradient of the images: then images are not copied between
-layers. An operand in the other format is copied, usually the filters, which are small. cuDNN derives groups from the
-numbers of channels.
+layers. An operand in the other format is copied; usually these are the filters, which are small. cuDNN derives the
+number of groups from the numbers of channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddp.ops.op import Gradients, Needs, Saved
 # The dtypes that cuDNN is used for. Not float64, because cuDNN is not faster than im2col there.
 DTYPES = ("float16", "bfloat16", "float32")
 
-# Bytes: the alignment of addresses that cuDNN's plans expect.
+# The alignment of addresses that cuDNN's plans expect, in bytes.
 ALIGNMENT = 16
 
 # The uid of the result. The operands have the uids 1 and 2.
@@ -29,13 +29,13 @@ _OUT = 3
 
 
 def _spec(x: Array, channels_last: bool) -> TensorSpec:
-    # cuDNN derives the format from the strides, so that axes of one element need the strides of the format, too.
+    # cuDNN derives the format from the strides, so axes of one element need the strides of the format, too.
     order = (0, *range(2, x.ndim), 1) if channels_last else tuple(range(x.ndim))
     return cudnn_graph.tensor_spec(x, dense_strides(x.shape, order))
 
 
 def _aligned(xp: Any, x: Array, channels_last: bool) -> Array:
-    """x in the format. Copied if it has the other format, or if its address is not aligned, like that of some views."""
+    """x with channels last, or in C order. Copied if it has the other format, or if its address is not aligned."""
     x = as_format(xp, x, channels_last)
     if address(x) % ALIGNMENT == 0:
         return x
@@ -111,7 +111,7 @@ def _channel_sums(xp: Any, g: Array) -> Array:
 def _prepare(
     xp: Any, x: Array, w: Array, groups: int, window: Window, transposed: bool
 ) -> tuple[Shape, Array, bool, Any]:
-    """Returns the shapes, the filters in the common format, whether that is channels last, and backward's residual."""
+    """Returns the shapes, the filters in the common format, whether it is channels last, and backward's residual."""
     shape = Shape.of(x.shape[0], w.shape, groups, window)
     channels_last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = as_format(xp, w, channels_last) if w.size else w

@@ -31,7 +31,7 @@ log = logging.getLogger("ddp.backends.cudnn")
 class Settings:
     """The user's settings, set through `ddp.backends.cudnn`.
 
-    enabled: False: array formulas are used instead of cuDNN
+    enabled: if False, array formulas are used instead of cuDNN
     benchmark: times several plans for a graph when it is first used, and keeps the fastest; not for the backward of
         attention, and not while a CUDA graph is captured
     deterministic: only plans that give the same bits in every run
@@ -101,10 +101,10 @@ class GraphBuilder:
 # A function that adds the operations of a graph.
 Build = Callable[[GraphBuilder], None]
 
-# Errors of various versions of the frontend for a graph that it does not support, besides cudnnGraphNotSupportedError.
+# In addition to cudnnGraphNotSupportedError, the errors that versions of the frontend raise for an unsupported graph.
 _NOT_SUPPORTED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
-# The most plans to time, in cuDNN's order of preference: the default of PyTorch's benchmark_limit.
+# Maximum number of plans to time, in cuDNN's order of preference. PyTorch's benchmark_limit has the same default.
 _TIMED_PLANS = 10
 
 
@@ -186,7 +186,7 @@ class CudnnLibrary:
                 raw.build_plan_at_index(index)
                 plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
                 milliseconds = min(self._time(plan, arrays) for _ in range(3))
-            except self._not_supported:  # cuDNN refuses this plan, or its workspace does not fit: a RuntimeError, too
+            except self._not_supported:  # cuDNN refuses the plan, or there is no memory for its workspace
                 continue
             timed += 1
             if milliseconds < least:
@@ -340,6 +340,6 @@ def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Arr
 
 
 def has_plan(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
-    """Whether cuDNN supports a graph. Builds its plan for `run_graph`. arrays: {} to time no plans"""
+    """Whether cuDNN supports a graph. Builds its plan for `run_graph`. arrays: to time plans on; {} times none"""
     cudnn = library(xp)
     return cudnn is not None and cudnn.plan(key, io, build, arrays) is not None

@@ -15,7 +15,7 @@ from ddp._cuda import cuda_errors
 from ddp._cuda.raw_kernel import KernelSource, contiguous
 from ddp.ops.arrays import Array
 
-# Words of a flag: the error's code (0: no error), the value, the limit that it was compared with, and one unused.
+# Number of words of a flag: the error's code (0: no error), the value, the limit it was compared with, and one unused.
 _WORDS = 4
 
 _LATE = (

@@ -19,7 +19,7 @@ from ddp.ops.arrays import Array
 from ddp.ops.op import Gradients, Needs, Saved
 
 # The last bits of a row's number are its bucket. A block collects the lookups of one bucket. Before there are more than
-# `room` of them, it sorts them, adds their sums to `out`, and collects anew. So `out` rounds the sum of each part to T.
+# `room` of them, it sorts them, adds their sums to `out`, and collects anew. So each partial sum is rounded to T.
 EMBEDDING = KernelSource(
     "looking",
     """
@@ -100,16 +100,16 @@ extern "C" __global__ void add_in_order(
 """,
 )
 
-# The most lookups that a block sorts at once; the same as in the source above.
+# Maximum number of lookups that a block sorts at once; the same as in the source above.
 ROOM = 2048
 
-# The most blocks of a launch. The limit is low because each block reads all indices.
+# Maximum number of blocks of a launch. The limit is low because each block reads all indices.
 _BLOCKS = 1024
 
-# The most threads of a block that sum one row.
+# Maximum number of threads of a block that sum one row.
 _THREADS_PER_ROW = 64
 
-# The most columns that each of these threads sums. Wider tables are divided into tiles.
+# Maximum number of columns that each of these threads sums. Wider tables are divided into tiles.
 _COLUMNS_PER_THREAD = 8
 
 

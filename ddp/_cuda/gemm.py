@@ -27,16 +27,16 @@ from ddp.errors import DeviceError
 
 Array = Any
 
-# The most plans that are cached. If a new one does not fit, the older half is dropped.
+# Maximum number of cached plans. If a new one does not fit, the older half is dropped.
 MAX_PLANS = 4096
 
-# The most rows, columns or matrices of one product.
+# Maximum number of rows, columns or matrices of one product.
 MAX_EXTENT = (1 << 31) - 1
 
-# The alignment of an address, 1 to 256 bytes, by its low byte.
+# The alignment of an address, 1 to 256 bytes, by the lowest byte of the address.
 ALIGNMENT_BY_LOW_BYTE = tuple(byte & -byte or 256 for byte in range(256))
 
-# Plans by everything that the choice of an algorithm depends on: see `gemm`.
+# Plans. The key, made in `gemm`, holds everything that the choice of an algorithm depends on.
 _plans: dict[Any, Callable[..., Array | None]] = {}
 
 
@@ -54,7 +54,7 @@ def gemm(
     """Computes a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, adds it to `out`.
 
     epilogue: a name in `cublaslt.EPILOGUES`; all except "DEFAULT" need two matrices, and `out`
-    vector: a bias, or memory for the gradient of one: out.shape[1] elements, for "BGRADB" out.shape[0]
+    vector: a bias, or memory for a bias gradient: out.shape[1] elements, for "BGRADB" out.shape[0]
     aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
 
     Returns: the product. None, with nothing computed, if a length is 0 or above MAX_EXTENT, if cuBLASLt does not
@@ -102,7 +102,7 @@ def _plan(
     vector: Array | None,
     aux_ld: int,
 ) -> Callable[..., Array | None]:
-    """Chooses how to multiply arrays of this layout. Returns: a `MatmulPlan`, or a function that is called like one."""
+    """Chooses how to multiply arrays of this layout. Returns: a `MatmulPlan`, or a function called the same way."""
     if a.ndim == 1 or b.ndim == 1:
         return _multiply_vectors
     library = cublaslt.library(xp)
@@ -165,7 +165,7 @@ def _unsupported(*_: Any) -> None:
 
 
 def _multiply_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
-    """Multiplies if an operand is a vector: on the left it is used as a row, on the right as a column."""
+    """Multiplies vectors, or a vector and matrices: a left vector is used as a row, a right one as a column."""
     left = a[None] if a.ndim == 1 else a
     right = b[:, None] if b.ndim == 1 else b
     result = gemm(xp, left, right)
@@ -285,7 +285,7 @@ class MatmulSpec(NamedTuple):
     d: the result; accumulate: the product is added to the values of D
     tf32: float32 factors may be rounded to 10 bits of mantissa; epilogue: a name of `cublaslt.EPILOGUES`
     bias_alignment: bytes, 0 without a bias; aux_ld: elements of a row of `aux`, 0 without `aux`
-    workspace: the most bytes of scratch memory
+    workspace: maximum size of the scratch memory, in bytes
     """
 
     m: int
@@ -307,7 +307,7 @@ class UnsupportedMatmul(Exception):
     """cuBLASLt has no algorithm for a product."""
 
 
-# By dtype: 0 and 1, for alpha and beta. The library gets their addresses, so they must never be freed.
+# By dtype: the values 0 and 1 of alpha and beta. The library gets their addresses, so they must never be freed.
 _FACTORS: dict[str, Any] = {"float32": (c_float * 2)(0.0, 1.0), "float64": (c_double * 2)(0.0, 1.0)}
 
 
@@ -323,7 +323,9 @@ class MatmulPlan:
         self._shape = shape
         self._dtype = dtype
         self._objects: list[tuple[str, int]] = []  # the function that frees an object, and the object's address
-        self._lock = threading.Lock()  # for `_pointers`, which are attributes of the descriptor
+        # Held from setting the descriptor's pointer attributes, whose values `_pointers` stores, until the launch has
+        # read them.
+        self._lock = threading.Lock()
         self._pointers = [0, 0]
         self._compute_dtype = "float64" if spec.a.dtype == "float64" else "float32"
         self._desc = self._create_description()
@@ -457,8 +459,8 @@ class MatmulPlan:
 # The handle of CUDA's per-thread default stream, which is a different stream in each thread.
 PER_THREAD = 2
 
-# The most workspaces outside of graphs, and in each graph. If a new stream needs one more, the oldest is dropped. The
-# memory of a graph's workspace lives as long as the graph.
+# Maximum number of workspaces outside of graphs, and of each graph. If a new stream needs one more, the oldest is
+# dropped. The memory of a graph's workspace lives as long as the graph.
 WORKSPACES = 16
 
 # Workspaces by (device, handle of the stream, thread). The thread is 0, except for the per-thread default stream.

@@ -1,8 +1,7 @@
 """Kernels over many gradients: their norm, clipping, unscaling, and the update of a GradScaler's scale.
 
-One launch works on all gradients of a dtype. A norm of another order than 2 takes some launches for each gradient, and
-so does a gradient that must be copied (because of gaps in memory, or for a norm because of its dtype). The host never
-waits.
+One launch works on all gradients of a dtype. A norm of an order other than 2 takes several launches for each gradient.
+Further launches copy gradients that have gaps in memory or, for a norm, another dtype. The host never waits.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ddp._cuda.raw_kernel import FLOATING, KernelSource
 from ddp.ops.arrays import Array, compute_dtype
 from ddp.ops.shape import concatenate
 
-# The most blocks of `norm_parts`.
+# Maximum number of blocks of `norm_parts`.
 _BLOCKS = 1024
 
 _SINGLE = np.dtype(np.float32)
@@ -93,7 +92,7 @@ _tables = array_table.TableCache()
 
 
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
-    """The norm of all gradients as one vector, 0-d.
+    """The norm of the vector of all gradients, as a 0-d array.
 
     Gradients of different dtypes are converted: to float64 if one of them is float64, else to float32.
     root: False: returns the sum of powers, without the root
@@ -127,7 +126,7 @@ def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, max_norm: f
 
 
 def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
-    """Divides the gradients by `scale`, in place. Sets `found_inf` to 1 if an element of one is not finite.
+    """Divides the gradients by `scale`, in place. Sets `found_inf` to 1 if an element is not finite.
 
     scale, found_inf: one float32
     """

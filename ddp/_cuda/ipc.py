@@ -3,7 +3,7 @@
 CUDA does not count references across processes, so the sender has to keep the array until no other process uses it. A
 pipe tells the sender when: the pipe's write end is sent along with the handle, and the receiver closes that end when it
 has dropped its last array over the memory. If the receiver dies, or the message is never read, the operating system
-closes it.
+closes the end.
 
 The sender waits for its current stream, so that all writes are done before the receiver reads. When the receiver drops
 an array, the mapping stays until the work that was launched on its current stream is done.
@@ -201,7 +201,7 @@ class _Mapping:
 
 
 class _Lease:
-    """Keeps a mapping and its pipe open. When it is dropped, the mapping is released before the pipe is closed."""
+    """Keeps a mapping and its pipe open. A dropped lease releases the mapping before it closes the pipe."""
 
     def __init__(self, mapping: _Mapping, reference: IpcReference) -> None:
         self.mapping = mapping

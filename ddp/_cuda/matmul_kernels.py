@@ -93,7 +93,7 @@ def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
 def _gradient_rows(xp: Any, g: Array) -> Array:
     """A gradient as (rows, n). Copied if cuBLASLt cannot read it, for example the broadcast gradient of a sum.
 
-    Otherwise every product that reads the gradient would copy it.
+    Without this copy, every product that reads the gradient would make one.
     """
     g = rows_of(g)
     row_stride, column_stride = g.strides

@@ -19,7 +19,7 @@ from typing import Any
 from ddp._cuda import capture, ipc, stream_order
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
 
-# cudaErrorMemoryAllocation.
+# The status cudaErrorMemoryAllocation.
 NO_MEMORY = 2
 
 Malloc = Callable[[int], Any]
@@ -37,18 +37,18 @@ def human(nbytes: int) -> str:
 
 @dataclass
 class DeviceCounts:
-    """Calls and bytes of one device.
+    """Counts of allocator calls and of bytes on one device.
 
     mallocs, frees: calls of cudaMalloc and cudaFree; for an allocator other than "pool", mallocs also counts
         allocations
     retries: how often an allocation was tried again after blocks were freed; ooms: OutOfMemoryErrors
-    reserved: bytes from cudaMalloc that were not freed; limit: the most that `reserved` may be, or None
-    reserved_peak, peak: the most bytes that were reserved, and that arrays held, since the last `reset_peaks`
+    reserved: bytes from cudaMalloc that were not freed; limit: the maximum of `reserved`, or None
+    reserved_peak, peak: the maximum of `reserved`, and of the bytes that arrays held, since the last `reset_peaks`
     sizes: bytes of each block from cudaMalloc, by address
     """
 
-    # Used without a lock: a count changes by one `+=` or `-=` without a call, where Python could switch threads. A peak
-    # may miss what two threads do at the same time.
+    # Used without a lock: a count changes by one `+=` or `-=`, which contains no call at which Python could switch
+    # threads. A peak may miss what two threads do at the same time.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0
@@ -97,7 +97,7 @@ class Allocator:
         return self.counts.setdefault(device, DeviceCounts())
 
     def used_devices(self) -> list[int]:
-        """The devices on which memory was allocated: to read the pool of another one would create a CUDA context."""
+        """The devices on which memory was allocated. To read the pool of another device would create a CUDA context."""
         return [device for device, counts in self.counts.copy().items() if counts.mallocs]
 
     def install(self) -> None:
@@ -148,7 +148,7 @@ class Allocator:
     def release(self, stream: Any = None) -> None:
         """Frees the free blocks of the current device, and those of dropped private pools on all devices.
 
-        stream: of the current device's blocks, frees only those of this stream
+        stream: if given, of the current device's blocks only those of this stream are freed
         """
         self._free_dropped_pools()
         if self._pool is not None:
@@ -248,7 +248,7 @@ class Allocator:
         """Calls cudaMalloc on `device`, which is the current device.
 
         If the device is full or the limit is reached, frees cached blocks and tries again. If that fails, too, waits
-        for the device, collects garbage, and does both once more. In a capture it tries only once.
+        for the device, collects garbage, frees cached blocks and tries a last time. In a capture it tries only once.
         Raises: OutOfMemoryError if the last try fails.
         """
         counts = self.of(device)

@@ -110,7 +110,7 @@ extern "C" __global__ void sum_chunks(
 """,
 )
 
-# The most chunks of rows in `sum_columns`.
+# Maximum number of chunks of rows in `sum_columns`.
 _CHUNKS = 128
 
 

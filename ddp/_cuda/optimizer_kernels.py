@@ -1,10 +1,10 @@
-"""Kernels of optimizers: one launch updates all parameters of a group that have one dtype, in one pass over memory.
+"""Kernels of optimizers: one launch updates all parameters of a group that have the same dtype, in one pass.
 
-The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
-give the same bits, except that scalars with `pow` may differ in the last bits. Before the update, a small launch counts
-the steps and computes the scalars of the formula on the device. So a step that is skipped because a gradient is not
-finite is not counted, and the host need not wait to find out. Settings are arguments of the launch. For a CUDA graph,
-or if the learning rate is a tensor on the GPU, they are in device memory.
+The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that GPU and
+CPU give the same bits, except that scalars with `pow` may differ in the last bits. Before the update, a small launch
+counts the steps and computes the scalars of the formula on the device. So a step that is skipped because a gradient is
+not finite is not counted, and the host need not wait to find out. Settings are arguments of the launch. For a CUDA
+graph, or if the learning rate is a tensor on the GPU, they are in device memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp._cuda.array_table import ArrayTable
 from ddp._cuda.raw_kernel import FLOATING, KernelSource
 from ddp.ops.arrays import Array
 
-# The most settings that a formula may read.
+# Maximum number of settings that a formula may read.
 SETTINGS = 8
 
 _SOURCE = """
@@ -134,13 +134,13 @@ def update(
     device_settings: Array | None,
     settings: Sequence[float],
 ) -> None:
-    """Counts a step of every parameter in a table, and updates it.
+    """Counts a step of every parameter in a table, and updates the parameters.
 
     steps: (n, 2) float32: for each parameter its count of steps, and the product of `factor` over these steps
     scalars: (rows * number of scalars,), memory for the scalars of each row, in the dtype to compute in
     found_inf: one float32: if it is not zero, the step is skipped; None: no step is skipped
     device_settings: (8,) float64 on the device, used instead of `settings`; or None
-    settings: in the order of the formula's names
+    settings: in the order of the names that were passed to `kernels`
     """
     padding = [0.0] * (SETTINGS - len(settings))
     arguments = (table.rows, table.length, steps, scalars, found_inf, device_settings, *map(float, settings), *padding)

@@ -18,10 +18,10 @@ import numpy as np
 from ddp._engine.grad_buffer import AccumulateInto
 from ddp.ops.arrays import Array
 
-# Threads of a block, unless a launch says otherwise.
+# Threads of a block, unless the launch passes another number.
 THREADS = 256
 
-# The most blocks of a launch. For more elements or rows, each thread or block computes several, in a loop.
+# Maximum number of blocks of a launch. For more elements or rows, each thread or block computes several, in a loop.
 BLOCKS = 1 << 16
 
 # C++ at the beginning of every source. T is the type of arrays in memory, A the type to compute in.
@@ -135,7 +135,7 @@ def compile_kernel(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> 
     return kernel
 
 
-# Converters by type of a kernel's argument: numbers become eight bytes, None a null pointer. Other values, such as
+# Converters of kernel arguments, by type: numbers become eight bytes, None a null pointer. Other values, such as
 # arrays, stay unchanged.
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda x: np.int64(0),

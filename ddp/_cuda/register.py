@@ -37,8 +37,8 @@ from ddp.ops import (
     special,
 )
 
-# Ops that our own CUDA kernels or NVIDIA's libraries compute. residual: a function that converts the residual of the
-# device kernel to that of the op's array formulas (its reference), for create_graph.
+# Ops that our own CUDA kernels or NVIDIA's libraries compute. residual: for create_graph, a function that converts the
+# device kernel's residual to the one that the op's array formulas (its reference) return.
 
 
 def _same(xp: Any, residual: Any) -> Any:
@@ -72,7 +72,7 @@ losses.cross_entropy.attach_device_kernel(
     cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward, residual=_same
 )
 
-# Formulas whose results keep the memory format of the images.
+# Ops computed by their formulas, whose results get the memory format of the images.
 for op in (
     pooling.pad,
     pooling.interpolate,
@@ -86,7 +86,7 @@ for op in (
 ):
     op.attach_device_kernel(*array_kernels.keep_image_format(op.reference))
 
-# Formulas whose results keep the order of the operands' axes in memory.
+# Ops computed by their formulas, whose results get the operands' order of axes in memory.
 for op in (
     elementwise.add,
     elementwise.sub,
@@ -114,8 +114,8 @@ for op in (
 ):
     op.attach_device_kernel(*array_kernels.keep_order(op.reference))
 
-# Ops that only move, convert or mask elements, attached as they are: their backward need not convert bfloat16 to
-# float32.
+# Ops that only move, convert or mask elements. Their own forward and backward are the device kernels, because both take
+# bfloat16 without a conversion to float32.
 for op in (
     elementwise.cast,
     elementwise.clone,

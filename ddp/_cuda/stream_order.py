@@ -2,9 +2,9 @@
 
 CuPy's memory pool has separate free blocks for each stream. A block that is freed is reused at once by later work of
 the stream on which it was allocated. That is safe as long as no other stream uses the block. Code that lets another
-stream use an array, or that copies from memory of the host, calls `keep_alive`, or calls `record`, by which
-`keep_alive` is called when the array is dropped. `keep_alive` records an event after the work, and keeps the objects
-alive until the event has completed.
+stream use an array, or that copies from memory of the host, calls `keep_alive`: it records an event after the work, and
+keeps the objects alive until the event has completed. Or the code calls `record`: then `keep_alive` is called when the
+array is dropped.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DeviceStream:
     @property
     def capturing(self) -> bool:
         """Whether work on this stream is captured into a CUDA graph instead of run."""
-        # Asked about the default stream while another stream is captured, CUDA raises an error.
+        # CUDA raises an error if it is asked about the default stream while another stream is captured.
         return self.cupy_stream.ptr not in _DEFAULT_HANDLES and bool(self.cupy_stream.is_capturing())
 
 
@@ -158,7 +158,7 @@ def collect() -> None:
 
 
 def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> DeviceStream:
-    """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, which uses it next.
+    """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, now the last.
 
     If one of the two is captured, orders nothing and returns `last`: to wait for a stream outside of the capture would
     break the capture, and captured work does not run before the graph is launched.
@@ -172,12 +172,12 @@ def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> D
     return stream
 
 
-# By id of an array: the streams that use it besides the stream it was allocated on, and a weak reference to the array.
+# By id of an array: the streams that use it, without the one it was allocated on, and a weak reference to the array.
 _users: dict[int, tuple[set[DeviceStream], weakref.ref[Any]]] = {}
 
 
 def record(array: Array, stream: DeviceStream) -> None:
-    """Records that `stream` uses `array`. A dropped array's memory is kept until the work of that stream is done."""
+    """Records that `stream` uses `array`. A dropped array's memory is kept until the stream's work is done."""
     key = id(array)
     entry = _users.get(key)
     if entry is None or entry[1]() is not array:

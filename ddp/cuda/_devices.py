@@ -43,7 +43,7 @@ def init() -> None:
 def _index(device: DeviceLike) -> int:
     """The number of a device. None, or a negative number: the current device.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; ArgumentError for an
+    Raises: DeviceError without a GPU, or for a device that does not exist or is not a CUDA device; ArgumentError for an
     invalid name; DtypeError for an argument of another type.
     """
     xp = _cupy()
@@ -78,7 +78,7 @@ def current_device() -> int:
 def set_device(device: DeviceLike) -> None:
     """Makes a device this thread's current one, which "cuda" names. A negative number changes nothing.
 
-    Raises: DeviceError without a GPU, or for a device that does not exist or is no CUDA device; ArgumentError for an
+    Raises: DeviceError without a GPU, or for a device that does not exist or is not a CUDA device; ArgumentError for an
     invalid name; DtypeError for an argument of another type.
     """
     if isinstance(device, int) and not isinstance(device, bool) and device < 0:
@@ -87,10 +87,10 @@ def set_device(device: DeviceLike) -> None:
 
 
 class device:
-    """A context in which the given device is the current one: a number, name or `ddp.device`; None changes nothing.
+    """A context in which `device` is the current device. (`ddp.device` is another class: the device of a tensor.)
 
-    A negative number changes nothing, either. Not to be confused with `ddp.device`, the device of a tensor. Raises: as
-    `set_device`.
+    device: a number, a name or a `ddp.device`; None or a negative number changes nothing
+    Raises: as `set_device`.
     """
 
     def __init__(self, device: DeviceLike) -> None:

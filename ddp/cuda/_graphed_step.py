@@ -27,7 +27,7 @@ from ddp.cuda.graphs import CUDAGraph, graph
 from ddp.errors import ArgumentError, CaptureError, DeviceError
 from ddp.ops.memory_formats import empty_in_order, order_of
 
-# cudaMemcpyDeviceToDevice.
+# The copy kind cudaMemcpyDeviceToDevice.
 _DEVICE_TO_DEVICE = 3
 
 # The folders of `ddp` and of Python's standard library: frames of a traceback in them are not user code.
@@ -57,9 +57,9 @@ def graphed_step(
 
     warmup: the number of first calls that run without a graph, on another stream, to create gradients, optimizer state,
         communicators and workspaces. They are complete training steps. The next call captures the step and launches
-        the graph; later calls launch it again. After the first capture, other arguments need only one such call
-    keep: the most graphs that are kept, one for each combination of inputs; the least recently used is dropped
-    modules: modules that the step uses, besides those that are found in the closure, globals and object of `fn`
+        the graph; later calls launch it again. After the first capture, other arguments need only one warm-up call
+    keep: the maximum number of graphs, one for each combination of inputs; the least recently used is dropped
+    modules: modules that the step uses, in addition to those found in the closure, globals and object of `fn`
 
     The result is called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory
     of the graph, and `fn` gets the copies, which are on the GPU. `fn` must not keep them. A tensor in pinned memory is
@@ -74,8 +74,8 @@ def graphed_step(
     the optimizer keeps them in device memory.
 
     Python code runs only in warm-up calls and when the step is captured: prints, counters and hooks do not run at a
-    replay. Neither do the ops on CPU tensors that are not refused: comparisons, `argmax`, random numbers, `fill_`,
-    `add_` and other changes in place.
+    replay. The ops on CPU tensors that a capture does not refuse do not run at a replay, either: comparisons, `argmax`,
+    random numbers, `fill_`, `add_` and other changes in place.
 
     Raises: ArgumentError if `fn` is not callable, or warmup or keep is below 1; DeviceError without a GPU. In a call:
     ArgumentError for an argument that cannot be hashed; DeviceError for a tensor on another GPU than the one that was
@@ -190,7 +190,7 @@ class GraphedStep:
         settings = self._state.settings()
         inputs = [_input_like(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.grad_buffer.take_back()  # the graph writes to this memory at every launch, even if .grad is held
+            leaf.grad_buffer.take_back()  # so that `clear` keeps this memory, to which every launch of the graph writes
         start = [GradSnapshot(leaf) for leaf in self._leaves]
         random_state = _device.thread_generator(_device.CPU).snapshot()
         cuda_graph = CUDAGraph()
@@ -256,7 +256,7 @@ class GradSnapshot:
         buffer.take_back()
 
     def matches(self) -> bool:
-        """Whether the buffer is full or empty as in this state, in the same memory."""
+        """Whether the buffer is full or empty as in the snapshot, and in the same memory."""
         buffer = self.leaf.grad_buffer
         # An empty buffer may have other memory, because a replay replaces it by the graph's memory. But a buffer that
         # is bound to a bucket of a reducer must keep its memory.

@@ -15,7 +15,7 @@ from ddp._engine.modes import state
 from ddp._tensor.base import TensorBase
 from ddp.errors import ArgumentError
 
-# The most references in a chain that is followed from a step function to a module or an optimizer.
+# Maximum number of references that are followed, one after another, from a step function to a module or an optimizer.
 _DEPTH = 4
 
 
@@ -32,7 +32,7 @@ def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
 def arguments_key(value: Any) -> Hashable:
     """Returns a hashable key of the arguments.
 
-    A tensor counts by its shape, dtype and requires_grad, any other value as it is.
+    The key holds the shape, dtype and requires_grad of a tensor, and every other value itself.
     Raises: ArgumentError for a value that cannot be hashed.
     """
     if isinstance(value, TensorBase):
@@ -79,7 +79,7 @@ def modes_now() -> Hashable:
 
 
 class StepState:
-    """The modules and optimizers that a step function uses, found in its closure, its globals and its object."""
+    """The modules and optimizers that a step uses, found in its closure, the globals it names and a method's object."""
 
     def __init__(self, fn: Any, modules: Iterable[Any] = ()) -> None:
         self._roots: list[Any] = []

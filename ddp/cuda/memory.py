@@ -99,7 +99,7 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
 
     Before the first call of `reset_peak_memory_stats`, the peak is updated only when the pool grows, and may be too
     low: to count every array costs time. The same always holds for allocations during a capture. With another allocator
-    than "pool", arrays that were allocated and freed in between are not counted.
+    than "pool", arrays that were allocated and freed since `reset_peak_memory_stats` are not counted.
     """
     target = _allocator(device)
     return 0 if target is None else target[0].peak(target[1])

@@ -21,7 +21,7 @@ from ddp.errors import ArgumentError, DtypeError
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
-# cudaErrorNotReady.
+# The status cudaErrorNotReady.
 _NOT_READY = 600
 
 
@@ -176,7 +176,7 @@ def set_stream(stream: Stream) -> None:
 
 
 def _record_streams_of_nodes() -> None:
-    """Makes each new graph node record the current stream, so that the node's backward runs on it."""
+    """Makes each new graph node record the current stream, so that the node's backward runs on that stream."""
     stream_sync.enable()
     if stream_sync.note_stream not in modes.state.observers:
         modes.state.observers = (*modes.state.observers, stream_sync.note_stream)
@@ -291,9 +291,9 @@ class Event:
 
 
 def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
-    """Calls CUDA's streamQuery or eventQuery, and says whether the work is done.
+    """Whether the work is done, by CUDA's streamQuery or eventQuery.
 
-    Raises: CudaError if it has failed. (CuPy's `done` is False then, so a loop that tests it would never end.)
+    Raises: CudaError if the work has failed. (CuPy's `done` is False then, so a loop that tests it would never end.)
     """
     runtime = stream.xp.cuda.runtime
     try:

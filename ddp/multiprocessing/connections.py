@@ -29,7 +29,7 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
 # The header of a message: the number of its descriptors, and its length in bytes.
 _HEADER = struct.Struct("!IQ")
-# The most descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
+# Maximum number of descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
 _MAX_FDS = 253
 # Bytes of ancillary data that hold _MAX_FDS descriptors.
 _ANCILLARY = socket.CMSG_LEN(4 * _MAX_FDS)
@@ -196,7 +196,7 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
         return number
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Puts an object in, waiting for a free slot if the queue is full. It is packed and sent by another thread.
+        """Puts an object in, waiting for a free slot if the queue is full. Another thread packs and sends the object.
 
         timeout: seconds to wait at most; block=False: does not wait. Raises: queue.Full if there is no slot in time;
         ValueError if the queue is closed.

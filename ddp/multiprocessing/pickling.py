@@ -3,7 +3,7 @@
 A tensor on the CPU is pickled as a handle: its block of shared memory, the offset in it, dtype, shape and strides. The
 handle of a tensor on a GPU is made by CUDA IPC. Two picklers make handles: that of our own connections, where
 descriptors travel with the message, and the standard ForkingPickler for the arguments of a process that is started.
-pickle.dumps and copy.deepcopy copy the contents as ever.
+pickle.dumps and copy.deepcopy copy the contents as usual.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _block_by_fd(block: Block) -> tuple[Any, ...]:
 
 
 def _reduce_for_process(x: Any) -> Any:
-    """Pickles a tensor in a process's arguments as a handle; in the standard library's queues its contents."""
+    """Pickles a tensor in a process's arguments as a handle, and in the standard library's queues with its contents."""
     return _reduce_tensor(x) if context.get_spawning_popen() is not None else x.__reduce__()
 
 
@@ -195,7 +195,7 @@ def _reduce_reference(reference: IpcReference) -> tuple[Any, ...]:
 def _reduce_fd(sent: SentFd) -> tuple[Any, ...]:
     popen = context.get_spawning_popen()
     if popen is not None:
-        vars(popen).setdefault("fd_owners", []).append(sent.owner)  # to stay open until the child has it
+        vars(popen).setdefault("fd_owners", []).append(sent.owner)  # keeps the descriptor open until the child has it
     return _fd_from_parent, (reduction.DupFd(sent.owner.fileno()),)
 
 

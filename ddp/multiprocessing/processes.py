@@ -28,12 +28,13 @@ __all__ += ["spawn", "start_processes"]
 
 # Seconds from SIGTERM to SIGKILL.
 _GRACE = 5.0
-# The most characters of a traceback that are reported. They have to fit the pipe, which is read at the end.
+# Maximum number of reported characters of a traceback. They have to fit into the pipe, which is read after the process
+# has ended.
 _MAX_TRACEBACK = 32 << 10
 
 
 class _SharingContext(context.BaseContext):
-    """The pipes and queues of our contexts."""
+    """A context mixin with our pipes and queues."""
 
     def Pipe(self, duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
         """The two ends of a new pipe: both send and receive; with duplex off the first receives, the second sends."""
@@ -44,7 +45,7 @@ class _SharingContext(context.BaseContext):
         return Queue(maxsize, ctx=self.get_context())
 
     def JoinableQueue(self, maxsize: int = 0) -> JoinableQueue:
-        """A queue that can be waited for: `join` returns when `task_done` was called for each object."""
+        """A queue whose `join` waits until `task_done` was called for each object."""
         return JoinableQueue(maxsize, ctx=self.get_context())
 
     def SimpleQueue(self) -> SimpleQueue:
@@ -64,7 +65,7 @@ class _SharingContext(context.BaseContext):
 
 
 class _SharingProcess:
-    """Starts a process whose arguments may hold tensors."""
+    """A process mixin: the arguments may hold tensors, which are moved to shared memory at the start."""
 
     @classmethod
     def _Popen(cls, process_obj: Any) -> Any:
@@ -116,7 +117,7 @@ class Process(context.Process):
 class DefaultContext(context.DefaultContext, _SharingContext):
     """The context behind the names of this module: spawn, until `set_start_method` says otherwise.
 
-    It sets the method of this module alone: the standard library's setting stays.
+    `set_start_method` sets the method of this module alone: the standard library's setting stays.
     """
 
     Process = Process  # the class above, which asks this context for the start method
@@ -131,7 +132,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         return super().get_context(method)
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        """Sets how processes are started: "spawn", the default, "forkserver" or "fork"; once, unless `force`.
+        """Sets the start method: "spawn", the default, "forkserver" or "fork". It can be set once, or again with `force`.
 
         Raises: RuntimeError, without `force`, if it is set already or the default was used; ValueError for another
         method.
@@ -139,11 +140,11 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         super().set_start_method(method, force)
 
     def get_start_method(self, allow_none: bool = False) -> Any:
-        """How processes are started; with `allow_none`, None until it was set or a default was used."""
+        """The start method; with `allow_none`, None if no method was set and the default was not used yet."""
         return super().get_start_method(allow_none)
 
     def get_all_start_methods(self) -> list[str]:
-        """The methods that there are, the default first."""
+        """All start methods, the default first."""
         return list(_BY_METHOD)
 
 

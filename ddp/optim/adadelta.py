@@ -10,7 +10,7 @@ from ddp.optim.optimizer import Group, Params, settings_of
 class Adadelta(FormulaOptimizer):
     """v = rho*v + (1 - rho)*d²;  u = d * sqrt(a + eps)/sqrt(v + eps);  a = rho*a + (1 - rho)*u²;  p -= lr*u.
 
-    d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and capturable change nothing.
+    d = grad + weight_decay*p.  maximize: -grad replaces grad.  foreach and capturable change nothing.
 
     Raises: ArgumentError for negative settings, rho above 1, or differentiable=True.
     """

@@ -9,7 +9,7 @@ from ddp.optim.optimizer import Group, Params, settings_of
 class Adagrad(FormulaOptimizer):
     """s += d²;  p -= lr/(1 + (step - 1)*lr_decay) * d / (sqrt(s) + eps);  s starts as initial_accumulator_value.
 
-    d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and fused change nothing.
+    d = grad + weight_decay*p.  maximize: -grad replaces grad.  foreach and fused change nothing.
 
     Raises: ArgumentError for negative settings, or differentiable=True.
     """

@@ -22,7 +22,7 @@ class Adam(FormulaOptimizer):
     """m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * m/c1 / (sqrt(v/c2) + eps).
 
     d = grad + weight_decay*p;  c1 = 1 - beta1^step, c2 = 1 - beta2^step.  amsgrad: the largest v so far replaces v.
-    decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: d = -grad + ...
+    decoupled_weight_decay: p *= 1 - lr*weight_decay instead, as AdamW does. maximize: -grad replaces grad.
     foreach, fused and capturable change nothing: one call always updates many parameters, and on a GPU updates are
     always fused and capturable.
 
@@ -68,10 +68,11 @@ class _TwoMoments(FormulaOptimizer):
 
 
 class SparseAdam(_TwoMoments):
-    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Warns once.
+    """Adam's update of the elements whose gradient is not 0; the others keep value and moments.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
-    d = grad, or -grad to maximize;  c1, c2: as in `Adam`. Gradients are dense here, also with Embedding(sparse=True).
+    d = grad, or -grad to maximize;  c1, c2: as in `Adam`. Gradients are dense here, also with Embedding(sparse=True): a
+    warning about this is issued once.
 
     Raises: ArgumentError for an eps of 0, negative settings, or betas not in [0, 1).
     """
@@ -175,7 +176,7 @@ class NAdam(_TwoMoments):
         super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def formula(self, group: Group) -> list[str]:
-        root = "sqrt(1 - pow(beta2, step))"  # see Adam
+        root = "sqrt(1 - pow(beta2, step))"  # for the rewritten quotient, see Adam.formula
         following = "beta1 * (1 - 0.5 * pow(0.96, (step + 1) * momentum_decay))"
         momentum = f"(lr * {root} * {following} / (1 - mu_product * {following}))"
         gradient = f"(lr * {root} * (1 - {self.factor}) / (1 - mu_product))"

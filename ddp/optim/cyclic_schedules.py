@@ -88,8 +88,8 @@ class OneCycleLR(_MomentumCycle):
             )
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
-        # Each phase: its last step, and the names of the settings of a group that hold its first and last lr, and its
-        # first and last momentum.
+        # For each phase: its last step, and which settings of a group hold the first and last lr, and the first and last
+        # momentum, of the phase.
         up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
         down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
         back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
@@ -140,8 +140,8 @@ class CyclicLR(_MomentumCycle):
 
     mode: "triangular": all cycles are alike; "triangular2": each is half as high as the one before; "exp_range":
     heights are multiplied by gamma^step
-    scale_fn: replaces mode: the factor of the height, as a function of the number of the cycle (1, 2, ...) or, with
-    scale_mode="iterations", of the step
+    scale_fn: replaces mode: computes the factor of the height from the cycle's number (1, 2, ...) or, with
+    scale_mode="iterations", from the step
     cycle_momentum: whether the momentum falls from max_momentum to base_momentum while the rate rises, and rises back
     while the rate falls
 

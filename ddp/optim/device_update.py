@@ -37,8 +37,8 @@ Copies = list[tuple[Array, Array]]
 class Batch(NamedTuple):
     """The parameters of one dtype that have a gradient. scalars: memory for the scalars of the formula
 
-    before, after: copies around the update: of parameters with gaps in memory, and of gradients with another layout or
-    dtype than their parameter
+    before, after: copies to make before and after the update: of parameters with gaps in memory, and of gradients with
+    another layout or dtype than their parameter
     """
 
     dtype: Any
@@ -104,16 +104,16 @@ class DeviceUpdate(GroupUpdate):
             graph.after(lambda: _count_write(updated))
 
     def _values(self, formula: Formula) -> tuple[Sequence[float], Array | None]:
-        """The values of the settings, and the learning rate's array if it is on a GPU; "lr" is then 0 in the values."""
+        """The values of the settings, and None; for a learning rate on a GPU, "lr" as 0 in the values, and the rate's array."""
         rate = self.group["lr"]
         if isinstance(rate, TensorBase) and rate.device.type != "cpu":
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
     def _settings_of_graph(self, graph: Any, formula: Formula, batches: list[Batch], indices: Iterable[int]) -> Array:
-        """Allocates settings in device memory for a graph. Registers a function that updates them before each launch,
-        and a guard.
+        """Allocates settings in device memory for a graph, and registers a function that updates them before each launch.
 
+        Also makes the graph valid only for the present formula and parameters.
         indices: of the parameters that have a gradient
         """
         xp = self._xp

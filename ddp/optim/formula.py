@@ -24,7 +24,7 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
-# For each operator with two operands that arrays may have, by its class in `ast`: the function's name in a `Pass`.
+# The binary operators of arrays: by class in `ast`, the name of the function in a `Pass`.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 # The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
@@ -42,7 +42,8 @@ def rectification(step: float, beta2: float) -> float:
     return math.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
 
-# The functions of scalars that a formula may call. On a GPU, `rectification` is that of ddp._cuda.optimizer_kernels.
+# The functions of scalars that a formula may call. On a GPU, `rectification` is the function in
+# ddp._cuda.optimizer_kernels.
 _ON_SCALARS = {"sqrt": math.sqrt, "pow": pow, "rectification": rectification}
 
 
@@ -52,7 +53,7 @@ class Formula:
     program: the passes for the CPU, over rows of p, grad and the states
     factor: the expression that multiplies `mu_product` in a step, before the scalars are computed
     scalars: expressions of `settings`, `step` and `mu_product`; like `factor`, they are valid in Python and in C
-    counts: whether one of these expressions reads `step`
+    settings: the names of the settings that `scalars` and `factor` read; counts: whether one of these reads `step`
     evaluate: a function of (step, *settings, mu_product) that computes the scalars in double precision
     evaluate_factor: a function of (step, *settings) that computes the factor in double precision
     device_lines: the formula in C, where n[i] is the i-th scalar
@@ -77,7 +78,7 @@ class Formula:
             expression = self._hoist(assignment.value, arrays)
             out = target if target in updated else None
             self.device_lines.append(f"{'A ' if out is None else ''}{target} = {ast.unparse(expression)};")
-            # If the expression reads its target once, the operation that does so may overwrite the target.
+            # If the expression reads its target once, the operation that reads the target may overwrite it.
             reusable = out if Counter(_names(expression))[target] == 1 else None
             self._registers[target] = self._emit(expression, out, reusable)
         order = ["p", "grad", *states, *self._scratch]
@@ -151,5 +152,5 @@ def _names(tree: ast.AST) -> list[str]:
 
 @functools.lru_cache(256)
 def compile_formula(lines: tuple[str, ...], states: tuple[str, ...], factor: str = "1") -> Formula:
-    """Compiles the lines of a formula. states: names of the states that they read and write; factor: see `Formula`"""
+    """Compiles the lines of a formula. states: names of the states that the lines use; factor: see `Formula`"""
     return Formula(lines, states, factor)

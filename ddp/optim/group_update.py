@@ -1,8 +1,8 @@
 """The update of the parameters of a group by the optimizer's formula.
 
-On the CPU, one call of `run_program` updates all parameters of a dtype, if they have one count of updates or if the
-formula does not read `step`. A parameter takes a call of its own if it has 16 bits, or unless it, its gradient and its
-states are all C-contiguous and of one dtype. The optimizer's `state` has a dict for each parameter. If other code
+On the CPU, one call of `run_program` updates all parameters of a dtype, if they have the same count of updates or if
+the formula does not read `step`. A parameter takes a call of its own if it has 16 bits, or if it, its gradient and its
+states are not all C-contiguous and of the same dtype. The optimizer's `state` has a dict for each parameter. If other code
 replaces a gradient's buffer, a parameter's array or a state, the next step uses the new one.
 """
 
@@ -53,7 +53,7 @@ class GroupUpdate:
         # (n, 2): for each parameter the count of its updates, and the product of the optimizer's factor over them. Kept
         # also for optimizers without a "step" in the state: SGD's dampening begins with the second update.
         self._steps: Array = np.zeros((0, 2), np.float32)
-        # Prepared updates of several parameters at once. On the CPU, a key is the tuple of their indices.
+        # Prepared updates of several parameters at once. On the CPU, the key is the tuple of the parameters' indices.
         self._plans: dict[Any, Any] = {}
 
     def step(self, params: Sequence[Tensor]) -> None:
@@ -85,7 +85,7 @@ class GroupUpdate:
             # Indexing by a list takes several times as long as by a slice, for an array this small.
             updated = slice(None) if len(gradients) == len(self._steps) else [*gradients]
             self._steps[updated, 0] += 1
-        if len(self._plans) > len(batches):  # some are of other combinations of parameters
+        if len(self._plans) > len(batches):  # some plans are for other combinations of parameters
             self._plans.clear()
         values = settings(formula, self.group)
         for (count, product), numbers in batches.items():
@@ -183,7 +183,7 @@ class GroupUpdate:
 
 
 class ParameterRows:
-    """Parameters that are updated together, prepared for `run_program`. rows: (p, grad, state, ...) of each"""
+    """Parameters that are updated together, prepared for `run_program`. rows: (p, grad, state, ...) of each parameter"""
 
     def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:
         self._arrays = [array for row in rows for array in row]
@@ -198,7 +198,7 @@ class ParameterRows:
         self._in_place = [(dtype, UpdateRows(of_dtype)) for dtype, of_dtype in by_dtype.items()]
 
     def is_of(self, rows: Sequence[tuple[Array, ...]]) -> bool:
-        """Whether this was made from the same arrays."""
+        """Whether this was made from the same arrays as `rows`."""
         arrays = [array for row in rows for array in row]
         return len(arrays) == len(self._arrays) and all(map(is_, arrays, self._arrays))
 

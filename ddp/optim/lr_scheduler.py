@@ -1,4 +1,5 @@
-"""Learning-rate schedules, under PyTorch's names. A schedule is made for an optimizer, and stepped after it.
+"""Learning-rate schedules, under PyTorch's names. A schedule is made for an optimizer, and its `step` is called after
+the optimizer's.
 
 A new schedule is a subclass of `LRScheduler` with `get_lr`. Source of the cosine: Loshchilov & Hutter 2017,
 arXiv:1608.03983.
@@ -176,7 +177,7 @@ class MultiplicativeLR(_FunctionLR):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on.
+    """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: falls for T_max epochs, rises for T_max, and so on.
 
     Raises: ArgumentError for a T_max of 0.
     """
@@ -231,7 +232,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:  # fractions, as in PyTorch
-        """Goes on to the next epoch, or to `epoch`, also a fraction. Raises: ArgumentError if it is negative."""
+        """Goes on to the next epoch, or to `epoch`, which may be a fraction. Raises: ArgumentError if it is negative."""
         if epoch is None and self.last_epoch >= 0:
             epoch = self.last_epoch + 1
             self.T_cur += 1
@@ -367,7 +368,7 @@ class SequentialLR(_Composed):
     milestones: the epochs at which the second and later schedules begin, one fewer than schedulers
 
     Raises: ArgumentError for another number of milestones, no schedules, or schedules of different optimizers;
-    DtypeError for a ReduceLROnPlateau, or an object that is no schedule.
+    DtypeError for a ReduceLROnPlateau, or an object that is not a schedule.
     """
 
     def __init__(
@@ -378,8 +379,7 @@ class SequentialLR(_Composed):
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule did its first step when it was made. These steps are undone, and that of the current schedule is
-        # repeated.
+        # Each schedule did its first step when it was made. These steps are undone, and the first schedule's is repeated.
         for group in optimizer.param_groups:
             set_lr(group, group["initial_lr"])
         self._undo()
@@ -404,7 +404,7 @@ class ChainedScheduler(_Composed):
     schedule that computes from the base rate, as LambdaLR does, replaces this rate.
 
     Raises: ArgumentError if there are no schedulers, or for schedules of different optimizers; DtypeError for a
-    ReduceLROnPlateau, or an object that is no schedule.
+    ReduceLROnPlateau, or an object that is not a schedule.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`Optimizer`: parameter groups with their settings, and state beside each parameter."""
+"""`Optimizer`: parameter groups with their settings, and the state of each parameter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Optimizer:
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError if there are no parameters, if one is listed twice or is no leaf, or if only some have names;
-    DtypeError if params is one tensor, if a parameter is no tensor, or if a group's parameters are a set.
+    Raises: ArgumentError if there are no parameters, if one is listed twice or is not a leaf, or if only some have
+    names; DtypeError if params is one tensor, if a parameter is not a tensor, or if a group's parameters are a set.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Optimizer:
     def step(self, closure: Closure | None = None) -> Any:
         """Updates the parameters that have a gradient. Subclasses define this method.
 
-        closure: computes the loss and its gradients again, and returns the loss; step returns it, too
+        closure: computes the loss and its gradients again, and returns the loss, which `step` then returns
         """
         raise NotImplementedError(f"{type(self).__name__} defines no step()")
 
@@ -129,8 +129,8 @@ class Optimizer:
 
         Only "step" stays on its device.
 
-        Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
-        "module" that DataParallel adds; else by their order.
+        Parameters are matched by name if this optimizer and the state dict both have "param_names"; the "module" that
+        DataParallel adds to names is ignored. Otherwise they are matched by their order.
 
         state_dict: of this class, or of PyTorch's optimizer of the same name, with PyTorch's tensors or NumPy arrays
 
@@ -154,7 +154,7 @@ class Optimizer:
     def _groups_in_own_order(self, state_dict: dict[str, Any]) -> list[Group]:
         """Sorts the groups of a state dict, and the parameters in each group, in the order of this optimizer.
 
-        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same, or
+        Raises: StateDictError if the parameters' names (without names, their numbers in the groups) differ, or if
         `state_dict` is not the state dict of an optimizer.
         """
         _check_form(type(self).__name__, state_dict)
@@ -187,7 +187,7 @@ class Optimizer:
 
 
 def _check_form(optimizer: str, state_dict: Any) -> None:
-    """Raises: StateDictError if it lacks "state" or "param_groups", or they have another form."""
+    """Raises: StateDictError if "state" or "param_groups" is missing, or does not have the form of an optimizer's."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
         raise StateDictError(f"{optimizer}: expected 'state' and 'param_groups', got {given!r:.80}")
@@ -235,8 +235,8 @@ def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> lis
 
     own: the names of the parameters in each group
 
-    Ignores "module", which DataParallel adds to names. Returns: None if the groups have other names, or if names that
-    are not unique have another order.
+    Ignores "module", which DataParallel adds to names. Returns: the sorted groups; None if the groups have other names,
+    or if names that are not unique have another order.
     """
     if own == [group["param_names"] for group in groups]:
         return list(groups)
@@ -280,9 +280,9 @@ def number(value: Any) -> Any:
 
 
 def settings_of(optimizer: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: its name
+    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: for errors
 
-    Raises: ArgumentError for None, nan or a negative number (dampening may be any number, foreach and fused None), a
+    Raises: ArgumentError for None, nan or a negative number (dampening, foreach and fused may be anything), a
     tensor that does not have one element, betas not in [0, 1), or differentiable=True.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}

@@ -17,7 +17,7 @@ from ddp.optim.optimizer import Group, Optimizer, number
 # The settings of a parameter group that `LRScheduler.load_state_dict` restores, because making a schedule changes them.
 _SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
 
-# The attributes of schedules that hold functions and other schedules: a state dict has only their state.
+# The attributes of schedules that hold functions and other schedules. A state dict contains only the state of these.
 _STATEFUL = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
 
 
@@ -27,7 +27,7 @@ class LRScheduler:
     last_epoch: -1 to begin; to continue from a checkpoint, the last finished epoch. The groups of the optimizer must
     then have "initial_lr".
 
-    Raises: DtypeError if `optimizer` is no optimizer; ArgumentError if "initial_lr" is missing.
+    Raises: DtypeError if `optimizer` is not an Optimizer; ArgumentError if "initial_lr" is missing.
     """
 
     _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
@@ -35,7 +35,7 @@ class LRScheduler:
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self._begin(optimizer, last_epoch)
 
-    if TYPE_CHECKING:  # the settings that `_begin` makes attributes
+    if TYPE_CHECKING:  # `_begin` stores the settings as attributes
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -101,7 +101,7 @@ class LRScheduler:
         self._set(self.get_lr())
 
     def _undo(self) -> None:
-        """Takes back one step."""
+        """Sets `last_epoch` back by one step. The rates stay."""
         self.last_epoch -= 1
 
     def _restart(self) -> None:
@@ -135,8 +135,8 @@ class LRScheduler:
         The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
         schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
 
-        Raises: StateDictError if it is no dict, or has the state of another number of functions or schedules; then
-        nothing has changed.
+        Raises: StateDictError if `state_dict` is not a dict, or has the state of another number of functions or
+        schedules; then nothing has changed.
         """
         if not _can_load(self, state_dict):
             raise StateDictError(
@@ -181,7 +181,8 @@ def _load_state(value: Any, state: Any) -> None:
         vars(value).update(state)
 
 
-# By id of a learning rate on a GPU: a weak reference, its version, and its value, to read it without waiting.
+# By id of a learning-rate tensor on a GPU: a weak reference to it, its version and its value. Reading the value from
+# here does not wait for the GPU.
 _gpu_rates: dict[int, tuple[Any, int, float]] = {}
 
 
@@ -203,7 +204,7 @@ def _read_lr(rate: Any) -> Any:
 
 
 def per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
-    """The values for the groups, as a list. value: one for all groups, or a list or tuple of one for each.
+    """The values for the groups, as a list. value: one value for all groups, or a list or tuple of one value per group.
 
     Raises: ArgumentError for a list or tuple of another length.
     """

@@ -25,7 +25,7 @@ __all__ = ["SWALR", "AveragedModel", "get_ema_multi_avg_fn", "update_bn"]
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> Any:
-    """Makes a `multi_avg_fn` of AveragedModel: it sets averages to decay * average + (1 - decay) * model, in place.
+    """Makes a `multi_avg_fn` for AveragedModel that sets averages to decay * average + (1 - decay) * model, in place.
 
     Raises: ArgumentError unless decay is in [0, 1].
     """
