@@ -109,7 +109,7 @@ _TIMED_PLANS = 10
 
 
 class ExecutionPlan:
-    """A built graph. workspace: its size in bytes; index: that of the fastest plan; None: cuDNN chooses the plan"""
+    """A built graph. workspace: size in bytes; index: of the fastest plan, None if cuDNN chooses the plan"""
 
     __slots__ = ("graph", "index", "workspace")
 
@@ -265,7 +265,7 @@ class _NoTorch:
         self._thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-        """Finds nothing. Raises: ModuleNotFoundError for torch, in this thread."""
+        """Finds nothing. Raises: ModuleNotFoundError for torch, in the thread that made this finder."""
         if name == "torch" and threading.get_ident() == self._thread:
             raise ModuleNotFoundError("torch is not imported for cuDNN's sake", name=name)
 

@@ -175,8 +175,8 @@ def linear_backward(
 class LayerResult(NamedTuple):
     """The result of act(x @ w^T + b), and what its backward needs.
 
-    aux: an array that the epilogue wrote for backward, with rows of `aux_ld` elements (bits for ReLU); without the
-        epilogue, the values before GELU; None if backward needs `out` alone, or does not run
+    aux: an array that the epilogue wrote for backward, with rows of `aux_ld` elements (bits for ReLU), or None if it
+        wrote none; without the epilogue, the values before GELU, or None for ReLU
     for_epilogue: whether an epilogue of cuBLASLt can read `aux`
     """
 

@@ -158,7 +158,7 @@ def collect() -> None:
 
 
 def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> DeviceStream:
-    """Makes `stream` wait for `last`, the last stream that used `array`. Returns: `stream`, now the last.
+    """Makes `stream` wait for `last`, the last stream that used `array`. Returns: the new last stream.
 
     If one of the two is captured, orders nothing and returns `last`: to wait for a stream outside of the capture would
     break the capture, and captured work does not run before the graph is launched.

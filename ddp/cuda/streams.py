@@ -291,7 +291,7 @@ class Event:
 
 
 def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
-    """Whether the work is done, by CUDA's streamQuery or eventQuery.
+    """Asks CUDA, by streamQuery or eventQuery, whether the work is done.
 
     Raises: CudaError if the work has failed. (CuPy's `done` is False then, so a loop that tests it would never end.)
     """

@@ -65,7 +65,7 @@ class _SharingContext(context.BaseContext):
 
 
 class _SharingProcess:
-    """A process mixin: the arguments may hold tensors, which are moved to shared memory at the start."""
+    """A process mixin: tensors in the arguments go by handle."""
 
     @classmethod
     def _Popen(cls, process_obj: Any) -> Any:
@@ -132,7 +132,7 @@ class DefaultContext(context.DefaultContext, _SharingContext):
         return super().get_context(method)
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        """Sets the start method: "spawn", the default, "forkserver" or "fork". It can be set once, or again with `force`.
+        """Sets the start method: "spawn", the default, "forkserver" or "fork". It can be set once, without `force`.
 
         Raises: RuntimeError, without `force`, if it is set already or the default was used; ValueError for another
         method.

@@ -176,7 +176,7 @@ class NAdam(_TwoMoments):
         super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def formula(self, group: Group) -> list[str]:
-        root = "sqrt(1 - pow(beta2, step))"  # for the rewritten quotient, see Adam.formula
+        root = "sqrt(1 - pow(beta2, step))"  # as in Adam.formula
         following = "beta1 * (1 - 0.5 * pow(0.96, (step + 1) * momentum_decay))"
         momentum = f"(lr * {root} * {following} / (1 - mu_product * {following}))"
         gradient = f"(lr * {root} * (1 - {self.factor}) / (1 - mu_product))"

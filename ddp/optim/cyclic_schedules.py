@@ -88,8 +88,8 @@ class OneCycleLR(_MomentumCycle):
             )
         top = float(pct_start * total_steps) - 1
         last = total_steps - 1
-        # For each phase: its last step, and which settings of a group hold the first and last lr, and the first and last
-        # momentum, of the phase.
+        # For each phase: its last step, and the names of the group's settings that hold the first and last lr of the
+        # phase, and its first and last momentum.
         up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
         down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
         back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")

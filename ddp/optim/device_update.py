@@ -104,14 +104,14 @@ class DeviceUpdate(GroupUpdate):
             graph.after(lambda: _count_write(updated))
 
     def _values(self, formula: Formula) -> tuple[Sequence[float], Array | None]:
-        """The values of the settings, and None; for a learning rate on a GPU, "lr" as 0 in the values, and the rate's array."""
+        """The settings' values, and the learning rate's array if it is on a GPU (then "lr" is 0 in the values)."""
         rate = self.group["lr"]
         if isinstance(rate, TensorBase) and rate.device.type != "cpu":
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
     def _settings_of_graph(self, graph: Any, formula: Formula, batches: list[Batch], indices: Iterable[int]) -> Array:
-        """Allocates settings in device memory for a graph, and registers a function that updates them before each launch.
+        """Allocates settings in device memory for a graph, and registers their update before each launch.
 
         Also makes the graph valid only for the present formula and parameters.
         indices: of the parameters that have a gradient

@@ -53,7 +53,8 @@ class Formula:
     program: the passes for the CPU, over rows of p, grad and the states
     factor: the expression that multiplies `mu_product` in a step, before the scalars are computed
     scalars: expressions of `settings`, `step` and `mu_product`; like `factor`, they are valid in Python and in C
-    settings: the names of the settings that `scalars` and `factor` read; counts: whether one of these reads `step`
+    settings: the names of the settings that `scalars` and `factor` read
+    counts: whether `scalars` or `factor` read `step`
     evaluate: a function of (step, *settings, mu_product) that computes the scalars in double precision
     evaluate_factor: a function of (step, *settings) that computes the factor in double precision
     device_lines: the formula in C, where n[i] is the i-th scalar

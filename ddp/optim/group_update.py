@@ -2,8 +2,8 @@
 
 On the CPU, one call of `run_program` updates all parameters of a dtype, if they have the same count of updates or if
 the formula does not read `step`. A parameter takes a call of its own if it has 16 bits, or if it, its gradient and its
-states are not all C-contiguous and of the same dtype. The optimizer's `state` has a dict for each parameter. If other code
-replaces a gradient's buffer, a parameter's array or a state, the next step uses the new one.
+states are not all C-contiguous and of the same dtype. The optimizer's `state` has a dict for each parameter. If other
+code replaces a gradient's buffer, a parameter's array or a state, the next step uses the new one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class GroupUpdate:
             plan.run(formula.program, formula.evaluate(count + 1, *values, product))
 
     def _check_params(self, params: Sequence[Tensor]) -> None:
-        """Starts anew for other parameters. If a parameter's array was replaced, its state will be imported again."""
+        """Starts anew if the parameters changed. If a parameter's array was replaced, its state is imported again."""
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
             self._set_params(params)
         for index, p in enumerate(params):
@@ -142,14 +142,14 @@ class GroupUpdate:
             self._steps[index, 0] = 0
         elif not self._states[index]:
             # The state comes from `optimizer.state`, for example after it was loaded, and contains no count of updates.
-            # SGD only needs to know that there was one.
+            # SGD only needs to know that there was an update.
             self._steps[index, 0] = 1
         for name in self.names:
             value = entry.get(name)
             state = self._states[index].get(name)
             array = None if value is None else self._as_array(name, value, param.shape)
             if state is None and array is not None and self._is_updatable(array, param):
-                self._states[index][name] = array  # without a copy, since other processes may share its memory
+                self._states[index][name] = array  # without a copy, since other processes may share the memory
                 entry[name] = value if isinstance(value, TensorBase) else wrap(array, self._device)
                 self._plans.clear()
                 continue
@@ -183,7 +183,7 @@ class GroupUpdate:
 
 
 class ParameterRows:
-    """Parameters that are updated together, prepared for `run_program`. rows: (p, grad, state, ...) of each parameter"""
+    """Parameters that are updated together, prepared for `run_program`. rows: each (p, grad, state, ...)"""
 
     def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:
         self._arrays = [array for row in rows for array in row]

@@ -232,7 +232,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:  # fractions, as in PyTorch
-        """Goes on to the next epoch, or to `epoch`, which may be a fraction. Raises: ArgumentError if it is negative."""
+        """Goes on to the next epoch, or to `epoch`, which may be a fraction. Raises: ArgumentError if it is below 0."""
         if epoch is None and self.last_epoch >= 0:
             epoch = self.last_epoch + 1
             self.T_cur += 1
@@ -379,7 +379,8 @@ class SequentialLR(_Composed):
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule did its first step when it was made. These steps are undone, and the first schedule's is repeated.
+        # Each schedule did its first step when it was made. These steps are undone, and the current schedule's is
+        # repeated.
         for group in optimizer.param_groups:
             set_lr(group, group["initial_lr"])
         self._undo()

@@ -282,7 +282,7 @@ def number(value: Any) -> Any:
 def settings_of(optimizer: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: for errors
 
-    Raises: ArgumentError for None, nan or a negative number (dampening, foreach and fused may be anything), a
+    Raises: ArgumentError for None, nan or a negative number (not for dampening, foreach and fused), a
     tensor that does not have one element, betas not in [0, 1), or differentiable=True.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}

@@ -35,7 +35,7 @@ class LRScheduler:
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self._begin(optimizer, last_epoch)
 
-    if TYPE_CHECKING:  # `_begin` stores the settings as attributes
+    if TYPE_CHECKING:  # for type checkers: `_begin` stores the settings as attributes
 
         def __getattr__(self, name: str) -> Any: ...
 
