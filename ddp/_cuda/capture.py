@@ -151,7 +151,7 @@ def stream_is_capturing(xp: Any) -> bool:
 def refused(error: BaseException) -> bool:
     """Whether CUDA or CuPy raised this because an operation cannot be captured."""
     if isinstance(error, CaptureError):
-        return False  # our own error, which says more
+        return False  # our own error names the cause already
     code = getattr(error, "status", None)
     if isinstance(code, int) and code in _REFUSED:
         return True

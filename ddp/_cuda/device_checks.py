@@ -25,7 +25,7 @@ _LATE = (
 
 
 class ErrorFlag:
-    """Words of pinned host memory that every device can write to. address: that of the first word, for kernels"""
+    """Words of pinned host memory that every device can write to. address: of the first word, for kernels"""
 
     def __init__(self, xp: Any) -> None:
         self.words = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * _WORDS), np.int64, _WORDS)

@@ -83,7 +83,7 @@ def dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 
 
 def kept_elements(xp: Any, residual: Any) -> tuple[Array, float]:
-    """Converts the residual to that of dropout's reference: which elements are kept (bool), and their factor."""
+    """Converts the residual to the reference's residual: which elements are kept (bool), and their factor."""
     key, p, shape, order = residual
     kept = drop(xp, xp.ones(shape, "float32"), key, p, shape, order) != 0
     return kept, 1 / (1 - p) if p < 1 else 0.0

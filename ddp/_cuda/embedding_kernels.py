@@ -1,8 +1,8 @@
 """The gradient of an embedding: sums of rows in a fixed order, so that every run gives the same bits.
 
 Each block owns some rows and columns of the table, and no other block writes there. The block scans all indices for
-those of its rows, sorts these by row and position in shared memory, and sums the gradients of each row. It also writes
-the zeros of rows that no index names. Every block reads all indices, mostly from the cache: for usual numbers of
+lookups of its rows, sorts these by row and position in shared memory, and sums the gradients of each row. It also
+writes the zeros of rows that no index names. Every block reads all indices, mostly from the cache: for usual numbers of
 indices that is faster than to sort all indices first. Sums of 16-bit gradients are computed in float32.
 """
 

@@ -148,7 +148,7 @@ class Allocator:
     def release(self, stream: Any = None) -> None:
         """Frees the free blocks of the current device, and those of dropped private pools on all devices.
 
-        stream: if given, of the current device's blocks only those of this stream are freed
+        stream: if given, only this stream's blocks of the current device are freed
         """
         self._free_dropped_pools()
         if self._pool is not None:
@@ -160,7 +160,7 @@ class Allocator:
         """Resets the peaks to what is allocated at present.
 
         After the first call, each allocation from the counted pool updates the peak of allocated bytes. An allocation
-        from the private pool of a CUDA graph does so only if that pool grows.
+        from the private pool of a CUDA graph updates the peak only if that pool grows.
         """
         counts = self.of(device)
         counts.peak, counts.reserved_peak = self.allocated_and_reserved(device)

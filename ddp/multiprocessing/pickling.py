@@ -1,7 +1,7 @@
 """Pickling for another process: makes bytes, and lists the file descriptors of the memory that is not copied.
 
 A tensor on the CPU is pickled as a handle: its block of shared memory, the offset in it, dtype, shape and strides. The
-handle of a tensor on a GPU is made by CUDA IPC. Two picklers make handles: that of our own connections, where
+handle of a tensor on a GPU is made by CUDA IPC. Two picklers make handles: the one of our own connections, where
 descriptors travel with the message, and the standard ForkingPickler for the arguments of a process that is started.
 pickle.dumps and copy.deepcopy copy the contents as usual.
 """

@@ -152,7 +152,7 @@ class LRScheduler:
 
 
 def _state_of(value: Any) -> Any:
-    """The state of a function or schedule, or the states of a list of them; None for a plain function."""
+    """The state of a function or schedule, or the states of those in a list; None for a plain function."""
     if isinstance(value, list):
         return [_state_of(item) for item in value]
     if isinstance(value, LRScheduler):

@@ -44,7 +44,7 @@ def _mean(average: Any, model: Any, count: Any) -> Any:
 
 
 class AveragedModel(Module):
-    """A copy of a model with averages of its parameters over the calls of `update_parameters`: means by default.
+    """A copy of a model whose parameters are averages over the calls of `update_parameters`: means by default.
 
     model: the model; if it is a DataParallel, its module is copied. device: where the copy is; None: where the model
     is. avg_fn: (average, parameter, n_averaged) -> new average; or multi_avg_fn: (averages, parameters, n_averaged),
