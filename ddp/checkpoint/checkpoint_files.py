@@ -12,7 +12,7 @@ pieces are ranges (start, stop) of its elements in C order, which together cover
 of a piece in the rank's file, in bytes.
 
 A shard is a safetensors file. It is written in large chunks; data in C order is not copied. Another thread computes
-SHA-256 meanwhile, which releases the GIL. An fsync that has failed is not repeated: the system may have dropped the
+SHA-256 meanwhile (hashlib releases the GIL). An fsync that has failed is not repeated: the system may have dropped the
 data, and the second fsync would succeed although the data is missing.
 """
 
@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 PieceRange = tuple[int, int, tuple[int, ...]]
 
 MANIFEST_FILE = "manifest.json"
-# The largest manifest in bytes. It is read into memory before its checksum is compared.
+# Maximum length of a manifest (bytes). It is read into memory before its checksum is compared.
 MOST_MANIFEST_BYTES = 1 << 30
 _FORMAT = {"format": "ddp.checkpoint", "version": 4}
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
@@ -52,11 +52,12 @@ _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 _SYNCED = 1 << 24
 # Bytes that one system call reads or writes: few enough to be in the CPU's cache when their checksum is computed.
 _CHUNK = 1 << 21
-# How many chunks may be written before their checksums are computed.
+# How many chunks may be written before their checksums are computed, if chunks are views of arrays in C order.
 _AHEAD = 16
-# The same if chunks are copies: this limits the memory that a save takes.
+# How many chunks may be written before their checksums are computed, if chunks are copies (arrays not in C order):
+# few, because copies take memory.
 _COPIES_AHEAD = 3
-# Bytes of the buffer in which small arrays are gathered, so that each of them does not need a system call.
+# Bytes of the buffer in which small arrays are gathered, so that several are written by one system call.
 _SMALL = 1 << 20
 
 
@@ -96,7 +97,7 @@ class TensorEntry(NamedTuple):
         return cls(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
 
     def covered(self, name: str) -> TensorEntry:
-        """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave elements out."""
+        """Returns the entry with its pieces sorted. Raises: CheckpointError if they overlap or leave elements out."""
         end = 0
         size = math.prod(self.shape)
         pieces = tuple(sorted(self.pieces, key=lambda piece: piece[1:3]))
@@ -247,7 +248,7 @@ def exists(path: str) -> bool:
 
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
-    """An unbuffered file for reading; at a URL, the file object of fsspec. flags: those of `os.open`"""
+    """Opens an unbuffered file for reading; at a URL, the file object of fsspec. flags: those of `os.open`"""
     return remote_files.open_file(path) if is_url(path) else io.FileIO(open_regular(path, flags))
 
 
@@ -289,7 +290,7 @@ def sync_folder(path: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder of files, or the rest of one. Names are sorted, so the manifest goes before the shards."""
+    """Removes a folder of files, or what is left of it: in order of names, so the manifest before the shards."""
     if is_url(path):
         remote_files.remove_folder(path, MANIFEST_FILE)
         return

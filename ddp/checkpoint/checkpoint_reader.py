@@ -51,7 +51,7 @@ def newest_first(names: Iterable[str]) -> list[str]:
 
 
 def next_name(step: int, names: Iterable[str]) -> str:
-    """The name for a new checkpoint of `step`, in a folder that contains `names`: it is read as the newest of them.
+    """The name for a new checkpoint of `step`, in a folder that contains `names`: it sorts as the newest.
 
     `next_name(5, ["step-0000000004"]) == "step-0000000005"`, `next_name(4, ["step-0000000004"]) == "step-0000000004.2"`
     """
@@ -61,7 +61,7 @@ def next_name(step: int, names: Iterable[str]) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """A new name for the folder of an incomplete checkpoint. name: of the complete one"""
+    """A new name for the folder of an incomplete checkpoint. name: its name once it is complete"""
     return f".{name}.{os.urandom(4).hex()}.tmp"
 
 
@@ -71,7 +71,7 @@ def is_temporary(name: str) -> bool:
 
 
 def as_path(text: str) -> Path | str:
-    """A Path; a URL stays text, as a Path would replace `//` by `/`."""
+    """Converts a path to a Path. A URL stays a str, since a Path would replace `//` by `/`."""
     return text if is_url(text) else Path(text)
 
 
@@ -171,7 +171,7 @@ class Saved:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
-        """Reads everything, or part `part` (counted from 0) of `parts` parts. No piece of a tensor is divided.
+        """Verifies all bytes, or part `part` (counted from 0) of `parts` parts. No piece of a tensor is divided.
 
         progress: called after each read
 

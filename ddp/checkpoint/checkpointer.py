@@ -100,7 +100,7 @@ class Checkpointer:
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
         self._memory_every = memory_every
-        # Whether each rank also writes copies of optimizer pieces of ranks on other nodes.
+        # Whether each rank also writes copies of the optimizer pieces that ranks on other nodes hold.
         self._copying = comm.local_size < comm.size and any(
             isinstance(trained, ZeroOptimizer) for trained in self._training.optimizers
         )
@@ -138,10 +138,10 @@ class Checkpointer:
         return self._store.folder
 
     def resume(self, loader: Iterable[B], epochs: int | None = None) -> Iterator[B]:
-        """The batches of `epochs` passes over `loader`, without those before the checkpoint.
+        """Iterates over the batches of `epochs` passes over `loader`, without those before the checkpoint.
 
         loader: has `state_dict()`, `load_state_dict()` and `epoch`, the number of completed passes, as
-            `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: without end
+            `ddp.data.DataLoader`; epochs: passes in total, with those before the checkpoint; None: no limit
 
         First the state is loaded as by `load()`, unless `load` was called or an earlier loop has done so. With the
         argument resume=False of the Checkpointer, nothing is loaded. Each run of the loop's body is a step, or with
@@ -174,7 +174,7 @@ class Checkpointer:
     def stop_requested(self) -> bool:
         """Whether to call `stop()`: a rank was asked to stop, or the job is to be resized. For loops without `resume`.
 
-        With DataParallel, the ranks exchange it in each synchronized backward. Without DataParallel this is collective.
+        With DataParallel, the ranks exchange requests in each synchronized backward. Otherwise this call is collective.
 
         Raises: CheckpointError after `close`.
         """
@@ -335,7 +335,7 @@ class Checkpointer:
         return any(model.micro_batches is not None and model.micro_batches.pending for model in self._training.parallel)
 
     def _write(self, background: bool = False) -> None:
-        """Saves the state before it returns, or copies the state and saves the copy in the background."""
+        """Saves the state. background: a thread saves a copy of the state, after the return"""
         captured = capture(self._training, self._store.ranks)
         sources = captured.sources
         state = captured.state
@@ -416,7 +416,7 @@ class Checkpointer:
         """Copies the state to memory on all ranks, and reports this to the launcher. Collective."""
         ranks = self._store.ranks
         captured = None
-        if self._copying and self._memory is not None:  # the same on all ranks: with copies, a write fails on all
+        if self._copying and self._memory is not None:  # same on all ranks: with copies, a write fails on all or none
             captured = state_memory.capture_with_copies(self._training, ranks, self._memory)
         ranks.run_on_all_ranks(state_memory.FAILED, lambda: self._hold(captured))
         world.report(held=self._reached)
@@ -527,11 +527,11 @@ class Checkpointer:
 
     @property
     def _leaving(self) -> bool:
-        """Whether ranks have agreed to leave for another number of ranks, and not to stop."""
+        """Whether all ranks leave so that the job continues on another number of ranks; False if they stop."""
         return self._requests.received[RESIZE] > 0 and not self._requests.received[STOP]
 
     def _report_resizable(self) -> None:
-        """Tells the launcher that this loop can leave for another number of ranks."""
+        """Tells the launcher, once, that the job can be resized during this loop, and to how many ranks at most."""
         if not self._resizable:
             self._resizable = True
             counts = [model.micro_batches.count for model in self._training.parallel if model.micro_batches is not None]
@@ -569,7 +569,7 @@ class Checkpointer:
             self._due = False
             self._saved_time = time.monotonic()
             requests.clear(SAVE)
-        # The first write to memory is collective; with copies, all are. That is impossible during a background save.
+        # The first write to memory is collective; with copies, all are. During a background save, none can be.
         together = self._copying or not self._room_known
         if self._hold_due and self._memory is not None and not (together and self._saving):
             began = time.monotonic()

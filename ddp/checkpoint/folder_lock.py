@@ -50,7 +50,7 @@ class FolderLock:
         self._path = os.path.join(folder, NAME)
 
     def take(self) -> str:
-        """Makes the folder, locks it and writes the lock file. Returns its content. At a URL, nothing is locked.
+        """Makes the folder, locks it and writes the lock file. Returns the file's content. At a URL, nothing is locked.
 
         Raises: CheckpointError if another job still holds the lock after 20 s, or the folder or file cannot be made.
         """

@@ -2,8 +2,8 @@
 
 Both are saved as (parameter, start, stop, state of these elements), so that either can be loaded into the other, on any
 number of ranks. Parameters are saved by number, as in every optimizer's state dict, together with their names in the
-model. The names match parameters that an optimizer has in another order, and show that an optimizer is of another
-model."""
+model. By the names, parameters are matched if an optimizer has them in another order, and the state of another model's
+optimizer is refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def encode_optimizer(
 ) -> tuple[dict[str, JSON], list[JSON]]:
     """Returns what is equal on all ranks, and the pieces of the state that this rank saves.
 
-    Every rank saves its pieces of a ZeroOptimizer. The state of any other optimizer is equal on all ranks: `keep` gets
-    its arrays on every rank, and rank 0 alone returns their JSON as pieces.
+    Every rank saves its pieces of a ZeroOptimizer. The state of any other optimizer is equal on all ranks: every
+    rank passes its arrays to `keep`, and only rank 0 returns its JSON as pieces.
     names: of the model's parameters, by id; prefix: of the arrays' names
     keep_piece: `keep` for the arrays of a ZeroOptimizer's pieces
     rank: this rank's number among the ranks that together save what is equal on all ranks
@@ -71,8 +71,7 @@ def versions_changed_by_step(optimizers: Iterable[Optimizer]) -> set[int]:
 class SavedOptimizer:
     """The state of one optimizer in a checkpoint.
 
-    described: what `encode_optimizer` returned first; pieces: for each rank, the pieces that it returned on
-    that rank
+    described: the first of the two results of `encode_optimizer`, equal on all ranks; pieces: for each rank, the second
     read: decodes a JSON value, with its arrays
     """
 

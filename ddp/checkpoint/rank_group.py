@@ -1,6 +1,6 @@
 """Runs work on all ranks, so that it succeeds on all of them or raises on all of them.
 
-An error message begins with the first rank that failed. For an OSError it has the file and the system's reason."""
+The error message names the first rank that failed. `describing_os_errors` adds the file and the system's reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp.errors import CheckpointError
 
 T = TypeVar("T")
 
-# A rank whose disk has made no progress for so long (s) is given up.
+# How long (s) a rank may be without progress, of its disk for example, before the call fails on all ranks.
 PATIENCE = 1800.0
 
 # Errors that do not mean that the file is damaged: another process could read it, or this process could later.
@@ -59,7 +59,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 class RankGroup:
-    """Runs functions on all ranks, and makes the outcome known to all. Collective; one thread at a time calls it.
+    """Runs functions on all ranks, and makes the outcome known to all. Collective; one thread at a time may call it.
 
     comm: the ranks' communicator, which is duplicated; None: this process alone
     A disk may take longer than the time limit of a collective, so ranks work in a `MonitoredSection`.

@@ -20,7 +20,7 @@ def is_url(path: str) -> bool:
 
 @contextlib.contextmanager
 def _file_system(url: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL, and the path in it. Any error of its library in the block becomes an OSError.
+    """Yields a URL's file system, and the path in it. Any error of its library in the block becomes an OSError.
 
     Raises: CheckpointError if fsspec does not know this kind of URL, or if fsspec, or its library for this file system,
     is not installed.

@@ -54,7 +54,7 @@ def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
 
 
 class Restorer:
-    """Loads one checkpoint into the objects of one rank. rank, size: this rank, and the number of ranks that load it"""
+    """Loads one checkpoint into the objects of one rank. rank, size: this rank, and how many ranks load"""
 
     def __init__(self, saved: Saved, training: TrainedObjects, rank: int, size: int, strict: bool) -> None:
         self._saved = saved
@@ -163,7 +163,7 @@ class Restorer:
         if training.scaler is not None and "scaler" in self._fits:
             training.scaler.load_state_dict(self._value(state["scaler"]))
         user = self._own_value(self._origin, "user")
-        if user is not None:  # None: there was no `user` when it was saved
+        if user is not None:  # None: there was no `user` when the checkpoint was saved
             restore_user(training.user, user)
         if not self._same_size:
             self.notes.append(_describe_size_change(self._saved.size, self._size))
@@ -172,7 +172,7 @@ class Restorer:
         self.restore_random()
 
     def restore_random(self) -> None:
-        """Sets random numbers to the saved state, or seeds those of an additional rank. May be called repeatedly."""
+        """Sets random generators to the saved state, or seeds those of an additional rank. May be called repeatedly."""
         if self._rank < self._saved.size:
             restore_random(self._random[0])
         else:

@@ -57,7 +57,7 @@ class StopSignals:
             if self._interrupted is None:
                 self._interrupted = now
             second = now - self._interrupted > _TWICE
-        # Not active: a context that was left after this one has restored this handler.
+        # Not active: this context was left, and another one, which was left later, has installed this handler again.
         # A peer has failed: this rank would stop after the current step, which will not end.
         if not self._active or peer_failed() or second:
             if callable(previous):

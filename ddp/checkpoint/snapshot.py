@@ -29,8 +29,8 @@ from ddp.checkpoint.state import ArraySource
 Array = Any
 # Arrays up to this size (bytes) are copied at once.
 _SMALL = 1 << 16
-# A write to a tensor increments the tensor's version when it ends. So versions are compared only some time after the
-# copy, when a write that overlapped it has ended: after this time (s) plus the duration of the copy.
+# After the copy, versions are compared only when this time (s) plus the duration of the copy has passed. A write
+# increments its tensor's version when it ends, and by then any write that overlapped the copy has ended.
 _REST = 0.2
 
 
@@ -77,7 +77,7 @@ class Snapshot:
         self._compare_versions()
 
     def wait(self) -> None:
-        """Waits until everything has been copied, so that it may be changed. Called in the training thread."""
+        """Waits until everything has been copied, so that the tensors may be changed. Called in the training thread."""
         self.copied.wait()
         self._compare_versions()
 

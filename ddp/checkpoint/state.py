@@ -6,9 +6,9 @@ There are three kinds of arrays:
     pieces       of a sharded optimizer: the rank that holds one writes it
     per_rank     different on each rank: random numbers, the residuals of a communication hook
 
-Some arrays may be replicated or not: buffers, the states of the user and of the loader, and without DataParallel all
-arrays but `pieces` and `per_rank`. Ranks compare checksums of these (to_compare). Arrays that differ are saved per
-rank."""
+Some arrays may be equal on all ranks or not: buffers, the states of the user and of the loader, and without
+DataParallel all arrays but `pieces` and `per_rank`. Ranks compare checksums of these (to_compare). Arrays that differ
+are saved per rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ddp.serialization.structure import JSON, Array, encode, free_name, memory_k
 
 # What `random_state` returns. `encode` can encode it.
 RandomState = dict[str, Any]
-# (start, stop).
+# (start, stop): a range of elements.
 Range = tuple[int, int]
 
 
@@ -57,9 +57,9 @@ def random_state() -> RandomState:
 
 
 def restore_random(saved: RandomState) -> None:
-    """Sets the same generators to a state that `random_state` returned.
+    """Sets the generators of `random_state` to a state that it returned.
 
-    NumPy's keeps its state if its bit generator is another one than the saved one.
+    NumPy's generator keeps its state if its bit generator is not of the saved kind.
     """
     generators = {}
     for name, generator in saved["streams"].items():
@@ -75,7 +75,7 @@ def restore_random(saved: RandomState) -> None:
 
 
 def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
-    """Seeds the same generators for a rank without a saved state. saved: the states of all saved ranks"""
+    """Seeds the generators of `random_state` for a rank without a saved state. saved: the states of all saved ranks"""
     digest = hashlib.sha256()
     for state in saved:
         digest.update(repr(sorted((name, s["seed"], s["at"]) for name, s in state["streams"].items())).encode())
@@ -96,7 +96,7 @@ def user_state(user: Any) -> Any:
 
 
 def missing_user_state(user: Any, saved: JSON) -> list[str]:
-    """The user's objects without a saved state: `["user.ema"]`. saved: the encoded `user_state`; None: there is none"""
+    """The user's objects without a saved state, as `["user.ema"]`. saved: the encoded `user_state`, or None"""
     if hasattr(user, "load_state_dict"):
         return ["user"] if saved is None else []
     known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
@@ -128,7 +128,7 @@ def _stateful(user: Any) -> dict[Any, Any]:
 def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, Range]]:
     """Divides tensors among ranks, so that each rank writes about the same number of bytes.
 
-    sizes: (number of elements, bytes of one) by name
+    sizes: (number of elements, bytes per element) by name
     Returns: for each rank, (start, stop) of its elements, by name. An empty tensor belongs to rank 0
 
     `split_evenly({"a": (100_000, 4), "b": (100_000, 4)}, 2) == [{"a": (0, 100_000)}, {"b": (0, 100_000)}]`
@@ -140,7 +140,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
     for name, (count, itemsize) in sizes.items():
         if count == 0:
             parts[0][name] = 0, 0
-        # The first element of each rank.
+        # Rank r writes elements bounds[r] to bounds[r + 1].
         bounds = [max(0, min(count, -(-(cut - begin) // itemsize))) for cut in cuts]
         for rank, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
@@ -243,7 +243,7 @@ class _StateEncoder:
         self.synchronized = self.replicated if training.parallel else self.to_compare
 
     def encode(self, rank: int) -> tuple[JSON, JSON]:
-        """The state that is equal on all ranks, and the state of this rank."""
+        """Encodes the state. Returns what is equal on all ranks, and the state of this rank."""
         training = self.training
         names = training.names
         optimizers = [

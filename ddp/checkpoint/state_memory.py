@@ -11,11 +11,11 @@ complete. A slot consists of
     arrays     from byte `own_at` on: those of this rank alone, and copies of pieces of ranks on other nodes
     text       the ranks whose pieces are copied here; then JSON: the rest of the state, and the positions of the arrays
 
-The ranks of each node together write one copy of what is equal on all ranks, so that it outlives the loss of all other
-nodes. The pieces of a sharded optimizer are not equal. So before ranks write, each rank sends its pieces to a rank on
-another node (`capture_with_copies`). The pieces then lie in the slots of both ranks, and are complete when these slots
-are. After a restart the ranks agree on the newest state that is complete (`choose_state`). A rank reads the slots on
-its node. Data that it needs, and that is in no slot there, is broadcast by a rank that has it.
+The ranks of each node together write one copy of what is equal on all ranks, so that a copy survives the loss of all
+other nodes. The pieces of a sharded optimizer are not equal. So before ranks write, each rank sends its pieces to a
+rank on another node (`capture_with_copies`). The pieces are then in the slots of both ranks, and are complete when
+these slots are. After a restart the ranks agree on the newest state that is complete (`choose_state`). A rank reads
+the slots on its node. Data that it needs and that these slots lack is broadcast by a rank that can read it.
 
 A rank may be killed between any two instructions. The commit word is cleared before anything else is written, and set
 after everything else is, so it shows whether a slot is complete. The arrays have no checksum: unlike a disk, memory
@@ -51,7 +51,7 @@ from ddp.checkpoint.rank_group import RankGroup
 from ddp.checkpoint.state import ArraySource, Captured, TrainedObjects, capture, rank_array_name
 from ddp.errors import ArgumentError
 
-#: What follows if the state cannot be written to memory or read from it. Error messages begin with it.
+#: The beginning of error messages if the state cannot be written to memory or read from it.
 FAILED = "a restart goes on from disk, not from memory"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st03"
@@ -60,19 +60,19 @@ _WORD = struct.Struct("=Q")
 _HEADER = struct.Struct("=8s32s16sQQQQQQQQQQQ")
 # The dtype of `Stamp.copied` in a slot.
 _COPIED = np.dtype(np.uint32)
-# Where the first array starts, in bytes; and the alignment of each.
+# The position of the first array in a slot, and the alignment of all arrays (bytes).
 _BEGIN = mmap.PAGESIZE
 _ALIGNED = 64
 # Bytes by which the text may grow before its slot has to grow.
 _SPARE = 1 << 16
-# With memory_every="auto", at most this fraction of the time is spent on writing.
+# With memory_every="auto", at most this fraction of the time is spent on writes to memory.
 _TIME_FRACTION = 0.01
 
 
 class Stamp(NamedTuple):
     """The header of a slot.
 
-    owner: a hash of the Checkpointer's folder; start: which start of the job wrote it, from 0
+    owner: a hash of the Checkpointer's folder; start: which start of the job wrote the slot, from 0
     node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
     sharded: whether this rank holds pieces of a sharded optimizer, or ranks hold copies of such pieces
     own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
@@ -104,7 +104,7 @@ class Stamp(NamedTuple):
 
 
 class Slot:
-    """One slot. fd: of its memory, closed by `close`; token: of the job"""
+    """One slot. fd: the descriptor of its memory, which `close` closes; token: the job's"""
 
     def __init__(self, fd: int, token: str) -> None:
         self._fd = fd
@@ -144,7 +144,7 @@ class Slot:
         return self._map
 
     def write(self, stamp: Stamp, sources: Sequence[ArraySource], starts: Sequence[int], text: bytes) -> None:
-        """Replaces its contents. The size must have been reserved. starts: the position of each array"""
+        """Replaces the slot's contents. Enough memory must be reserved. starts: the position of each array"""
         memory = self.map()
         _WORD.pack_into(memory, 0, 0)
         for source, start in zip(sources, starts, strict=True):
@@ -172,10 +172,10 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 
 
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
-    """For each rank, the rank on another node that gets a copy of its pieces. nodes: of each rank
+    """For each rank, the rank on another node that gets a copy of its pieces. nodes: the node of each rank
 
     Ranks choose in turn. Of the ranks on other nodes, each takes the one with the fewest copies so far; if there are
-    several, the next in rank order.
+    several, the first of them after itself in rank order, which continues at rank 0 after the last rank.
 
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
@@ -227,7 +227,7 @@ class StateMemory:
     index: this rank's number in the job; start: which start of the job this is, from 0
     held: the newest start whose ranks have all written their state; the states of later starts are incomplete
     owner: the folder of the Checkpointer; comm: its communicator
-    due: the earliest time (monotonic, s) of a next write that keeps to `_TIME_FRACTION`
+    due: the earliest time (monotonic, s) of the next write that keeps to `_TIME_FRACTION`
 
     Raises: OSError if this rank's slots cannot be opened, or belong to another job or user.
     """
@@ -249,7 +249,7 @@ class StateMemory:
         self.due = 0.0
 
     def _open(self, path: str) -> Slot:
-        """Opens the slot at `path`, which is /proc/PID/fd/FD. Raises: OSError if that is no slot of this job.
+        """Opens the slot at `path`, which is /proc/PID/fd/FD. Raises: OSError if that is not a slot of this job.
 
         On another host, PID may be of another process, or of none.
         """
@@ -414,8 +414,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
     slots_by_rank: the stamps of the slots that each rank can read; same_pieces: as for `StateMemory.newest`
 
     If no slot of a rank can be read, the rank was lost with its host, or its agent, which held the slots, has ended. A
-    state is complete without it if there is a copy of what is equal on all ranks, and of its pieces of sharded
-    optimizers.
+    state is complete without these slots if others have what is equal on all ranks, and copies of that rank's pieces
+    of sharded optimizers.
 
     With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, no rank needs an
     array of another host: only the texts are moved.
@@ -504,7 +504,10 @@ class _SlotReader(NamedTuple):
 
 
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """The memory in bytes that this process's control groups (version 2) have left, inactive file cache included."""
+    """Yields the bytes that each of this process's control groups (version 2) with a limit has left.
+
+    Inactive file cache counts as left.
+    """
     folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
     for group in (folder, *folder.parents):
         try:

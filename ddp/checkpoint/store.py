@@ -11,7 +11,7 @@ of checkpoints could be locked.
 
 At a URL nothing can be renamed. There the folder has its final name from the start, and is a checkpoint once its
 manifest exists. If a killed job leaves a folder without a manifest, it is removed by the next save of that step, or
-later, when older checkpoints than the `keep` newest are removed."""
+later, together with the checkpoints that are older than the `keep` newest."""
 
 from __future__ import annotations
 

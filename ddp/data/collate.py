@@ -1,6 +1,6 @@
 """Makes a batch with the structure of a sample. A tuple becomes a list; other containers keep their class if possible.
 
-The tensors, arrays or numbers at one place of all samples become one tensor, with the samples along a new first
+The tensors, arrays or numbers at the same place in all samples become one tensor, with the samples along a new first
 dimension. The caller can allocate the tensors' memory (`out`): a worker process writes a batch straight into memory
 that it shares with its consumer.
 """
@@ -20,7 +20,7 @@ from ddp._tensor.functions import stack
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 Array = np.ndarray[Any, Any]
-#: Memory for an array of a batch: (shape, dtype) -> C-contiguous array.
+#: Allocates an array of a batch: (shape, dtype) -> C-contiguous array.
 Out = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 _FIX = "Give the DataLoader a collate_fn that makes a batch of such samples"
@@ -41,7 +41,7 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
     Raises: ShapeError for leaves of different shapes, or sequences of different lengths; ArgumentError for no samples,
     or mappings with different keys; DtypeError for leaves that are not listed above, of different kinds, or of a dtype
     that no tensor has; DeviceError for tensors on a GPU if `out` is given. Messages name a sample and the leaf, such as
-    `batch[3]['image']`, unless tensors require grad.
+    `batch[3]['image']`, unless tensors require grad or are on a GPU.
     """
     if not len(batch):
         raise ArgumentError("default_collate: expected at least one sample")
@@ -51,8 +51,8 @@ def default_collate(batch: Sequence[Any], *, out: Out | None = None) -> Any:
 def default_convert(data: Any) -> Any:
     """Converts the NumPy arrays in `data` to tensors that share their memory, and NumPy's scalars to 0-d tensors.
 
-    Looks into mappings, named tuples and sequences as `default_collate` does: a tuple becomes a list. Leaves everything
-    else as it is, arrays of dtypes that no tensor has included.
+    Looks into mappings, named tuples and sequences as `default_collate` does: a tuple becomes a list. Everything
+    else stays unchanged, including arrays of dtypes that no tensor has.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
         return _as(data, [default_convert(value) for value in data])
@@ -74,7 +74,7 @@ def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
-    """Collates the values at one place of all samples. path: of that place in a sample, such as `['image'][0]`."""
+    """Collates the values at the same place in all samples. path: this place, such as `['image'][0]`."""
     first = samples[0]
     if isinstance(first, np.ndarray):
         return _arrays(samples, path, out)
@@ -105,7 +105,7 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _check_kind(samples: Sequence[Any], cls: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) > 1:  # otherwise all are of the class of the first one, which is a `cls`
+    if len(set(map(type, samples))) > 1:  # if all have one class, it is a `cls`: the caller has checked the first
         for index, sample in enumerate(samples):
             if not isinstance(sample, cls):
                 first = type(samples[0]).__name__

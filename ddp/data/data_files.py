@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 Path = str | os.PathLike[str]
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-# By number of classes: for each label byte of a record, how many values it can have.
+# For each number of classes: the number of values that each label byte of a record can have.
 _CIFAR_LABELS = {10: (10,), 100: (20, 100)}
 
 
@@ -55,8 +55,8 @@ def _map(path: Path) -> Array:
 def read_idx(path: Path) -> Array:
     """Reads an IDX file into a new array of the type and shape that the file declares, in native byte order.
 
-    path: the file, which may be compressed by gzip, whatever its name
-    Raises: DataFileError, which names the file, if it is no IDX file; OSError if it cannot be opened.
+    path: the file, plain or compressed by gzip, whatever its name
+    Raises: DataFileError, which names the file, if it is not an IDX file; OSError if it cannot be opened.
     """
     data = _map(path)
     if bytes(data[:2]) == b"\x1f\x8b":
@@ -77,10 +77,10 @@ def read_idx(path: Path) -> Array:
 
 
 def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:
-    """Reads the pictures and labels of one file of CIFAR-10 or CIFAR-100, as new arrays of uint8.
+    """Reads the images and labels of one file of CIFAR-10 or CIFAR-100, as new arrays of uint8.
 
-    classes: 10: pictures (N, 3, 32, 32), red first, and labels (N);
-    100: the same pictures, and labels (N, 2): the coarse one of 20, and the fine one of 100
+    classes: 10: images (N, 3, 32, 32), red first, and labels (N);
+    100: images of the same shape, and labels (N, 2): the coarse one of 20, and the fine one of 100
     Raises: DataFileError, which names the file, if it does not consist of whole records, or has a label that is out of
     range; ArgumentError for another number of classes; OSError if the file cannot be opened.
     """
@@ -120,7 +120,7 @@ def _npy(path: Path) -> Array:
 
 
 class _MappedDataset(Dataset[Any]):
-    """A dataset that is pickled as the paths of its files. A subclass has `_map_files`.
+    """A dataset that is pickled as the paths of its files. A subclass defines `_map_files`.
 
     A file must not be shortened while it is mapped: the system kills a process that reads past its end (SIGBUS).
     """
@@ -144,11 +144,11 @@ class NpyDataset(_MappedDataset):
 
     paths: .npy files, (N, ...) each, with the same N; they are mapped, and the arrays of a sample are read-only views,
     or copies if the file's byte order is not this machine's
-    An array in Fortran order has its samples' elements far apart, and is slow to read.
+    A sample's elements are far apart in an array in Fortran order, which is slow to read.
 
-    Raises: DataFileError if a file is truncated, too long or no .npy file, if the lengths differ, for a 0-d array, and
-    for arrays of Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file cannot
-    be opened.
+    Raises: DataFileError if a file is truncated, too long or not an .npy file, if the lengths differ, for a 0-d array,
+    and for arrays of Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file
+    cannot be opened.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -181,7 +181,7 @@ def _native(value: Any) -> Any:
 class TokenFile(_MappedDataset):
     """A mapped file of tokens: sample i is (input, target), (block_size) int64 each. The target begins one token later.
 
-    path: a file of tokens, and nothing else
+    path: a file that contains only tokens
     dtype: of the tokens in the file: any integers, such as "uint16", or ">u2" for big-endian ones
     block_size: tokens of an input
     stride: tokens from the beginning of a block to that of the next; None: block_size, so that no token is a target
@@ -224,7 +224,7 @@ class TokenFile(_MappedDataset):
 
 
 class _Pictures(Dataset[Any]):
-    """Sample i is (picture, label): an array of uint8, and an int. data: (N, ...) uint8; targets: (N)"""
+    """Sample i is (image, label): an array of uint8, and an int. data: (N, ...) uint8; targets: (N)"""
 
     def __init__(self, folder: Path, train: bool = True, transform: Any = None, target_transform: Any = None) -> None:
         self.folder = os.path.abspath(folder)
@@ -249,7 +249,7 @@ class _Pictures(Dataset[Any]):
     def _path(self, name: str, below: str, endings: Sequence[str] = ("",)) -> str:
         """Finds a file in the folder, or in its subfolder `below`, where archives and torchvision's downloads put it.
 
-        endings: of the file's name after `name`; they are tried in this order
+        endings: what may follow `name` in the file's name; tried in this order
         """
         for path in (os.path.join(self.folder, place, name + ending) for place in ("", below) for ending in endings):
             if os.path.exists(path):
@@ -258,15 +258,15 @@ class _Pictures(Dataset[Any]):
 
 
 class MNIST(_Pictures):
-    """MNIST, or a dataset of the same format (Fashion-MNIST, KMNIST, ...): sample i is (picture, label).
+    """MNIST, or a dataset of the same format (Fashion-MNIST, KMNIST, ...): sample i is (image, label).
 
     folder: has the two files that `train` selects, plain or compressed (.gz), directly in it or in MNIST/raw. Nothing
     is downloaded.
     train: True: train-images-idx3-ubyte and train-labels-idx1-ubyte; False: t10k-images-idx3-ubyte and
     t10k-labels-idx1-ubyte
-    transform, target_transform: called with the picture, (H, W) uint8, and with the label, an int; None: unchanged
+    transform, target_transform: called with the image, (H, W) uint8, and with the label, an int; None: unchanged
 
-    Raises: DataFileError for files that are missing, are not IDX, or do not fit each other; OSError if one cannot be
+    Raises: DataFileError for files that are missing, are not IDX, or do not match each other; OSError if one cannot be
     opened.
     """
 
@@ -284,11 +284,11 @@ class MNIST(_Pictures):
 
 
 class CIFAR10(_Pictures):
-    """CIFAR-10, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
+    """CIFAR-10, the binary version: sample i is (image, label), (3, 32, 32) uint8, red first, and an int.
 
     folder: has the files that `train` selects, directly in it or in cifar-10-batches-bin. Nothing is downloaded.
     train: True: data_batch_1.bin to data_batch_5.bin; False: test_batch.bin
-    transform, target_transform: called with the picture, and with the label; None: unchanged
+    transform, target_transform: called with the image, and with the label; None: unchanged
     Raises: DataFileError for files that are missing or are not in this format; OSError if one cannot be opened.
     """
 
@@ -299,11 +299,11 @@ class CIFAR10(_Pictures):
 
 
 class CIFAR100(_Pictures):
-    """CIFAR-100, the binary version: sample i is (picture, label), (3, 32, 32) uint8, red first, and an int.
+    """CIFAR-100, the binary version: sample i is (image, label), (3, 32, 32) uint8, red first, and an int.
 
     folder: has the file that `train` selects, directly in it or in cifar-100-binary
     train: True: train.bin; False: test.bin
-    transform, target_transform: called with the picture, and with the label, the fine one of 100; None: unchanged
+    transform, target_transform: called with the image, and with the label, the fine one of 100; None: unchanged
     Raises: DataFileError for a file that is missing or is not in this format; OSError if it cannot be opened.
     """
 

@@ -40,19 +40,19 @@ class DataLoader:
     """Batches of a dataset: `for x, y in DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2)`.
 
     dataset: a Dataset, or anything with `__getitem__` and `__len__`; or an IterableDataset
-    batch_size: samples a batch; None: samples as they are, one by one
-    shuffle: read the samples in random order, another one in each pass
+    batch_size: samples per batch; None: samples one by one, without batches
+    shuffle: read the samples in random order, a new one in each pass
     sampler: indices in the order in which they are read, e.g. a DistributedSampler
     batch_sampler: lists of indices, instead of batch_size, shuffle, sampler and drop_last
-    num_workers: processes that fetch; 0: this one does. If the dataset has an index, and draws random numbers from
-    `ddp` only, the batches and their order are the same for any number
+    num_workers: number of processes that fetch; 0: this process does. If the dataset has an index, and draws random
+    numbers from `ddp` only, the batches and their order do not depend on this number
     collate_fn: makes a batch of a list of samples; None: `default_collate`, or `default_convert` without batches
     pin_memory: return batches on the GPU; they are copied through pinned memory, while the previous step runs. Without
-    a GPU it has no effect but a warning
+    a GPU it only causes a warning
     drop_last: leave out the last batch if it is shorter
-    timeout: the longest wait for a batch of a worker, in seconds; 0: no limit
+    timeout: the longest wait for a batch from a worker, in seconds; 0: no limit
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
-    multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` of these names. With any of them,
+    multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` for one of these. In all cases
     workers are forked from a small server, which all loaders of this process share
     generator: draws the loader's seed, and that of `shuffle`; None: this thread's generator
     prefetch_factor: batches that each worker has ahead; None: 2
@@ -141,13 +141,13 @@ class DataLoader:
         self._order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler  # None for a stream
         self._size = None if batch_size is None and batch_sampler is None else batch_size or 1
         self.collate_fn = collate_fn or (default_convert if self._size is None else default_collate)
-        self._pool: WorkerPool | None = None  # of persistent workers
+        self._pool: WorkerPool | None = None  # the persistent workers, once started
         self._payload: Payload | None = None
         self.epoch = 0  # passes completed, including those before a loaded state
         self._batches = 0  # the number handed out in this pass
         self._seed: int | None = None  # the seed of the batches' random numbers
-        self._streams: State | None = None  # of a stream: the position after the last batch handed out
-        self._began: tuple[State, int] | None = None  # where this `iter` began: the sampler's state, the batch's number
+        self._streams: State | None = None  # for an IterableDataset: the position after the last batch handed out
+        self._began: tuple[State, int] | None = None  # where this `iter` began: sampler's state, batch number
         self._current: Batches | None = None  # of the present pass
         self._loaded = False
         if num_workers:
@@ -158,7 +158,7 @@ class DataLoader:
             fork_server.fork_server(self._modules)  # now, so that it is ready when workers are wanted
 
     def __len__(self) -> int:
-        """Batches of a whole pass. For an IterableDataset, several workers may make another number.
+        """The number of batches of a whole pass. Of an IterableDataset, several workers may make more or fewer.
 
         Raises: TypeError if the sampler, or an IterableDataset, has no length.
         """
@@ -185,8 +185,8 @@ class DataLoader:
     def state_dict(self) -> State:
         """The position after the batches that were handed out, whatever workers have fetched ahead, as JSON values.
 
-        epoch: passes completed; batches: handed out in the pass under way (with micro_batches in whole steps, to all
-        ranks together); seed: of the random numbers of batches; sampler: the state of sampler or batch_sampler, None if
+        epoch: passes completed; batches: handed out in the pass under way (with micro_batches: to all ranks, in whole
+        steps); seed: of the random numbers of batches; sampler: the state of sampler or batch_sampler, None if
         it has none; streams: the positions of the processes that read an IterableDataset
         """
         batches = self._batches
@@ -242,7 +242,7 @@ class DataLoader:
         return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
 
     def _steps(self) -> DistributedSampler | None:
-        """The sampler, if it gives this rank a part of each step's micro-batches."""
+        """The DistributedSampler, if it has micro_batches; otherwise None."""
         holder = self._sampler_of_rank()
         return holder if isinstance(holder, DistributedSampler) and holder.micro_batches_of_rank is not None else None
 
@@ -263,7 +263,7 @@ class DataLoader:
             self._began = None
 
     def _leave(self, source: Batches, failed: bool = False) -> None:
-        """Ends a pass early. With a dataset that has an index, it counts as complete if all batches were handed out."""
+        """Ends a pass early. With an indexed dataset, it counts as complete if all its batches were handed out."""
         if self._current is source:
             if source.leave(self._batches, failed):
                 self._complete(source)

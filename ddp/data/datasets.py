@@ -49,10 +49,10 @@ class IterableDataset(Dataset[T_co]):
 
 
 class TensorDataset(Dataset[tuple[Any, ...]]):
-    """Sample i is `(t[i] for t in tensors)`, as a tuple.
+    """Sample i is `tuple(t[i] for t in tensors)`.
 
     tensors: (N, ...) each, with the same N; tensors, NumPy arrays, or other objects with `shape` that can be indexed
-    Raises: ArgumentError if there are none, or one has no `shape`; ShapeError if first dimensions differ or one is 0-d.
+    Raises: ArgumentError without tensors, or if one has no `shape`; ShapeError if lengths differ or one is 0-d.
     """
 
     def __init__(self, *tensors: Any) -> None:
@@ -222,10 +222,10 @@ def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
 def random_split(
     dataset: Dataset[T], lengths: Sequence[float], generator: BaseGenerator | None = None
 ) -> list[Subset[T]]:
-    """Subsets without a common sample, drawn at random, that together are the dataset.
+    """Splits a dataset at random into subsets, so that each sample is in exactly one of them.
 
-    lengths: of the subsets; or fractions that add up to 1: the lengths are rounded down, and the samples left over go
-    to the first subsets, one each
+    lengths: of the subsets; or fractions that add up to 1: the resulting lengths are rounded down, and the samples left
+    over go to the first subsets, one each
     generator: draws the order; None: this thread's generator. All ranks must draw the same order, so give them
     generators of the same seed: `generator=ddp.Generator().manual_seed(0)`
 

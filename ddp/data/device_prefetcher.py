@@ -1,7 +1,7 @@
 """Copies batches to the GPU while the previous step runs there: through pinned memory, on a separate stream.
 
 A copy from ordinary memory makes the CPU wait; a copy from pinned memory runs during the computation. Contiguous arrays
-in CuPy's pinned memory are copied from there. All others are first copied to CuPy's pool of pinned memory.
+in CuPy's pinned memory are copied directly. All others are first copied to CuPy's pool of pinned memory.
 
 The GPU's memory for a batch belongs to the stream that computes: the allocator gives it to later work of that stream
 when the batch is dropped. So the copy waits for the earlier work of that stream, and the stream waits for the copy.
@@ -20,7 +20,9 @@ from ddp.errors import warn_once
 
 
 def prefetch_to_device(batches: Any, wanted: bool, device_name: str) -> Iterator[Any]:
-    """An iterator over the batches with their tensors copied to a GPU; without a GPU, or if not `wanted`, `batches`.
+    """Returns an iterator over the batches, which copies their tensors to a GPU.
+
+    Without a GPU, or if not `wanted`, returns `batches`.
 
     device_name: of the GPU; "": the current GPU
     """
@@ -49,8 +51,8 @@ class DevicePrefetcher(Iterator[Any]):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._sent: tuple[Any, Any] | None = None  # (batch, position), and the event after its copy
-        # The error that comes instead of the next batch. In a list, so that nothing holds it, and by its traceback the
-        # last batch, once it is raised.
+        # The error to raise instead of the next batch. It is removed from the list when it is raised, because its
+        # traceback would keep the last batch alive.
         self._errors: list[BaseException] = []
 
     def __next__(self) -> Any:
@@ -84,7 +86,7 @@ class DevicePrefetcher(Iterator[Any]):
             self._stream.wait_for(self._streams.current(self._xp))
             moved = each_tensor(batch, copied)
         arrived = self._stream.record()
-        self._streams.keep_alive(self._stream, under_way, event=arrived)  # in case the batch is never taken
+        self._streams.keep_alive(self._stream, under_way, event=arrived)  # even if the batch is never taken
         return (moved, position), arrived
 
     def _pinned(self, array: Any) -> Any:

@@ -58,7 +58,7 @@ class DistributedSampler(IndexSampler):
     micro_batches: the number of micro-batches of a step, on all ranks together; see `DataParallel`. A DataLoader's
     batch is one micro-batch, and `tail` is about micro-batches instead of ranks. None: one per rank
 
-    Every `iter` is one epoch, and the next one has an order of its own: `set_epoch` is not needed. An epoch that is
+    Every `iter` is one epoch, and each epoch has its own order without a call of `set_epoch`. An epoch that is
     left early is begun again by the next `iter`, unless a state is loaded first. In a DataLoader the epoch is over when
     its last batch was handed out, whatever was read ahead.
 
@@ -66,8 +66,8 @@ class DistributedSampler(IndexSampler):
     that was saved at one number of ranks may be loaded at any other. With micro_batches the cursor advances by whole
     steps: a step of which this rank has read only a part is read again.
 
-    `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks. With
-    micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
+    `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest such number of any
+    rank. With micro_batches, `num_samples` is the number of samples in the first micro-batches of all steps together.
 
     Raises: ArgumentError if num_replicas is not an integer of at least 1, if rank is not from 0 to num_replicas - 1, if
     micro_batches is not an integer or below the number of ranks, for a seed below 0, an unknown tail or one that
@@ -118,13 +118,13 @@ class DistributedSampler(IndexSampler):
         self.micro_batches_of_rank = (
             None if micro_batches is None else micro_batches_of(micro_batches, self.rank, self.num_replicas)
         )
-        self._stride = micro_batches or self.num_replicas  # ranks or micro-batches that take turns in the order
+        self._stride = micro_batches or self.num_replicas  # number of ranks or micro-batches that take turns
         self.epoch = 0
         self._counted = False  # whether `epoch` was set at the end of a pass, rather than by `set_epoch`
 
     @property
     def num_samples(self) -> int:
-        """The most samples that a rank reads in a whole epoch. All ranks read as many, unless tail is "exact".
+        """The largest number of samples that a rank reads in an epoch. All ranks read as many, unless tail is "exact".
 
         With micro_batches: the number of samples in the first micro-batches of all steps together.
         """
@@ -132,7 +132,7 @@ class DistributedSampler(IndexSampler):
 
     @property
     def total_size(self) -> int:
-        """Samples of all ranks in a whole epoch."""
+        """The number of samples that all ranks together read in a whole epoch."""
         return len(self.dataset) if self.tail == "exact" else self.num_samples * self._stride
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class DistributedSampler(IndexSampler):
         return sum(count(len(self.dataset), number, self._stride, self.tail) for number in numbers)
 
     def most_after(self, state: State) -> int:
-        """The most samples that a rank has left after `state` in its epoch. With tail="exact" others may have fewer.
+        """The largest number of samples that a rank has left in the epoch of `state`, from its cursor on.
 
         With micro_batches: the number of samples in the first micro-batches of all steps that are left.
         """
@@ -190,7 +190,7 @@ class DistributedSampler(IndexSampler):
     def state_after(self, state: State, count: int) -> State:
         """The position `count` indices after `state` in the same pass.
 
-        With micro_batches, `count` must be that of whole steps.
+        With micro_batches, `count` must cover whole steps.
         """
         return super().state_after(
             state, count if self.micro_batches_of_rank is None else count // len(self.micro_batches_of_rank)
@@ -229,7 +229,7 @@ class DistributedSampler(IndexSampler):
         """Makes the next `iter` continue at this position, whatever number of ranks saved it.
 
         Raises: StateDictError if the state is not of a DistributedSampler, or if the length of its dataset, its seed,
-        its `shuffle` or (if this sampler has micro_batches) its number of micro-batches is another one. A sampler
+        its `shuffle` or (if this sampler has micro_batches) its number of micro-batches differs. A sampler
         without micro_batches continues at any state with them, since the cursor counts the samples that were read.
         """
         check_mapping(self, state_dict)
@@ -250,7 +250,7 @@ class DistributedSampler(IndexSampler):
         order = self._order(began)
         count_here = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(count_here)
-        return (order[places % length] if length else order,)  # past its end the order begins again, to pad
+        return (order[places % length] if length else order,)  # modulo: for padding, the order begins again
 
     def _order(self, began: State) -> Order:
         """The order of all ranks in the epoch of a pass."""

@@ -80,7 +80,7 @@ _worker_info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Which worker this process is: `id`, `num_workers`, `seed` and `dataset`; None outside of workers."""
+    """Describes the worker that this process is: see `WorkerInfo`. None outside of workers."""
     return _worker_info
 
 
@@ -93,8 +93,8 @@ def set_worker_info(info: WorkerInfo) -> None:
 class FetchConfig(NamedTuple):
     """The dataset, and how batches are made of it.
 
-    initialize: the user's worker_init_fn; stream: whether the dataset has no index; size: samples per batch; None: the
-    samples are not batched
+    collate, initialize: the loader's collate_fn and worker_init_fn; stream: whether the dataset has no index
+    size: samples per batch; None: the samples are not batched
     """
 
     dataset: Any
@@ -146,7 +146,7 @@ class FetchResult(NamedTuple):
 class BatchMaker:
     """Makes the batches of passes over a dataset.
 
-    seeding: called with the seed of a pass or batch before it is begun
+    seeding: called with the seed of a pass or batch before that begins
     out: allocates a batch's arrays for `default_collate`
 
     `position` says what is being read, for error messages: an index, all indices of the batch, or a text for a stream.
@@ -209,9 +209,9 @@ class BatchMaker:
 
 
 def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
-    """A function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
+    """Returns a function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
 
-    The function returns what `default_collate` would make of the samples, and raises an IndexError for an index out of
+    That function returns what `default_collate` would make of the samples, and raises an IndexError for an index out of
     range. The result is None for other datasets, for a tensor that requires grad or is on a GPU, for a dtype that no
     tensor has, and for a Subset whose indices are not a list of integers.
     """
@@ -240,7 +240,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
         batch = []
         for array in arrays:
             selected = out((len(picked), *array.shape[1:]), array.dtype)
-            np.take(array, picked, 0, selected, "wrap")  # checked above: the mode "raise" would go through a buffer
+            np.take(array, picked, 0, selected, "wrap")  # indices are checked above; "raise" would buffer `selected`
             batch.append(wrap(selected, CPU))
         return batch
 

@@ -34,7 +34,7 @@ from ddp.multiprocessing.connections import make_pipe
 
 _GRACE = 2.0  # time (s) for workers to finish their task after their pool is closed
 
-# Variables that would make a worker join the job as a rank, or start MPI when a script that it imports uses it.
+# Variables that would make a worker join the job as a rank, or start MPI when it imports a script that uses MPI.
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
@@ -141,7 +141,7 @@ class ForkServer:
 
 def _loaded_modules() -> dict[str, Any]:
     """The spec of each module of this process. A module that is loaded again has a new spec."""
-    # A copy, which no other thread can interrupt. Another thread may import a module during a loop over the dict.
+    # Loops over a copy: another thread may import a module meanwhile. No thread can interrupt `copy`.
     return {name: getattr(module, "__spec__", None) for name, module in sys.modules.copy().items()}
 
 

@@ -31,7 +31,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     """
 
     workers: Sequence[int] = ()  # those that give batches, in the order of their next batches
-    position: State | None = None  # of a stream: its state after the last batch that was received
+    position: State | None = None  # of a stream: the position after the last batch that was received
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
         self._pool = pool
@@ -83,7 +83,7 @@ class Batches(Iterator[tuple[Any, Any]]):
 class IndexBatches(Batches):
     """The batches of a dataset with an index.
 
-    order: an iterator made by `sampler`, of each batch's list of indices, or of single indices
+    order: the iterator of `sampler`, over lists of the indices of a batch, or over single indices
     first: the number of the first batch
     """
 

@@ -33,7 +33,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
     """
     comm = collectives.init() if comm is None else comm
     apart = comm.split(comm.node) if per_node else comm.duplicate()
-    assert apart is not None  # None only without a color
+    assert apart is not None  # `split` returns None only without a color
     beat = MonitoredSection(apart)
     try:
         if apart.rank == 0:

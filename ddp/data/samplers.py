@@ -70,7 +70,7 @@ class IndexSampler(Sampler[int]):
     is left early is not continued: the next `iter` begins anew, unless a state is loaded first.
     """
 
-    _stride = 1  # how far the cursor goes for each index
+    _stride = 1  # how far each index advances the cursor
 
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
@@ -255,7 +255,7 @@ class RandomSampler(_Drawn):
     of the dataset, one after the other
     generator: draws the seed of a pass; None: this thread's generator, which `ddp.manual_seed` seeds
 
-    Raises: ArgumentError if num_samples is no count, or samples are asked of an empty dataset; DeviceError for a
+    Raises: ArgumentError if num_samples is not a count, or above 0 for an empty dataset; DeviceError for a
     generator of a GPU.
     """
 

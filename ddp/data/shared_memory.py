@@ -2,8 +2,8 @@
 
 A worker takes one of its blocks, collates arrays into it, and sends the block's descriptor once; the consumer maps the
 block and makes arrays over the same memory. The containers of the arrays (tuples, dicts, objects of the user's classes)
-are pickled with a number in the place of each array. When the last array over a block has gone, its `Lease` ends, and
-the worker may use the block again. So neither side allocates or faults pages in for each batch.
+are pickled with a number in the place of each array. When the last array over a block is freed, the block's `Lease`
+ends, and the worker may use the block again. So neither side allocates or faults pages in for each batch.
 
 The dataset and functions are pickled into one block, with large arrays behind the pickle. Every worker maps it for
 itself: workers share its pages as long as they only read. A page that a worker writes becomes its own, as after a fork.
@@ -31,9 +31,9 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import bfloat16
 from ddp.errors import ArgumentError
 
-_GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of about one size share blocks
-_ALIGNMENT = 64  # bytes: a line of the cache
-_HELD = 32  # blocks of one worker that the consumer may keep; further batches are copied out of their blocks
+_GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of similar sizes can use the same block
+_ALIGNMENT = 64  # bytes: a cache line
+_HELD = 32  # maximum number of blocks of one worker that the consumer keeps; further batches are copied from theirs
 
 _LARGE = 4096  # bytes: arrays of a dataset of at least this size are stored after the pickle
 _SCRIPT = b"\x8c\x08__main__"  # how a pickle refers to the user's script
@@ -67,7 +67,7 @@ class PackedBatch(NamedTuple):
 
 
 class BatchWriter:
-    """The worker's side: memory for its batches, which it packs for sending.
+    """The worker's side: allocates memory for batches, and packs them for sending.
 
     Blocks have numbers, their slots. If a block has become too small, a larger one takes its slot, here and in the
     consumer.
@@ -134,7 +134,7 @@ class BatchWriter:
         return PackedBatch(slot, block.nbytes, leaves, file.getvalue()), [fd]
 
     def _placed(self, arrays: list[Array]) -> list[int]:
-        """The offsets of the arrays in the block. If one lies elsewhere, all are copied into a large enough block."""
+        """Returns the arrays' offsets in the block. If one is stored elsewhere, all are copied into a block first."""
         blocks = [block_of(array) for array in arrays if self._slot is not None and array.flags.c_contiguous]
         starts = [start for block, start in filter(None, blocks) if block is self._blocks[self._slot or 0]]
         if len(starts) == len(arrays):
@@ -147,7 +147,7 @@ class BatchWriter:
         slot = self._take(end)
         for array, start in zip(arrays, starts, strict=True):
             self._blocks[slot].array(array.dtype, array.shape, start)[...] = array
-        self.begin()  # only now: some of the arrays may lie in the block that this frees
+        self.begin()  # only now: some of the arrays may be stored in the block that this frees
         self._slot = slot
         self._used = end
         return starts
@@ -180,7 +180,7 @@ class BatchReader:
 
     def __init__(self) -> None:
         self._blocks: dict[int, Block] = {}  # by slot
-        self._back: deque[int] = deque()  # slots of blocks whose arrays have gone
+        self._back: deque[int] = deque()  # slots of blocks whose arrays are freed
         self._held = 0
 
     def returned(self) -> list[int]:
@@ -192,7 +192,7 @@ class BatchReader:
     def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
         """Returns the batch. fd: of a block that is new here; it is closed.
 
-        Its arrays lie in the worker's block, or are copies if the consumer holds more than `_HELD` blocks.
+        Its arrays are views of the worker's block, or copies if the consumer holds more than `_HELD` blocks.
         """
         slot, new, leaves, content = batch
         lease = Lease()
@@ -227,7 +227,7 @@ class _Unpickler(pickle.Unpickler):
 # -- the configuration with which workers start
 
 
-#: Of a payload: the size of the pickle, which comes first, and for each array (offset, size, whether read-only).
+#: The layout of a payload: the size of the pickle, which comes first; for each array (offset, size, read-only).
 Layout = tuple[int, list[tuple[int, int, bool]]]
 
 
@@ -271,7 +271,7 @@ class Payload:
         self._block: Block | None = None
 
     def share_memory_of(self, previous: Payload | None) -> bool:
-        """Uses the memory of an earlier payload that has been written, if it holds the same bytes. True if it does.
+        """Uses the memory of an earlier payload, if that was written and has the same bytes. Returns whether it does.
 
         So the dataset is not written again for the workers of the next pass.
         """

@@ -22,10 +22,10 @@ import signal
 import sys
 import time
 from multiprocessing import forkserver, spawn, util
-from multiprocessing import popen_forkserver as _popen_forkserver  # so that no worker imports it  # noqa: F401
+from multiprocessing import popen_forkserver as _popen_forkserver  # imported once, in the server  # noqa: F401
 from typing import Any, NamedTuple, NoReturn
 
-import numpy.random  # so that no worker imports it  # noqa: F401
+import numpy.random  # imported once, in the server  # noqa: F401
 
 from ddp.data.fetching import (
     BatchMaker,

@@ -63,7 +63,7 @@ class WorkerPool:
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
-                self._take(worker)  # a batch that is dropped gives its block back
+                self._take(worker)  # unpacks the batch; dropping it returns its block to the worker
         for worker, start in enumerate(starts):
             self._send(worker, start)
 
@@ -136,7 +136,7 @@ def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess
 
 
 def _worker_error(failure: WorkerFailure) -> WorkerError:
-    """Makes an error with the attributes of a worker's exception, and if possible also an instance of its class."""
+    """Makes an error with the attributes of a worker's exception, and if possible with its class as a second base."""
     error = WorkerError(failure.message)
     with contextlib.suppress(Exception):  # the class cannot be imported, or cannot be a second base
         cls = pickle.loads(failure.pickled_class)

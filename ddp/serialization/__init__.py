@@ -7,8 +7,8 @@ metadata:
     "structure"   as `ddp.serialization.structure` encodes it. A module is
                   {"module": ["package.module:Class", {"dict": its attributes}]}. Attributes may also be {"set": [...]},
                   {"function": "package.module:name"}, {"parameters": [{"dict": ...}, {name: requires_grad}]}.
-                  {"same_module": n} is a module that appears again: n is the number of descriptions that end before the
-                  module's own
+                  {"same_module": n} is a module that appears again: n is its number, from 0, in the order in which the
+                  descriptions of modules end
     "tied"        {name: the name under which the same memory is written}
 
 Source: https://github.com/huggingface/safetensors#format
@@ -37,8 +37,8 @@ def save(obj: Any, f: File) -> None:
     f: a path, whose file is replaced atomically (but not a device, pipe or terminal), or an open binary file
     A dict of tensors by name becomes an ordinary safetensors file, which `safetensors.torch.load_file` reads.
     A tensor that appears twice (the same memory, shape, strides and dtype) is written once, under its first name. NumPy
-    arrays are loaded as arrays. For a module, the file has the name of its class, and its attributes. These must be of
-    the same kinds, or sets of JSON values, or functions. A state dict can be loaded without the class. Tensors and
+    arrays are loaded as arrays. For a module, the file has the name of its class, and its attributes: values of the
+    same kinds, sets of JSON values, and functions. A state dict can be loaded without the class. Tensors and
     arrays keep their dtype: bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64, in this machine's
     byte order.
 
@@ -59,7 +59,7 @@ def load(
 ) -> Any:
     """Loads what `save` wrote, or another safetensors file as a dict of tensors. All memory is new and writable.
 
-    Modules may be layers of `ddp.nn`, and classes that are listed in `ddp.serialization.safe_globals`.
+    Modules must be layers of `ddp.nn`, or of classes that are listed by `ddp.serialization.safe_globals`.
 
     f: a path, or an open binary file, read to its end; map_location: the device of the tensors, the CPU if None
     weights_only, mmap: have no effect: only tensors and JSON are ever read, into new memory

@@ -22,9 +22,9 @@ from ddp.nn import Module, Parameter
 from ddp.serialization.safetensors import CODES, DTYPES, METADATA, Header, lay_out, read_into, short
 from ddp.serialization.structure import JSON, Decoder, encode, free_name, memory_key, refuse
 
-# The modules of the public names of classes and functions. Public names stay valid when files are renamed.
+# The public modules by which files name classes and functions. These names stay valid when source files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
-# The modules that define these classes and functions.
+# Prefixes of the names of the modules that define these classes and functions.
 _OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.linear_algebra")
 _ROOT = "obj"
 
@@ -33,7 +33,7 @@ _listed: dict[str, Any] = {}
 
 
 def reference(value: Any) -> str:
-    """The name of a class or function in a file: `package.module:Class`; the public name if it is one of ours.
+    """The name by which files refer to a class or function: `package.module:Class`; the public name of one of ours.
 
     Raises: ArgumentError for other values.
     """
@@ -165,7 +165,7 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
 
 
 def read(file: Any, name: str, target: device) -> Any:
-    """Reads the object in a file. name: of the file in errors; target: of the tensors. Raises: SerializationError."""
+    """Reads the object in a file. name: the file's, for errors; target: of the tensors. Raises: SerializationError."""
     start = file.tell()
     header = Header(file, name)
     tied = header.parse(header.metadata.get("tied", "{}"))

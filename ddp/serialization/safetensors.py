@@ -37,10 +37,10 @@ STORED = {
     "U64": np.dtype("uint64"),
 }
 CODES = {dtype: code for code, dtype in STORED.items()}
-#: The longest header in bytes; the limit of the library safetensors.
+#: Maximum length of a header in bytes, as in the library safetensors.
 LIMIT = 100_000_000
 METADATA = "__metadata__"
-# The most dimensions of a NumPy array.
+# Maximum number of dimensions of a NumPy array.
 _MOST_DIMENSIONS = 64
 # Texts for error messages about files of other formats, by the first bytes of such a file.
 _FOREIGN = {
@@ -60,8 +60,8 @@ class FileLayout(NamedTuple):
 
 
 def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayout:
-    """The layout of a file. arrays: by name, in the order of the header; each has a dtype, a shape and nbytes"""
-    # Data is sorted by size of element, so that every array is aligned. The header keeps the order of `arrays`.
+    """Computes the layout of a file. arrays: by name, in the header's order; each has a dtype, a shape and nbytes"""
+    # Data is sorted by element size, largest first, so every array is aligned. The header keeps the order of `arrays`.
     order = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
     offsets = {}
     end = 0
@@ -173,7 +173,7 @@ class Header:
 
 
 def read_into(file: Any, view: memoryview) -> bool:
-    """Fills `view` from a file, by as many reads as needed. Returns False if the file ends before."""
+    """Fills `view` from a file, by as many reads as needed. Returns False if the file ends first."""
     while view:
         count = file.readinto(view)
         if not count:
