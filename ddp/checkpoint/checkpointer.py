@@ -55,7 +55,7 @@ class Checkpointer:
     async_save: `save` and the loop of `resume` save in the background. The next optimizer step waits until parameters
         and optimizer state have been copied
     memory_every: under `ddp-launch --max-restarts`, the loop of `resume` copies the state to memory after so many
-        steps, and a restart continues from there; "auto": as often as takes at most 1 % of the time; None: never
+        steps, and a restart continues from there; "auto": as often as 1 % of the time allows; None: never
     comm: the ranks' communicator; None: `collectives.init()`
     resume: False: start over, in a folder without checkpoints
 

@@ -25,7 +25,7 @@ from ddp.serialization.structure import JSON, Keep, encode
 def encode_optimizer(
     optimizer: Optimizer, names: Mapping[int, str], prefix: str, keep: Keep, keep_piece: Keep, rank: int
 ) -> tuple[dict[str, JSON], list[JSON]]:
-    """Returns what is equal on all ranks, and the pieces of the state that this rank saves.
+    """Encodes an optimizer. Returns what is equal on all ranks, and the pieces of its state that this rank saves.
 
     Every rank saves its pieces of a ZeroOptimizer. The state of any other optimizer is equal on all ranks: every
     rank passes its arrays to `keep`, and only rank 0 returns its JSON as pieces.

@@ -300,8 +300,8 @@ class _StateEncoder:
 class Captured(NamedTuple):
     """The part of the state that a rank writes.
 
-    equal: its part of the arrays that are equal on all ranks; pieces: of sharded optimizers; per_rank: other arrays of
-    this rank; state: the JSON that is equal on all ranks; own_state: the JSON of this rank
+    equal: the rank's part of the arrays that are equal on all ranks; pieces: of sharded optimizers; per_rank: other
+    arrays of this rank; state: the JSON that is equal on all ranks; own_state: the JSON of this rank
     """
 
     equal: list[ArraySource]

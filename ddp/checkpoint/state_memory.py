@@ -74,7 +74,7 @@ class Stamp(NamedTuple):
 
     owner: a hash of the Checkpointer's folder; start: which start of the job wrote the slot, from 0
     node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
-    sharded: whether this rank holds pieces of a sharded optimizer, or ranks hold copies of such pieces
+    sharded: whether this rank holds pieces of a sharded optimizer, or ranks exchange copies of such pieces
     own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
     copied: the ranks on other nodes whose pieces are copied in this slot; the text begins with them
     """
@@ -417,8 +417,8 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
     state is complete without these slots if others have what is equal on all ranks, and copies of that rank's pieces
     of sharded optimizers.
 
-    With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, no rank needs an
-    array of another host: only the texts are moved.
+    With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, arrays of one rank
+    alone are not moved to other hosts: only the texts are.
     """
     everything = set().union(*slots_by_rank)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):

@@ -55,11 +55,11 @@ class DataLoader:
     multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` for one of these. In all cases
     workers are forked from a small server, which all loaders of this process share
     generator: draws the loader's seed, and that of `shuffle`; None: this thread's generator
-    prefetch_factor: batches that each worker has ahead; None: 2
+    prefetch_factor: batches that each worker makes ahead; None: 2
     persistent_workers: workers stay for the next pass, with their copy of the dataset. Before each pass the dataset of
     this process is compared with that copy; if it has changed (by `dataset.set_epoch`, say), new workers start
     pin_memory_device: which GPU; "": the current one
-    in_order: accepted; batches always come in order
+    in_order: has no effect: batches always come in order
 
     Every `iter` is one pass. `epoch` counts the completed passes: those that handed out all their batches.
 
@@ -183,7 +183,7 @@ class DataLoader:
             raise
 
     def state_dict(self) -> State:
-        """The position after the batches that were handed out, whatever workers have fetched ahead, as JSON values.
+        """The position, as JSON values: after the batches that were handed out, without those that were fetched ahead.
 
         epoch: passes completed; batches: handed out in the pass under way (with micro_batches: to all ranks, in whole
         steps); seed: of the random numbers of batches; sampler: the state of sampler or batch_sampler, None if

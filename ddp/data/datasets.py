@@ -52,7 +52,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     """Sample i is `tuple(t[i] for t in tensors)`.
 
     tensors: (N, ...) each, with the same N; tensors, NumPy arrays, or other objects with `shape` that can be indexed
-    Raises: ArgumentError without tensors, or if one has no `shape`; ShapeError if lengths differ or one is 0-d.
+    Raises: ArgumentError without tensors, or if one has no `shape`; ShapeError if their N differs or one is 0-d.
     """
 
     def __init__(self, *tensors: Any) -> None:
@@ -202,7 +202,7 @@ def split_lengths(length: int, parts: Sequence[float]) -> list[int]:
     Lengths from fractions are rounded down, and the samples left over go to the first parts, one each:
     `split_lengths(10, [0.5, 0.25, 0.25]) == [6, 2, 2]`
 
-    Raises: ArgumentError if lengths do not add up to `length`, or fractions are not within [0, 1].
+    Raises: ArgumentError if lengths are not counts that add up to `length`, or fractions are not within [0, 1].
     """
     if math.isclose(sum(parts), 1):
         if not all(0 <= part <= 1 for part in parts):
@@ -229,8 +229,8 @@ def random_split(
     generator: draws the order; None: this thread's generator. All ranks must draw the same order, so give them
     generators of the same seed: `generator=ddp.Generator().manual_seed(0)`
 
-    Raises: ArgumentError if lengths do not add up to the number of samples, or fractions are not within [0, 1];
-    DeviceError for a generator of a GPU.
+    Raises: ArgumentError if lengths are not counts that add up to the number of samples, or fractions are not within
+    [0, 1]; DeviceError for a generator of a GPU.
     """
     sizes = split_lengths(len(dataset), lengths)  # type: ignore[arg-type]  # Dataset leaves __len__ to subclasses
     order = _device.generator(CPU, generator).permutation(sum(sizes)).tolist()

@@ -80,7 +80,7 @@ _worker_info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Describes the worker that this process is: see `WorkerInfo`. None outside of workers."""
+    """Describes the worker that this process is: `id`, `num_workers`, `seed` and `dataset`. None outside of workers."""
     return _worker_info
 
 

@@ -2,7 +2,7 @@
 
 A batch counts as consumed when the consumer has it, not when it was read. So each batch comes with the position after
 it, which the loader records as it hands the batch out. For a stream the position has the state of each worker's copy
-of the dataset; otherwise it is None, because the number of batches says enough.
+of the dataset; otherwise it is None, because the number of batches determines it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     """Iterates over (batch, position after it) of one pass. Workers take turns, so it waits for one worker at a time.
 
     pool: a WorkerPool, or a LocalPool
-    ahead: number of tasks that each worker has while the consumer has a batch
+    ahead: number of tasks that each worker still has when the consumer gets a batch
     """
 
     workers: Sequence[int] = ()  # those that give batches, in the order of their next batches

@@ -59,7 +59,7 @@ class WorkerPool:
     def start_pass(self, starts: Sequence[StartPass]) -> None:
         """Begins a pass in each worker. First waits for the remaining batches of the previous pass, and drops them.
 
-        Raises: WorkerError if a worker died, or does not send such a batch within the time limit.
+        Raises: WorkerError if a worker dies before it has sent such a batch, or takes longer than the time limit.
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
