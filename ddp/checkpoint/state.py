@@ -87,7 +87,7 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
 
 
 def user_state(user: Any) -> Any:
-    """The user's state. Objects with a `state_dict()` are replaced by its result, also as values of a dict."""
+    """The state of `user`: objects with a `state_dict()` are replaced by its result, also as values of a dict."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):
@@ -96,7 +96,7 @@ def user_state(user: Any) -> Any:
 
 
 def missing_user_state(user: Any, saved: JSON) -> list[str]:
-    """The user's objects without a saved state, as `["user.ema"]`. saved: the encoded `user_state`, or None"""
+    """The user's objects without a saved state, e.g. `["user.ema"]`. saved: the encoded `user_state`, or None"""
     if hasattr(user, "load_state_dict"):
         return ["user"] if saved is None else []
     known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
