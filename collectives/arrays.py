@@ -23,7 +23,7 @@ from collectives.native import BFLOAT16, Array
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# The scalar types that NUMBERS lacks although a type in it has an equal dtype. C has two types of 64-bit integers, long
+# Scalar types whose dtypes equal those of other types, which are in NUMBERS. C has two types of 64-bit integers, long
 # and long long, and so does NumPy. MPI distinguishes them, so NUMBERS has only one of the two: np.int64 and np.uint64.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
@@ -182,7 +182,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def is_plain(array: Array) -> bool:
-    """True if a C library can use the array's memory as it is: C-contiguous and aligned."""
+    """True if the array is C-contiguous and aligned, so that a C library can use its memory without a copy."""
     return array.flags.c_contiguous and array.flags.aligned
 
 
@@ -292,7 +292,7 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
 
 
 def _is_table(lengths: Any) -> bool:
-    """Whether these are lists of lengths, a list for each rank. Raises: ArgumentError if they differ in length."""
+    """Whether `lengths` is a table, one list for each rank. Raises: ArgumentError if the lists differ in length."""
     try:
         return np.ndim(lengths) == 2
     except ValueError:

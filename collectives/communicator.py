@@ -42,7 +42,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     rank, size: this rank and the number of ranks
     ranks: for each rank of this communicator, its rank in `init()`'s communicator
-    local_rank, local_size, node: this rank's number among the ranks of its node, how many they are, the node's number
+    local_rank, local_size, node: this rank's number among the ranks of its node, their number, and the node's number
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds that a step of a collective may take; after that the collective raises CollectiveTimeout
 
@@ -178,9 +178,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.queue.run(self._new_call(Plan("empty", f"{dtype} {lengths}"), steps))
 
     def duplicate(self, purpose: str = "") -> Communicator:
-        """A communicator of the same ranks whose calls never mix with this one's. Collective.
+        """Makes a communicator of the same ranks. Its calls never mix with those of this one. Collective.
 
-        purpose: what this rank uses the new communicator for; errors and reports show this text beside the key
+        purpose: what this rank uses the new communicator for; errors and reports show this text after the key
         Raises: TooManyCommunicators on every rank if MPI has no room for another communicator.
         """
 
@@ -199,7 +199,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         color: an integer of 64 bits; None: this rank is in none of the new communicators
         key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
-        timeout: seconds, of each call of the new communicator; None: as here
+        timeout: the new communicator's time limit of each call (s); None: that of this communicator
         Returns: this rank's new communicator, or None
         Raises: ArgumentError if color or key is not an integer of 64 bits, or timeout is not a number above 0;
         TooManyCommunicators on every rank if MPI has no room for another communicator.
@@ -225,7 +225,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """A communicator of these ranks. Every member must call this, and no other rank.
 
         ranks: of this communicator, without repetition, in their order in the new one; the same on all members
-        timeout: seconds, of each call of the new communicator; None: as here
+        timeout: the new communicator's time limit of each call (s); None: that of this communicator
         Raises: ArgumentError if this rank is not among them, one of them does not exist or is repeated, or timeout is
         not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left;
         TooManyCommunicators if MPI has no room for another communicator; BackendError as `connect_nccl`.
@@ -239,7 +239,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
-        # Each rank counts only the groups that it is in, so the key contains a hash of the members.
+        # Counted for each list of members, since a rank sees only its own groups. So the key has a hash of the members.
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self.transport.key}.group {digest}.{number}"
 

@@ -79,7 +79,7 @@ def progress_bar(
 ) -> Any:
     """A tqdm bar over `steps`, or over `total=` units that `update(n)` counts; shown on rank 0, on stderr.
 
-    rank: of this process; None: as the engine that started it says, 0 without an engine
+    rank: this process's rank; None: the one that its engine gave it, 0 without an engine
     log: if no terminal shows stderr, print a line at most every 10 s and, unless `leave=False`, at the end; False:
         nothing
     delay: seconds before anything is shown; with a delay, a log gets no lines for work that takes less than 10 s

@@ -8,8 +8,8 @@
     complex             yes           yes                        -
 
 "-" is an error. "in float32": values are widened to float32, combined, divided and scaled there, and rounded once. The
-sum behind a mean of 64-bit integers wraps around like any other. A NaN on one rank makes max and min NaN. The result
-has x's dtype, including its byte order.
+sum behind a mean of 64-bit integers wraps around like any other sum. A NaN on one rank makes max and min NaN. The
+result has x's dtype, including its byte order.
 
 Where this package combines values itself, it does so in one binary tree over ranks (`tree`). Where a library combines
 them, MPI or NCCL, the order may depend on the ranks, the nodes and the lengths.
@@ -189,7 +189,7 @@ class Reduction(NamedTuple):
     name: of the collective; wire: the dtype in which the array is sent
     shape: of this rank's result, None if this rank gets no result
     parts: rows of each rank, for reduce_scatter only
-    text: what ranks must agree on beside name, dtype, shape and scale
+    text: what ranks must agree on in addition to name, dtype, shape and scale
     in_tree: values are combined in the tree's order, whatever the transport's own order
     """
 

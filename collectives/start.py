@@ -40,7 +40,7 @@ _local = threading.local()
 
 
 def simulated_communicator() -> Communicator | None:
-    """The communicator of the simulated rank that this thread runs; None if it runs none."""
+    """The communicator of the simulated rank that this thread runs; None in all other threads."""
     comm: Communicator | None = getattr(_local, "comm", None)
     return comm
 
@@ -130,10 +130,10 @@ def init(
     started (a worker of a DataLoader, a subprocess, a pool), returns a communicator that has the rank's numbers, and
     whose calls raise WorldError.
 
-    With several ranks it also divides the node among its ranks, unless a launcher has done so. BLAS gets as many
-    threads as this rank's share of the node has cores, unless OMP_NUM_THREADS or a similar variable is set. If this
-    rank's current GPU is the first of several, the GPU with the number of its local rank, modulo the number of GPUs,
-    becomes the current one.
+    With several ranks it also divides the node's cores and GPUs among them, unless a launcher has done so. BLAS gets as
+    many threads as this rank's share of the node has cores, unless OMP_NUM_THREADS or a similar variable is set. If
+    this rank's current GPU is the first of several, the GPU with the number of its local rank, modulo the number of
+    GPUs, becomes the current one.
 
     Raises: WorldError if the world is not the one that the launcher promised, or cannot be reached; BackendError if the
     backend is unknown, cannot be used, or differs from the one in use; ArgumentError if check or timeout is invalid;
@@ -189,7 +189,7 @@ def _backend(name: str) -> ModuleType | None:
 
 
 def choose_backend(backend: str, expected: World | None) -> str:
-    """The backend that moves host arrays in the expected world. For "nccl" as for "auto": NCCL moves no host arrays."""
+    """The backend that moves host arrays in the expected world. "nccl" means "auto" here: NCCL does not move them."""
     if backend in ("auto", "nccl"):
         return "single" if expected is None or expected.size == 1 else "mpi"
     return backend
@@ -248,10 +248,11 @@ def child_environment(comm: Communicator | None, expected: World | None, pid: in
 
 
 def inherited_rank_info(environ: Mapping[str, str]) -> RankInfo | None:
-    """The numbers of the rank for which this process works; None if it works for no rank.
+    """The numbers of the rank for which this process works; None if it does not work for a rank.
 
-    With a pid, the variable is valid only for descendants of that process that also inherited the engine's variables:
-    a program that was started without them is a world of its own. So are the ranks of a torchrun that the rank started.
+    If WORKER_OF contains a pid, it is valid only in descendants of that process that also inherited the engine's
+    variables: a program that was started without them is a world of its own. The ranks of a torchrun that the rank
+    started do not work for it either.
     """
     if WORKER_OF not in environ or started_by_torchrun(environ):
         return None

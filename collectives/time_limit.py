@@ -26,7 +26,7 @@ _BEFORE = world.PAUSED_AT // 8
 _PEER_FAILED = world.PEER_FAILED_AT // 8
 # Index of the word that says whether the job is to go on with another number of ranks.
 _RESIZE = world.RESIZE_AT // 8
-# How often a wait whose time is up checks whether the job is still suspended (s).
+# Interval at which a wait whose time is up checks whether the job is still suspended (s).
 _POLL = 0.05
 
 
@@ -47,7 +47,7 @@ def suspended_seconds() -> float:
 
 
 def peer_failed() -> bool:
-    """True once the launcher ends this rank because another rank has failed. To wait for that rank is then useless."""
+    """True once the launcher ends this rank because another rank has failed. Waiting for that rank is then useless."""
     return bool(_words[_PEER_FAILED] & 0xFF)
 
 

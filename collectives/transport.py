@@ -134,7 +134,7 @@ Steps = Generator[Test, None, T]
 #: Turns a reduction's total, or any slice of it, into the result, in place.
 Epilogue = Callable[[Array], None]
 
-#: Bytes of the longest eager message, which is sent at once. Longer messages may wait until they are received.
+#: Maximum size of an eager message (bytes), which is sent at once. A larger message may wait until it is received.
 EAGER_LIMIT = 4096
 #: The tag of eager messages, the only messages that `arrived` returns. The user's tag is part of the message.
 EAGER_TAG = 0
@@ -339,10 +339,10 @@ class Transport(ABC):
 
     @abstractmethod
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
-        """A transport of some or all of these ranks, in the order of `members`, whose calls never mix with this one's.
+        """Makes a transport of `members`, ranks of this one, in this order. Its calls never mix with those of this one.
 
         Only the members call it, and each waits until all have called it.
-        number: the same on all members, and different for any two groups that they may be making at once
+        number: the same on all members; groups that may be made at the same time have different numbers
         Raises: TooManyCommunicators, on this rank only, if the backend has no room for it.
         """
 

@@ -1,8 +1,8 @@
 """The environment variables by which the process that started this rank describes the world.
 
-Every engine gives its ranks their numbers in environment variables, which can be read without MPI. So `init` finds a
-world of one without importing MPI. And if MPI then sees another rank or number of ranks than the variables say, that is
-an error. The launcher imports this module too.
+Every engine gives its ranks their numbers in environment variables, which can be read without MPI. So `init` recognizes
+a world of one rank without importing MPI. It is an error if MPI reports another rank or number of ranks than the
+variables. The launcher imports this module too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESIZE_AT = 24
 #: is STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
-#: Set by `ddp-launch`: the newest start of the job whose ranks have all copied their state to STATE_MEMORY, or "-1".
+#: Set by `ddp-launch`: the number of the newest start whose ranks have all copied their state to STATE_MEMORY, or "-1".
 STATE_HELD = "DDP_STATE_HELD"
 #: Set by `ddp-launch`: the rank that gets the launcher's standard input, and a debugger at `breakpoint()`.
 DEBUG_RANK = "DDP_DEBUG_RANK"
@@ -72,8 +72,8 @@ class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_
 
 _OMPI = "OMPI_COMM_WORLD"
 
-# Engine, then its variables for rank, size, local rank and local size. The order matters. srun may set PMI_* for MPICH
-# beside its own variables. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
+# Engine, then its variables for rank, size, local rank and local size. The order matters. srun may set PMI_* for MPICH,
+# and always sets its own. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
 _ENGINE_VARIABLES = (
     ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -141,7 +141,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:
-        import json  # Imported late: an agent imports this module before it forks its rank.
+        import json  # Imported late: a rank keeps in memory what its agent imports before the fork, such as this module.
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:

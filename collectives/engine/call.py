@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# Files and folders that are skipped in the search for the user's line, as beginnings of paths. contextlib is one of
-# them, since `with model.join():` makes calls at its end, through contextlib.
+# Prefixes of the paths of files that are skipped in the search for the user's line. contextlib is one of these files,
+# since `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# Bytes. `CallQueue.submit` does not itself start a collective on a larger array, since copying the array would delay
-# the caller. The exception is a call in place on a transport that can have several collectives in flight.
+# `CallQueue.submit` itself starts collectives on arrays of at most this many bytes: copying a larger array would delay
+# the caller. It also starts larger ones in place, if the transport can have several collectives in flight.
 _SMALL = 1 << 16
 
 
@@ -73,7 +73,7 @@ class Plan:
 
     A communicator keeps plans for later calls. Calls change only `recorded`, and the state of `inline`.
 
-    name: of the collective; more: as text, the arguments besides array and scale that must be equal on all ranks; for
+    name: of the collective; more: as text, the arguments that must be equal on all ranks, without array and scale; for
     send and recv, the other rank and the tag
     dtype, shape: of the array of this rank; None if it has none
     agreed: the shape, or the part of it, that must be the same on all ranks, as must the dtype; None: both may differ
@@ -85,7 +85,7 @@ class Plan:
     layout: a function that describes the result if all arrays travel with the signatures; None if they cannot
     result: the shape of this rank's result, if it is known before the call
     beside: whether the body is a single operation that may run at the same time as the operation of the next call
-    depth: the number of stack frames between the user's code and the creation of a call, or fewer
+    depth: at most the number of stack frames between the user's code and the creation of a call
     inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
     recorded: a dict. Key: the call site, as the id of a code object and an instruction in it. Value: the number of the
     call's text in the flight record, and the code object, which is kept so that its id is not reused
@@ -121,7 +121,7 @@ class Plan:
         self.small = self.shape is None or math.prod(self.shape) * self.dtype.itemsize <= _SMALL
 
 
-# In a forked child: tests and steps of the parent's calls, which must not be closed here.
+# In a forked child: tests and steps of the parent's calls, kept alive so that they are not closed here.
 _parents_steps: list[Any] = []
 
 _FAILED_SCALE = signature_digest("", "a scale that failed", None, None)
@@ -235,7 +235,7 @@ class CollectiveOp(Generic[T]):
 
     @property
     def more(self) -> str:
-        """As text: the arguments besides array and scale that must be equal on all ranks, and whether scale failed."""
+        """As text: the arguments that must be equal on all ranks, without array and scale, and whether scale failed."""
         return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property
@@ -381,8 +381,8 @@ class Work(Generic[T]):
     def times(self) -> tuple[int, int, int] | None:
         """When the call was made, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
 
-        None if the flight record no longer has it, after a thousand later calls of this process; in a forked child also
-        for a call that was in progress. On a GPU, a call counts as completed once it is handed to the device.
+        None if a thousand later calls of this process have overwritten the call in the flight record; in a forked child
+        also for a call that was in progress. On a GPU, a call counts as completed once it is handed to the device.
         """
         call = self._call
         return None if call.recorder is None else call.recorder.times(call.record)

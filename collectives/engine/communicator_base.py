@@ -30,11 +30,11 @@ T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: Returns the steps of a call.
 MakeSteps = Callable[[CollectiveOp[T]], Steps[T]]
-# The most plans that a communicator keeps. More would take memory for nothing if shapes change with every call. The
-# oldest plan is dropped first.
+# Maximum number of plans that a communicator keeps; the oldest plan is dropped first. Without a limit, shapes that
+# change with every call would take more and more memory.
 _MAX_PLANS = 4096
 
-#: The most characters of each text of a call in the table.
+#: Maximum length of each text that describes a call in the table of a MismatchError.
 MAX_TEXT = 200
 
 
@@ -108,7 +108,7 @@ class CommunicatorBase:
         return plan
 
     def _new_call(self, plan: Plan, steps: MakeSteps[T]) -> CollectiveOp[T]:
-        """A call with its own steps, for plans that have none."""
+        """A call with its own steps, for a plan without a body."""
         call: CollectiveOp[T] = CollectiveOp(plan, self.timeout)
         call.steps = steps(call)
         return call
@@ -149,9 +149,9 @@ class CommunicatorBase:
         """Compares the calls of all ranks, once all have shown them.
 
         Returns: the signatures of all ranks, None if they were not exchanged
-        Raises: MismatchError on every rank if they differ. If only the ranks of a node compared theirs, it is raised on
-        these alone, and the communicator is broken. Also raises the exception of a function given as scale; one
-        after which the queue would go on becomes a CollectivesError.
+        Raises: MismatchError on every rank if the calls differ. If only the ranks of a node compared their calls, only
+        these ranks raise it, and the communicator is broken. Also raises the exception of a function given as scale; an
+        exception after which the queue would go on becomes a CollectivesError.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
@@ -196,7 +196,7 @@ def check_int(number: Any, least: int, most: int, requirement: str) -> int:
     return int(plain)
 
 
-# 30 years (s). Time limits of the operating system can be neither infinite nor much longer.
+# The longest time limit (s), 30 years. The operating system accepts neither infinite nor much longer ones.
 _LONGEST_TIMEOUT = 1e9
 
 

@@ -21,7 +21,7 @@ class HostArrays:
 
     `DeviceArrays` does the same for arrays on a GPU, so that a collective is described once for both.
 
-    device_text: what plans and reports say about the arrays beside dtype and shape
+    device_text: what plans and reports say about the arrays in addition to dtype and shape
     """
 
     device_text = ""

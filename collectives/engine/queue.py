@@ -49,14 +49,14 @@ _UNRECORDED = (0, None)
 # A plan keeps the texts of at most this many call sites. Without a limit, code that is compiled anew for each call
 # would add a site each time.
 _MAX_SITES = 256
-# After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because to
-# wake it takes as long as a small call.
+# After this many rounds without work the helper thread sleeps until it is woken, or for `_LEFT`. Not sooner, because
+# waking it takes as long as a small call.
 _IDLE_ROUNDS = 10
 # If the helper thread is woken for a call, and another thread already waits for that call, the helper thread sleeps
-# for this long (s): the next calls are probably waited for, too, and to look for work would delay each of them.
+# for this long (s): the next calls are probably waited for, too, and looking for work would delay each of them.
 _WAITED_FOR = 2e-3
-# Where ranks share cores, the helper thread leaves the calls after `expect_wait` to the thread that is going to wait,
-# for this long (s). Then it takes over: that thread may have raised an exception, and may never wait.
+# Where ranks share cores: how long the helper thread leaves the calls to a thread that has called `expect_wait` (s).
+# Then the helper thread takes over, since the other thread may have raised an exception, and may never wait.
 _LEFT = 1.0
 
 # MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
@@ -77,8 +77,8 @@ class CallQueue:
         self._closed = False
         self._closing = False
         self._released = False
-        # The error of the first call that failed before its end, or of `abort`; in a forked child, that this process is
-        # no rank. All later calls raise it.
+        # The error of the first call that failed before its end, or of `abort`; in a forked child, the
+        # error that `no_rank` returns. All later calls raise it.
         self._error: BaseException | None = None
         # From `abort`. Called whenever the program gets the error of a call, just before it is raised.
         self.notify: Callable[[], None] = lambda: None
@@ -98,7 +98,7 @@ class CallQueue:
     def _reset(self) -> None:
         """Sets up a queue without calls."""
         self.lock = threading.RLock()  # Reentrant: a signal handler may interrupt its holder.
-        self._ordered: deque[CollectiveOp[Any]] = deque()  # The first call is in progress, others may run beside it.
+        self._ordered: deque[CollectiveOp[Any]] = deque()  # The first is in progress, the next ones may be, too.
         self._unordered: list[CollectiveOp[Any]] = []
         # Steps run in this context, one thread at a time. NumPy neither warns nor raises in it: all ranks must behave
         # alike, also where one of them has an infinity or NaN.
@@ -357,7 +357,7 @@ class CallQueue:
     def _start_ahead(self) -> bool:
         """Starts collectives from the front of the queue, as far as they can run at the same time.
 
-        They are at most as many as the transport can have in flight. Returns: whether any call took a step
+        Starts at most as many as the transport can have in flight. Returns: whether any call took a step
         """
         progressed = False
         # By index: iterating over a deque fails if another thread appends to it meanwhile.
@@ -559,7 +559,7 @@ def _passed(deadline: Deadline | None) -> bool:
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Runs steps of ranks that have no communicator yet, and returns the result.
 
-    Raises: CollectiveTimeout, PeerLeft, and what the steps raise; an error that is no CollectivesError becomes one.
+    Raises: CollectiveTimeout, PeerLeft, and what the steps raise; other errors become a CollectivesError.
     """
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps

@@ -36,7 +36,7 @@ class CommunicatorRegistry:
         self._close_followers(key)
 
     def close_with(self, key: str, queue: CallQueue) -> None:
-        """Closes `queue` once the communicator of `key` is closed and its calls are finished, or now if they are."""
+        """Closes `queue` once the communicator of `key` is closed and its calls are finished, perhaps at once."""
         self._closed_with.setdefault(key, []).append(queue)
         if key not in self._open:
             self._close_followers(key)

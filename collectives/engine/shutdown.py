@@ -24,7 +24,7 @@ from collectives.time_limit import Deadline
 from collectives.transport import LOST, ExitNotice, is_clean
 from collectives.world import STOPPED
 
-# How long a failing rank lets others notice and print their errors before it ends them (s).
+# How long ranks wait after a failure before they end the job (s), so that every rank can print its error.
 _GRACE = 1.0
 # Time for the engine to read this rank's output (s). On an abort the engine drops what it has not read, such as a
 # traceback.
@@ -50,7 +50,7 @@ class Membership(Protocol):
 
 
 class ExitStatus:
-    """The exit status with which this process will end, as far as it can be seen before.
+    """The exit status with which this process will end, as far as it is known before.
 
     Python shows atexit handlers neither the argument of sys.exit nor whether an exception ended the script, so both are
     intercepted. A SystemExit that was caught is ignored if calls were made after it.

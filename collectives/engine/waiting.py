@@ -37,8 +37,8 @@ _NAP = 1e-6
 # of the network's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
 # Like PAUSE, for a call that no thread waits for yet, while the program computes. Each test takes some 10 us of the
-# core's time, and the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that a rank
-# that begins to spin still spins when a rank that begins to sleep at the same time wakes.
+# core's time, and the bandwidth lost to the longer pause is hidden by computing. It is shorter than _YIELD: if one
+# rank begins to spin when another begins to sleep, the first still spins when the second wakes.
 LONG_PAUSE = 250e-6
 
 # The message of a timeout describes the last calls of at most this many late ranks.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ATTEMPTS = 5
-# Calls outside of the order of collectives: their numbers are counted apart, for each name.
+# Calls outside of the order of collectives. They are numbered separately, for each name.
 _UNORDERED = ("send", "recv", "create_group")
 _UNKNOWN = ["?", "?", "", "", "", "?", "0"]
 
@@ -84,7 +84,8 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
     rank, size: -1 while the process does not know them
     calls: the last ones, in the order in which they began, without those being written at this moment
     position: the last sample, None if there is none
-    step: the last finished one, by the program's own count or else by `ddp.DataParallel`; None if neither counts
+    step: the number of the last finished step, by the program's own count, or else by that of `ddp.DataParallel`; None
+    if neither counts steps
     figures: the values of FIGURES, in that order
     """
 
@@ -181,7 +182,7 @@ class FlightReader:
         self.close()
 
     def record(self, with_calls: bool = True) -> FlightRecord:
-        """Reads the record. Raises: RecordError if it is no flight record, or damaged, or of another version."""
+        """Reads the record. Raises: RecordError if it is not a flight record, is damaged, or of another version."""
         data = self._peek(0, layout.HEADER.size)
         if len(data) < layout.HEADER.size or not data.startswith(layout.MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
@@ -199,7 +200,7 @@ class FlightReader:
         """The newest state of the process, as a message. Raises: RecordError as `record`.
 
         now: of the monotonic clock, ns
-        step: the last finished one, None if nothing counts them
+        step: the number of the last finished step; None if nothing counts steps
         calls: number of calls begun; call: the last one as text, or the one in progress; call_on: its communicator;
         call_state: queued, started, done or failed; call_age: seconds in that state. None before any call
         where: line and function of its Python code; where_age: age of that sample in seconds. None without a sample

@@ -1,4 +1,4 @@
-"""The writing side of the flight recorder. To record a call takes less than a microsecond, so it is always on.
+"""The writing side of the flight recorder, which is always on: recording a call takes less than a microsecond.
 
 The memory is a memfd of this process: it leaves no file behind, and other processes find it as /proc/PID/fd/N.
 Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.
@@ -98,7 +98,7 @@ class Recorder:
         return index
 
     # After CALLS later calls, a call's record has been overwritten. If that happens between the check and the writing
-    # below, where a thread may lose the GIL, that record's first and last word disagree, and readers skip it.
+    # below, where a thread may lose the GIL, the first and last word of the new record disagree, and readers skip it.
 
     def start(self, index: int) -> None:
         """Records that a queued call has started."""
@@ -131,7 +131,7 @@ class Recorder:
         """The number of a call text, for the `begin` that follows.
 
         dtype, shape: hashable, formatted by `str`; None without an array
-        more: the op, the root; file, line: of the user's code
+        more: other arguments, such as op and root; file, line: of the user's code
         """
         key = (communicator, name, dtype, shape, more, file, line)
         number = self._texts.get(key, 0)
@@ -210,7 +210,7 @@ def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> No
 
     n: the number of the step that this rank has just finished (0 or more); None: one more than before, starting at 1
     loss: of this rank, a number or an array of one element; for one on a GPU this waits for the GPU
-    samples: processed since the last call, beside those that a `ddp.data.DataLoader` counts itself
+    samples: number processed since the last call, without those that a `ddp.data.DataLoader` counts itself
 
     A model in `ddp.DataParallel` counts its synchronized backwards itself. Reports show that count until the first call
     of this function, and then the count of this function. After a restart from a checkpoint, pass n. A call does not

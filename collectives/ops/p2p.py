@@ -3,10 +3,10 @@
 An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows with a tag that
 the message names, so that it can be received in place whatever else is in flight between the two ranks.
 
-A rank gets the eager messages of all ranks and tags from one call, `Transport.arrived`. `P2PQueue` matches them with
-receives in the order in which they were sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and
-tags are not limited to those that MPI supports. `P2PQueue` has no lock: only the steps of calls change it, and one
-thread at a time takes steps.
+`Transport.arrived` returns the eager messages of all ranks and tags. `P2PQueue` matches them with receives in the order
+in which they were sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and tags are not limited
+to those that MPI supports. `P2PQueue` has no lock: only the steps of calls change it, and one thread at a time takes
+steps.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class P2PQueue:
         self._transport = transport
         self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
-        # The index is the other rank: the numbers of eager messages sent to it, and of eager messages arrived from it.
+        # For each other rank: how many eager messages were sent to it, and how many have arrived from it.
         self.sent = [0] * transport.size
         self._arrived = [0] * transport.size
-        # The index is the other rank: the numbers of large arrays from it that receives have matched, and of large
-        # arrays sent to it that it has received.
+        # For each other rank: how many of its large arrays were matched with a receive here, and how many large arrays
+        # it has received from this rank.
         self._received = [0] * transport.size
         self.fetched = [0] * transport.size
 

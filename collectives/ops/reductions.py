@@ -15,8 +15,8 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
 from collectives.transport import Signatures, Steps
 
-# Bytes. Reductions of larger arrays run alone: they fill a network by themselves, and MPI allocates as much memory
-# again.
+# The largest array (bytes) whose reduction may run at the same time as the next one. Larger ones fill a network by
+# themselves, and MPI allocates as much memory again.
 _BESIDE = 32 << 20
 
 
@@ -47,7 +47,7 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
         Raises: DtypeError if op or scale is not defined for the dtype; ArgumentError if there is no such op or order,
         scale is not a real number, or out does not fit or is read-only; CollectivesError if a function given as scale
-        fails or returns no real number.
+        fails or does not return a real number.
         """
         return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op, order)
 

@@ -3,7 +3,7 @@
 A backend in Python is a `ProcessGroup`. Python code calls it directly, and C++ code (DDP, functional collectives) calls
 it through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one type of device, inside a process group of
 PyTorch's own that has other backends for GPUs. That costs some 16 us a call. And PyTorch's wrapper of a `Backend` does
-not say from which rank a receive from any source came, or whether a call is complete. So a `Backend` is made only if
+not report the sender of a message received from any source, or whether a call is complete. So a `Backend` is made only if
 other backends are asked for, too. Up to 2.13, the process group instead holds a group of PyTorch's own, which has the
 backends of other devices, and passes calls on their tensors to that group.
 """
@@ -57,8 +57,8 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-# The options of a call that is given none: PyTorch's defaults. A negative timeout means that none is set (in PyTorch
-# -1 ms).
+# The options of a call that is made without options: PyTorch's defaults. A negative timeout means that none is set (in
+# PyTorch -1 ms).
 _DEFAULTS = SimpleNamespace(asyncOp=True, reduceOp=ReduceOp.SUM, rootRank=0, timeout=timedelta(seconds=-1))
 _GRACE = 1.0  # s; time for calls to complete when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
@@ -96,7 +96,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
 
 def keep_other_backends() -> None:
-    """Lets PyTorch up to 2.13 make and use other backends beside this one.
+    """Lets PyTorch up to 2.13 make and use other backends in addition to this one.
 
     PyTorch makes no more backends after one that is a process group, so this one has to be the last. NCCL needs a batch
     of sends and receives to be one call, to avoid a deadlock, and PyTorch combines them only in groups of its own. So
@@ -331,7 +331,7 @@ class GroupCalls:
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = _DEFAULTS) -> TorchWork:
         out = flat_output(output)
         part = flat_input(x)
-        # FSDP2 gathers a part of `out`. To copy this part takes less time than to gather into another array.
+        # FSDP2 gathers a part of `out`. Copying this part takes less time than gathering into another array.
         if np.may_share_memory(part, out):
             part = part.copy()
         call = partial(self._comm.all_gather, part, lengths="equal", out=out)
@@ -490,7 +490,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
     ) -> CollectivesGroup | None:
         """Makes a group of these ranks. Only they take part; other ranks get None.
 
-        ranks: of this group, in the order that they have in the new one; timeout: None: as here
+        ranks: of this group, in the order that they have in the new one; timeout: None: this group's
         Raises: ArgumentError if a rank comes twice or does not exist.
         """
         if self._comm.rank not in ranks:

@@ -1,4 +1,4 @@
-"""Makes a communicator of the ranks of PyTorch's default group, and lets ranks meet where no MASTER_ADDR is set.
+"""Makes a communicator of the ranks of PyTorch's default group, and lets ranks find each other without MASTER_ADDR.
 
 mpiexec, srun, ddp-launch and torchrun start a world, and give each process a rank. PyTorch's ranks must be the same.
 Processes that only PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that rank

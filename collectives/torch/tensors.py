@@ -47,7 +47,7 @@ def as_numbers(tensor: torch.Tensor) -> Array:
     """An array of the tensor's shape that shares, and keeps alive, its memory.
 
     Raises: DtypeError if the tensor is not on the CPU, or NumPy cannot compute with its dtype; ArgumentError if it has
-    no memory, or its memory does not hold its elements as they are.
+    no memory, or its memory holds the conjugate or the negative of its elements.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None or not tensor.is_cpu:

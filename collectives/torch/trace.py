@@ -1,9 +1,9 @@
 """`ddp-launch --trace` for PyTorch's training: the calls that backwards make, in the form that `ddp.tracing` reads.
 
-A step is a backward that makes calls: DistributedDataParallel makes one per bucket. `fully_shard` usually makes two per
-layer, an all-gather and a reduce-scatter.
-Nothing here runs unless the environment asks for a trace. Then forwards of modules and `torch.autograd.backward`,
-which `Tensor.backward` calls, are timed. The latest 1,000 steps are written at exit. All times are on rank 0's clock.
+A step is a backward that makes calls: DistributedDataParallel makes one call per bucket. `fully_shard` usually makes
+two per layer, an all-gather and a reduce-scatter. Nothing here runs unless the environment asks for a trace. Then
+forwards of modules and `torch.autograd.backward`, which `Tensor.backward` calls, are timed. The latest 1,000 steps are
+written at exit. All times are on rank 0's clock.
 """
 
 from __future__ import annotations

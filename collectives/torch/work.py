@@ -78,7 +78,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         self.default_timeout: timedelta | None = None
         if event is not None and calls:
             calls[-1].add_done_callback(event.end)
-        elif event is not None:  # a coalesced collective of no tensors
+        elif event is not None:  # a coalesced collective without tensors
             event.end()
 
     def wait(self, timeout: timedelta | None = None) -> bool:

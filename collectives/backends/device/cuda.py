@@ -42,7 +42,7 @@ def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> 
         return
     try:
         load().take_own_device(local_rank)
-    except CollectivesError as error:  # The first call on a GPU array would raise it again. Others need no GPU.
+    except CollectivesError as error:  # Only logged: the first call on a GPU array raises it again; other calls work.
         _log.info("no GPU is taken: %s", error)
 
 
@@ -58,7 +58,7 @@ def has_one_visible(visible: str | None) -> bool:
 def _has_several_gpus() -> bool:
     try:
         return len(os.listdir(_GPUS)) > 1
-    except OSError:  # There is no GPU. But without /proc/driver this is not known, and `why_absent` looks further.
+    except OSError:  # No GPU if /proc/driver exists. Otherwise unknown: then `why_absent` looks further.
         return not _GPUS.parents[1].exists()
 
 
@@ -98,8 +98,8 @@ class Cuda:
         self._runtime = cupy.cuda.runtime
 
     def identity(self) -> str:
-        """Distinguishes this GPU, or this slice of one, from all others of its machine."""
-        # Slices have the same bus id. Some versions of CuPy cut the uuid off at its first zero byte.
+        """A text that distinguishes this GPU, or this MIG slice of one, from all others of its machine."""
+        # The slices of a GPU have the same bus id. Some versions of CuPy cut the uuid off at its first zero byte.
         uuid = bytes(self._runtime.getDeviceProperties(self.index).get("uuid") or b"").hex()
         return f"{self._runtime.deviceGetPCIBusId(self.index)} {uuid}".rstrip()
 
@@ -196,7 +196,7 @@ class Cuda:
         return event
 
     def capturing(self, stream: Any) -> bool:
-        """True while the stream is captured into a graph. The default stream cannot be captured, or queried for it."""
+        """True while the stream is captured into a graph. The default stream cannot be captured, and is not queried."""
         return stream.ptr != 0 and bool(self._runtime.streamIsCapturing(stream.ptr))
 
     def is_per_thread(self, stream: Any) -> bool:

@@ -293,7 +293,7 @@ class DeviceArrays:
         return array
 
     def contiguous(self, source: Any, dtype: Any) -> Any:
-        """Returns source itself, or a contiguous copy in this dtype. The communication stream copies, after `begin`."""
+        """Returns source, or a contiguous copy in this dtype, made on the communication stream after `begin`."""
         if dtype == source.dtype and source.flags.c_contiguous:
             return source
         array = self.scratch(source.shape, dtype)
@@ -372,7 +372,7 @@ class DeviceArrays:
     def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Returns memory for a result, as `result` does, before the call starts.
 
-        To allocate memory later, in another thread, takes one more event, and fails on a thread's own default stream.
+        Allocating memory later, in another thread, takes one more event, and fails on a thread's own default stream.
         """
         return self.result(shape, dtype, source, target)
 
@@ -417,7 +417,7 @@ class DeviceArrays:
         yield from self._comm.verify(call)
         transport = yield from self._device.transport()
         if self._captured and not transport.capturable:
-            # No ArgumentError, after which the queue would go on: ranks that are in no capture begin the operation.
+            # Not an ArgumentError, after which the queue would go on: ranks outside of a capture begin the operation.
             raise CollectivesError(f"{call.name}: {_NOT_CAPTURABLE}")
         self.begin(transport.stream)
         try:

@@ -27,7 +27,8 @@ class DeviceTransport(ABC):
     name: in errors; stream: the CUDA stream on which collectives are enqueued
     capturable: whether collectives can be part of a CUDA graph
     averages: whether the transport computes MEAN of floats and complex numbers itself; if not, its caller divides a SUM
-    timeout: seconds within which the event after a collective must be complete; None if the stream waits for no rank
+    timeout: seconds within which the event after a collective must be complete; None if the stream does not
+    wait for other ranks
     staged: host memory that the last collective uses, which must live as long as the collective's other buffers
     """
 

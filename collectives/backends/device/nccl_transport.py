@@ -6,8 +6,8 @@ Collectives that NCCL lacks are composed of NCCL calls:
     uneven parts       all_gather: a group of broadcasts; reduce_scatter: a group of reduces
     gather and others  a group of sends and receives
 
-Some dtypes and ops NCCL does not reduce, or not as NumPy does. For these `reduces` returns False, and the caller has
-each rank combine a part.
+NCCL cannot reduce some dtypes, and computes some ops differently from NumPy. For these `reduces` returns False, and the
+caller has each rank combine a part.
 
 One thread per device, the issuer, makes the NCCL calls of all communicators of the device, one collective after the
 other, in the order in which they are submitted. All ranks must submit the collectives of different communicators in the

@@ -1,7 +1,7 @@
 """Chooses NCCL or host memory for device arrays, on all ranks together: one rank without NCCL would block the others.
 
 Each rank describes its GPU, its NCCL version and, if it cannot use NCCL, the reason. The decision is a pure function of
-all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they connect. To connect may fail
+all ranks' descriptions, so all ranks make the same decision. If they choose NCCL, they connect. Connecting may fail
 although every rank has the library. Then no rank uses NCCL.
 """
 
@@ -27,7 +27,7 @@ from collectives.transport import Steps, Transport, gather_records
 
 logger = logging.getLogger("collectives")
 
-# The most bytes of a capability as JSON, and the most characters of each text in it.
+# Maximum size of a capability as JSON (bytes), and maximum length of each text in it.
 _BYTES = 8192
 _TEXT = 600
 # The first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.

@@ -41,8 +41,8 @@ from collectives.transport import (
 #: The largest count of an MPI before 4.0.
 INT = 2**31 - 1
 
-# From this many bytes on, `reduce` is a reduce_scatter, of which the root gathers the parts. MPICH's own algorithm
-# makes only a short step per test.
+# `reduce` of at least this many bytes is a reduce_scatter, and a gather of the parts. MPICH's own algorithm makes only
+# a short step per test.
 _SCATTER_FROM = 8 << 20
 
 # The tag of the parts that collectives exchange by sends and receives. It is above the tags of eager messages and of
@@ -81,7 +81,7 @@ class MPITransport(Transport):
         self._max_count = max_count
         self._longest = max(max_count, EAGER_LIMIT)  # Eager messages must not be split.
         # Several collectives at once: while one waits for other ranks, the next one's data are under way
-        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small count that tests set. That count
+        # (benchmarks/torch_backend.py --rate 1gbit). Only one at once with the small `max_count` that tests set: it
         # splits collectives, and ranks would start the pieces of two collectives in different orders.
         self.in_flight = 4 if max_count >= INT else 1
         self.rank_info = membership.rank_info(members, members.index(membership.rank))
@@ -225,8 +225,8 @@ class MPITransport(Transport):
         if self._arriving is not None:
             _unfinished.append(self._arriving)
         if self.key != "world":
-            # By the standard a collective call, but local in MPICH and Open MPI. Needed because MPICH has room for only
-            # about 2,000 communicators.
+            # MPI_Comm_free is collective by the standard, but local in MPICH and Open MPI. Needed because MPICH has
+            # room for only about 2,000 communicators.
             self._comm.Free()
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
@@ -253,9 +253,9 @@ class MPITransport(Transport):
 
 
 def _one_by_one(tests: Iterator[Test]) -> Test:
-    """Starts the first operation now, and each other one when the one before is complete. Returns: the test of all
+    """Starts the first operation now, and each later one when the previous one is complete. Returns: the test of all
 
-    This limits the memory that MPI takes.
+    Running one at a time limits the memory that MPI takes.
     """
     current = next(tests)
 

@@ -69,7 +69,7 @@ def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
         )
     if world.local_size == world.size:  # All ranks are on this host.
         host = "localhost"
-    # Ports below 1024 are the system's, so 1024 follows after the last port.
+    # Ports below 1024 are the system's, so port 65535 is followed by 1024.
     return [(host, 1024 + (int(port) - 1024 + number) % (0x10000 - 1024)) for number in range(1, _PORTS + 1)]
 
 
@@ -110,7 +110,7 @@ class Rendezvous:
     """This rank's connection to the PMI server of a job. Its creation waits until all ranks have joined.
 
     Raises: WorldError if not all ranks have joined after `timeout` seconds, rank 0 ends before that or cannot start the
-    server, this rank cannot find the server, or has joined already, or for the reasons that `secret` has.
+    server, this rank cannot find the server, or has joined already; also as `secret`.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:

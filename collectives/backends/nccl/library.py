@@ -65,9 +65,9 @@ class Config(ctypes.Structure):
 class NcclConfig:
     """Options of NCCL's communicators, the same on every rank. None: NCCL and its environment variables decide.
 
-    min_ctas, max_ctas: the least and most thread blocks, which NCCL also calls channels, that a collective uses: fewer
-    leave more of the GPU to computations at the same time. cga_cluster_size: thread blocks per cluster, 0 to 8, on
-    Hopper and newer. net_name: the network plugin, e.g. "IB" or "Socket".
+    min_ctas, max_ctas: minimum and maximum number of thread blocks, or channels, that a collective uses; fewer leave
+    more of the GPU to concurrent computations. cga_cluster_size: thread blocks per cluster, 0 to 8, on Hopper and
+    newer. net_name: the network plugin, e.g. "IB" or "Socket".
 
     Raises: ArgumentError for values that NCCL would refuse, and for numbers that are not of type int.
     """

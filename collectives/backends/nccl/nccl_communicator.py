@@ -1,12 +1,12 @@
 """One rank's end of an NCCL communicator: collectives on raw pointers, groups, and its life cycle.
 
 NCCL's calls take no time limit, so communicators are nonblocking: a call that has not finished returns ncclInProgress,
-and its state is polled until its time limit. To connect and to free a communicator may still block, and is done in a
-thread that can be abandoned. If the user sets NCCL_COMM_BLOCKING=1, the other calls may block, too, without a limit.
+and its state is polled until its time limit. Connecting and freeing a communicator may still block, so both are done in
+a thread that can be abandoned. If the user sets NCCL_COMM_BLOCKING=1, the other calls may block, too, without a limit.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
-thread at any time. The handle is used, and taken away before it is freed, under a lock. So no call uses it after that,
-except one that is stuck in NCCL, which the abort ends.
+thread at any time. Locks guard each use of the handle, and its removal before it is freed. So no call uses a freed
+handle, except a call that is stuck in NCCL, which the abort ends.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ class NcclCommunicator:
         """Ends everything in progress on this rank, and the communicator. From any thread; may be repeated.
 
         The buffers of operations in progress are invalid afterwards, although their events are complete.
-        reason: the error of calls that this ends, and of later ones, unless an earlier `abort` or `close` set it;
-        within an NcclError if it is no CollectivesError
+        reason: the error of calls that this ends, and of later ones, unless an earlier `abort` or `close` came first;
+        described in an NcclError if it is not a CollectivesError
         timeout: s; how long to wait for NCCL, which may hang in its abort
         Returns: whether NCCL has finished without an error within the timeout; True if an earlier `abort` or `close`
         has begun to free the communicator.

@@ -58,7 +58,7 @@ def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, epilog
 
 
 def part_to_reduce(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
-    """Start and stop of the part of `length` items that a rank reduces for all: whole cache lines, but for the end."""
+    """Start and stop of the part of `length` items that a rank reduces for all: whole cache lines, except the last."""
     line = max(1, _ALIGN // itemsize)
     lines = -(-length // line)
     return min(length, lines * rank // size * line), min(length, lines * (rank + 1) // size * line)

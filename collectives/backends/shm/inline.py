@@ -5,9 +5,9 @@ exchange nothing else: a call copies its array into this rank's buffer, checks t
 result from their buffers with NumPy. The views of buffers are computed once for a plan, and again only if the others'
 signatures show other lengths or checksums.
 
-Every other call takes the steps that it takes on other transports: one whose signature differs, whose arrays are too
-large or are read in place, or whose `out` does not fit. If the ranks have already shown each other their signatures,
-the call continues from that point.
+A call whose signature differs, whose arrays are too large or are read in place, or whose `out` does not fit takes the
+same steps as on other transports. If the ranks have already shown each other their signatures, the call continues from
+that point.
 """
 
 from __future__ import annotations

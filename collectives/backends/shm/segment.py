@@ -220,7 +220,7 @@ def _address(array: Array) -> int:
     return address
 
 
-# The most characters of a reason that ranks exchange.
+# Maximum length of a reason that ranks exchange.
 _REASON = 200
 
 
@@ -232,8 +232,8 @@ def share_segment(
     nbytes: of the segment of this rank's node
     reserved: start and length in bytes of this rank's part. This rank allocates the part at once, so that its pages are
     on the rank's NUMA node
-    Returns: each rank's node; this node's segment, None for a rank alone or if there is a reason; the reason why there
-    are no segments, or "", the same on every rank
+    Returns: each rank's node; this node's segment, None if this rank is alone on its node, or if there is a reason; the
+    reason why there are no segments, or "", the same on every rank
     """
     segment: Segment | None = None
     several = transport.local_size > 1
@@ -271,9 +271,9 @@ SUM_ALONE = 3
 TILE_BYTES = 256 << 10
 #: Packs a signature's words after the sequence number: digest, rows, bytes, prefix, and the locations of x and out.
 pack_signature = struct.Struct("8q").pack
-#: Bytes. An array in shared memory is read in place if it is larger than this, or larger than an inline buffer.
+#: An array in shared memory is read in place if it is larger than this (bytes), or does not fit into an inline buffer.
 IN_PLACE_BYTES = 128 << 10
-# The most tests of `ControlBlock.all_arrive_soon` that may find a signature missing.
+# After this many tests that find a signature missing, `ControlBlock.all_arrive_soon` returns False.
 _POLLS = 50
 # int64 words of a cache line. Each rank's phase has a cache line of its own.
 _LINE = 8
@@ -363,7 +363,7 @@ class ControlBlock:
         self.words[index + SEQUENCE] = sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose signature of this call is missing. If none is, the ranks that have not done this phase."""
+        """The ranks whose signature of this call is missing; if all are there, those that have not done this phase."""
         parity = self.sequence & 1
         absent = [rank for rank in self.others if self.words[self._signature_index(parity, rank)] < self.sequence]
         return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]
@@ -378,7 +378,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within some 3 us. To test again later would cost as much time."""
+        """Whether all signatures of this call arrive within some 3 us. Testing again later would cost as much time."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS
