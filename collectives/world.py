@@ -141,7 +141,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:
-        import json  # Imported late: a rank keeps in memory what its agent imports before the fork, such as this module.
+        import json  # Imported late: an agent imports this module before the fork, and its rank keeps all of it.
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:

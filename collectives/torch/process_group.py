@@ -3,9 +3,9 @@
 A backend in Python is a `ProcessGroup`. Python code calls it directly, and C++ code (DDP, functional collectives) calls
 it through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one type of device, inside a process group of
 PyTorch's own that has other backends for GPUs. That costs some 16 us a call. And PyTorch's wrapper of a `Backend` does
-not report the sender of a message received from any source, or whether a call is complete. So a `Backend` is made only if
-other backends are asked for, too. Up to 2.13, the process group instead holds a group of PyTorch's own, which has the
-backends of other devices, and passes calls on their tensors to that group.
+not report the sender of a message received from any source, or whether a call is complete. So a `Backend` is made only
+if other backends are asked for, too. Up to 2.13, the process group instead holds a group of PyTorch's own, which has
+the backends of other devices, and passes calls on their tensors to that group.
 """
 
 from __future__ import annotations
