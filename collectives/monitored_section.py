@@ -48,7 +48,7 @@ class MonitoredSection:
         self.progress()
 
     def progress(self) -> None:
-        """Starts the time of `patience` anew on this rank. May be called from any thread, as often as desired."""
+        """Restarts the time of `patience` on this rank. May be called from any thread, as often as desired."""
         self._deadline = None if self._patience is None else Deadline(self._patience)
 
     def __enter__(self) -> MonitoredSection:

@@ -46,7 +46,7 @@ def builds(folder: Path, name: str) -> list[Path]:
 
 
 def load(folder: Path, name: str) -> tuple[ctypes.CDLL | None, str]:
-    """The library and "", or None and the reason why it cannot be loaded."""
+    """Loads the best build of a library. Returns: the library and "", or None and the reason why that failed."""
     usable = builds(folder, name)
     if not usable:
         installed = sorted(path.name for path in folder.glob(f"{name}*.so"))

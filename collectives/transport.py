@@ -42,7 +42,7 @@ class ExitNotice:
 
     @property
     def failed(self) -> bool:
-        """True if this rank did not leave in order."""
+        """True if the rank failed: its status is neither 0 nor STOPPED."""
         return not is_clean(self.status)
 
     def encode(self) -> bytes:

@@ -2,10 +2,11 @@
 
 MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
 status and call counts, and waits for theirs. Under a launcher, a rank that failed does not wait: it exits, and the
-launcher ends the other ranks. If all have arrived, MPI is finalized, unless a failure makes that unsafe. Otherwise the
-job ends with the status of the first rank that failed. If none failed, but some ranks did not come in time, the others
-print which ranks are missing, and end the job with status 1. A rank that stopped on request (STOPPED) also waits for
-the others. If it exited before they have finalized MPI, the engine would kill them, and print a long error message.
+launcher ends the other ranks. If all ranks have sent theirs, MPI is finalized, unless a failure makes that unsafe.
+Otherwise the job ends with the status of the first rank that failed. If none failed, but some ranks did not come in
+time, the others print which ranks are missing, and end the job with status 1. A rank that stopped on request (STOPPED)
+also waits for the others. If it exited before they have finalized MPI, the engine would kill them, and print a long
+error message.
 """
 
 from __future__ import annotations

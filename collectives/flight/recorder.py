@@ -209,7 +209,7 @@ def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> No
     """Records this rank's progress, which hang reports, `ddp-top`, `ddp-launch --metrics-port` and others show.
 
     n: the number of the step that this rank has just finished (0 or more); None: one more than before, starting at 1
-    loss: of this rank, a number or an array of one element; for one on a GPU this waits for the GPU
+    loss: of this rank, a number or an array of one element; an array on a GPU makes the call wait for the GPU
     samples: number processed since the last call, without those that a `ddp.data.DataLoader` counts itself
 
     A model in `ddp.DataParallel` counts its synchronized backwards itself. Reports show that count until the first call

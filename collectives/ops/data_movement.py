@@ -40,7 +40,7 @@ class DataMovement(CommunicatorBase):
 
         x: (...), the same shape and dtype on every rank
         Returns: x
-        Raises: ArgumentError if there is no such root, or x is read-only off the root.
+        Raises: ArgumentError if there is no such root, or x is read-only on another rank.
         """
         root = self._check_root(root)
         arrays = self._arrays(x)
@@ -164,7 +164,7 @@ class DataMovement(CommunicatorBase):
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
-        # Off the root, x or out shows whether the root's x is on a GPU.
+        # On the other ranks, x or out shows whether the root's x is on a GPU.
         arrays = self._arrays(x if is_device_array(x) else out)
         root = self._check_root(root)
         source = None

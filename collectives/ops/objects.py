@@ -33,7 +33,7 @@ class Objects(CommunicatorBase):
     def broadcast_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Sends the root's object to every rank.
 
-        o: anything that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
+        o: anything that can be pickled, used on the root only; ranks trust each other (pickle runs code)
         Returns: the object itself on the root, a copy elsewhere
         Raises: ArgumentError if there is no such root; on every rank if o cannot be pickled; on a rank that cannot
         unpickle it.
@@ -95,7 +95,7 @@ class Objects(CommunicatorBase):
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
         """Sends object r of the root's list to rank r.
 
-        objects: `size` objects that can be pickled, ignored off the root; ranks trust each other (pickle runs code)
+        objects: `size` objects that can be pickled, used on the root only; ranks trust each other (pickle runs code)
         Returns: a copy of this rank's object
         Raises: ArgumentError if there is no such root; on the root alone if `objects` is not a sequence of `size`
         objects; on every rank if an object cannot be pickled; on a rank that cannot unpickle its object.

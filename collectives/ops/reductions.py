@@ -15,7 +15,7 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
 from collectives.transport import Signatures, Steps
 
-# The largest array (bytes) whose reduction may run at the same time as the next one. Larger ones fill a network by
+# The largest array (bytes) whose reduction may run at the same time as the next call. Larger ones fill a network by
 # themselves, and MPI allocates as much memory again.
 _BESIDE = 32 << 20
 

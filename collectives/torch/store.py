@@ -86,7 +86,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
 
 
 def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """Makes the ranks meet as under torchrun, at an address that rank 0 writes into the store.
+    """Connects the ranks as under torchrun, at an address that rank 0 writes into the store.
 
     Returns: the communicator of all ranks
     """

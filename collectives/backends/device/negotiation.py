@@ -40,9 +40,9 @@ _logged: set[str] = set()
 class Capability:
     """What one rank can do.
 
-    reason: why it cannot use NCCL, "" if it can; node: the number of its node
+    reason: why the rank cannot use NCCL, "" if it can; node: the number of its node
     gpu: distinguishes its GPU from all others of its node; nccl: NCCL's version, for example (2, 30, 4)
-    allows_shared_gpu: whether it allows that ranks share a GPU; config: the NCCL options that are set, as text
+    allows_shared_gpu: whether NCCL_MULTI_RANK_GPU_ENABLE=1 is set there; config: the NCCL options that are set, as text
     """
 
     reason: str = ""

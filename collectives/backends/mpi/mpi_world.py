@@ -199,7 +199,7 @@ def _signal_dispositions_kept() -> Iterator[None]:
     """Restores signal handlers after an MPI was loaded and started, since MPIs replace the user's.
 
     Includes handlers of C code, which Python does not see. MPICH and UCX replace the handlers of SIGUSR1 and SIGHUP,
-    Open MPI those of the signals of crashes.
+    Open MPI those of crash signals.
     """
     sigaction = ctypes.CDLL(None).sigaction
     actions = {}

@@ -218,7 +218,7 @@ class Nccl:
         return self._functions[name](*arguments)
 
     def checked(self, name: str, *arguments: Any) -> None:
-        """Makes a call that belongs to no communicator. Raises: NcclError if it fails; BackendError as `call`."""
+        """Makes a call without a communicator. Raises: NcclError if it fails; BackendError as `call`."""
         result = self.call(name, *arguments)
         if result != SUCCESS:
             raise NcclError(f"{name} returned {self.explain(result)}")
