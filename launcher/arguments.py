@@ -42,7 +42,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return self._actions
 
     def action(self, option: str) -> argparse.Action | None:
-        """The option called `option` (`--grace`), None if there is none."""
+        """The option called `option` (`--grace`), None if it does not exist."""
         return self._option_string_actions.get(option)
 
     def unknown(self, words: Sequence[str]) -> UsageError:

@@ -98,7 +98,7 @@ def words(args: dict[str, Any]) -> tuple[str, ...]:
 
 
 def word(value: object) -> str:
-    """A TOML value that is no table and no list, as it is written on a command line."""
+    """A TOML value, neither a table nor a list, as a word of a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -181,7 +181,7 @@ class Job:
 
 
 def _foreign(path: str) -> str:
-    """The kind of file: an ELF program, or a script for another interpreter that is not valid Python; else ""."""
+    """What kind of file `path` is, if not Python: an ELF program, or a script for another interpreter. Else ""."""
     with open(path, "rb") as file:
         line = file.readline(200)
         if line.startswith(b"\x7fELF"):

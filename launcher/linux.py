@@ -99,7 +99,7 @@ def read_text(path: str) -> str:
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder; none if it does not exist, or may not be read."""
+    """The names in a folder; [] if it does not exist, or may not be read."""
     try:
         return os.listdir(path)
     except OSError:
@@ -255,7 +255,7 @@ def sweeping() -> Iterator[None]:
     beginning: the program that it ran before exec may have started some.
     """
     started_at = time.time()
-    # A parent that ignores SIGCHLD passes that on, and then this process could wait for no child.
+    # A parent that ignores SIGCHLD passes that on, and then this process could not wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     spare = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
@@ -375,8 +375,8 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         os.close(fd)
 
 
-# Number of files that a job needs besides the connections of its agents and the state memory: unauthenticated peers,
-# pipes, a log file.
+# Number of files that a job needs in addition to the connections of its agents and the state memory: unauthenticated
+# peers, pipes, a log file.
 _OTHER_FILES = 32
 
 

@@ -67,7 +67,7 @@ class Placement:
             self.cores = split_cores(by_topology(allowed), self.local_rank, self.local_size)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables for the rank's environment. If `environ` has OMP_NUM_THREADS, it is left as it is."""
+        """Variables for the rank's environment. Leaves out OMP_NUM_THREADS if `environ` has it."""
         variables = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
         if self.node is not None:
             variables["NODE_RANK"] = variables["GROUP_RANK"] = str(self.node)
@@ -120,7 +120,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share_gpu: bool) -> list[str]:
-    """The rank's GPU: the one with its local rank, round-robin if ranks may share; [] if there are no GPUs.
+    """The rank's GPU: the one whose index is its local rank, round-robin if ranks may share; [] if there are no GPUs.
 
     Raises: StartError if there are too few.
     """
@@ -146,7 +146,7 @@ def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
 
 
 def by_topology(cores: set[int]) -> list[int]:
-    """Sorts cores by package and, within it, by physical core, so that hardware threads of one are neighbours."""
+    """Sorts cores by package, then by physical core, so that the hardware threads of a physical core are neighbours."""
     return sorted(cores, key=lambda core: (_topology(core, "physical_package_id"), _topology(core, "core_id"), core))
 
 
@@ -185,7 +185,7 @@ def parse_visible_devices(variable: str | None, driver: Sequence[str], devices: 
         return [str(index) for index in range(number)]
     names = []
     for name in variable.split(","):
-        # CUDA stops at the first invalid one: "-1", "", "NoDevFiles", a number too large.
+        # CUDA stops at the first invalid name: "-1", "", "NoDevFiles", a number too large.
         name = name.strip()
         if not name.startswith(("GPU-", "MIG-")) and not (name.isdigit() and int(name) < number):
             break

@@ -49,7 +49,7 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`. If the text has a surrogate that `to_text` never makes, all become escapes (\\ud800)."""
+    """Undoes `to_text`. If the text has a surrogate that `to_text` never makes, all surrogates are escaped (\\ud800)."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -166,7 +166,7 @@ def _parse(line: bytes) -> Message:
 # Time to reach the launcher, for all addresses together (s). It answers within milliseconds, unless a thousand agents
 # connect at the same moment.
 _LIMIT = 20.0
-# Least time for one address (s).
+# Minimum time for one address (s).
 _SHORTEST = 0.05
 # Pause before all addresses are tried again (s).
 _PAUSE = 0.1

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 # struct ucred of socket(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
-# Bytes of the longest answer.
+# Maximum length of an answer (bytes).
 _MAX_ANSWER = 1 << 16
 
 

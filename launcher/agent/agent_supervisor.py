@@ -1,10 +1,10 @@
-"""Agent supervisor: the process between the engine and an agent that is no descendant of the launcher's reaper.
+"""Agent supervisor: the process between the engine and an agent that is not below the launcher's reaper.
 
-This is the case on other hosts, and for agents that Slurm starts on any host. `kill -9` of an agent ends its rank, but
-not the processes that the rank started. The kernel makes the agent supervisor, a subreaper, their parent: it kills them
-and then exits like the agent. The engine starts the agent supervisor, which forks the agent before either imports more,
-so that both share memory. Then it only forwards signals and waits. The reaper kills the processes that its descendants
-leave behind, so agents below it need no supervisor.
+Such agents are those on other hosts, and those that Slurm starts on any host. `kill -9` of an agent ends its rank, but
+not the processes that the rank started. The agent supervisor is a subreaper: it becomes the parent of these processes,
+kills them, and exits like the agent. The engine starts the agent supervisor, which forks the agent before either
+imports more, so that both share memory, and then only forwards signals and waits. The reaper kills the processes that
+its descendants leave behind, so agents below it need no supervisor.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def exit_like(code: int) -> NoReturn:
 
 def kill_and_exit() -> NoReturn:
     """Kills every process below this one, removes unused files of the MPI in /dev/shm, and exits with 1."""
-    # Also removes files of the rank's MPI in /dev/shm: not every agent is below the launcher's reaper, which does it,
-    # too. Files that other ranks on this host still use stay.
+    # The launcher's reaper removes the MPI's files, too, but not every agent is below it. Files that other ranks on the
+    # host use stay.
     sweep(SWEEP_LIMIT, started_at=_STARTED_AT)
     os._exit(1)

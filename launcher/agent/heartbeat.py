@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collectives.flight.reader import FlightReader
 
-# For a rank without a flight record: the keys that `FlightReader.newest` always has.
+# The part of a heartbeat that comes from the flight record, for a rank without one. Keys: as in `FlightReader.newest`.
 _NO_RECORD = {
     "step": None,
     "calls": 0,

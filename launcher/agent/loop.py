@@ -37,7 +37,7 @@ _DRAIN_LIMIT = 1.0
 # Interval of heartbeats (s).
 _HEARTBEAT_INTERVAL = 1.0
 # SIGTERM may come from the kernel because the parent died. If the parent has several threads, the thread that started
-# this process may die first. In that case the parent seems to live for at most this long (s).
+# this process may die first: then the parent still seems alive for at most this long (s).
 _PARENT_DEATH_LIMIT = 0.02
 _NEVER = float("inf")
 

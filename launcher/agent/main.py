@@ -51,8 +51,8 @@ def main(args: Sequence[str]) -> NoReturn:
     """
     engine = os.getppid()
     launcher = os.environ.pop("DDP_LAUNCH_PID", None)
-    # The pid alone does not tell: on another host an ancestor may have the same one, for example 1 if the launcher runs
-    # in a container.
+    # The launcher's pid alone does not identify it: on another host an ancestor may have the same pid, for example 1 if
+    # the launcher runs in a container.
     on_its_host = os.environ.pop("DDP_LAUNCH_HOST", None) == os.uname().nodename
     ancestors = [engine]
     if launcher is not None and not (on_its_host and is_above(int(launcher))):
@@ -142,9 +142,9 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int, on_launchers_host: bool) -> list[str]:
-    """Makes memory for the rank's state if the rank cannot open the launcher's. Names the slots in the environment.
+    """Makes two slots of memory for the rank's state if the rank cannot open the launcher's. Sets STATE_MEMORY to them.
 
-    Returns: the slots; [] if the rank uses the launcher's memory, or this job keeps no state in memory.
+    Returns: the slots (PID/fd/FD); [] if the rank uses the launcher's memory, or the job keeps no state in memory.
     """
     words = os.environ.get(STATE_MEMORY, "").split()
     if not words:

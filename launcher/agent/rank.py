@@ -35,8 +35,8 @@ STACKS = signal.SIGRTMAX - 3
 #: Name of the memory that the stacks are written to.
 STACKS_NAME = "ddp-stacks"
 
-# Most characters of a traceback, and of an exception's message. The middle is left out: the beginning says where the
-# error happened, the end names it.
+# Maximum number of characters of a traceback, and of an exception's message. The middle is left out: the
+# beginning says where the error happened, the end names it.
 _TRACEBACK_LIMIT = 1 << 16
 _MESSAGE_LIMIT = 1 << 12
 
@@ -157,7 +157,7 @@ def _exec_program(command: Sequence[str]) -> NoReturn:
 
 
 def _set_first_path(*folders: str) -> None:
-    """Replaces the first entry of sys.path, which the agent has set, by these; with PYTHONSAFEPATH, by nothing."""
+    """Replaces the first entry of sys.path, which the agent has set, by `folders`; with PYTHONSAFEPATH, removes it."""
     sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else folders
 
 
@@ -209,7 +209,7 @@ def _set_spec(main: ModuleType, spec: ModuleSpec) -> Any:
 
 
 def _exit_status(code: object) -> int:
-    """The exit status of a Python program that calls `sys.exit(code)`. Prints a code that is no int to stderr."""
+    """The exit status of a Python program that calls `sys.exit(code)`. Prints a code other than an int or None."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -19,7 +19,7 @@ POLL_INTERVAL = 0.01
 _TIME_LIMIT = 1.0
 # A text that has not grown for so long is complete (s).
 _QUIET = 0.1
-# Most bytes that are read. faulthandler writes at most a hundred threads, which hardly ever need more.
+# Maximum number of bytes that are read. faulthandler writes at most a hundred threads, which hardly ever need more.
 _MAX_BYTES = 1 << 22
 
 
@@ -50,7 +50,7 @@ class Stacks:
         if reason is not None:
             return f"{reason}; {self._rank_reader.last_position()}\n"
         os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)  # The rank writes at this offset, which both share.
+        os.lseek(self._fd, 0, os.SEEK_SET)  # The rank writes at this offset, which it shares with the agent.
         self._deadline = now + _TIME_LIMIT
         self._size = 0
         self._grown_at = now

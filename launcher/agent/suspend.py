@@ -16,7 +16,7 @@ from launcher.linux import children_of, parents, send_signal, stat_of
 
 #: Reason to stop the rank's processes: the job is suspended.
 SUSPENDED = "suspended"
-#: Reason to pause its time limits only: some rank is in a debugger.
+#: Reason to pause the rank's time limits only: some rank is in a debugger.
 DEBUGGING = "debugging"
 
 
@@ -58,7 +58,7 @@ class Suspension:
 
     def _stop_processes(self) -> None:
         seen: set[int] = set()
-        # Repeated until no new one shows up: a process may fork before it is stopped.
+        # Repeated until no new process shows up: a process may fork before it is stopped.
         while new := [pid for pid in children_of(parents(), os.getpid()) if pid not in seen]:
             seen.update(new)
             for pid in new:

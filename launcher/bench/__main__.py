@@ -1,6 +1,6 @@
-"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module. Under a launcher it is a rank.
+"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module, or is a rank if a launcher started it.
 
-With the backends `threads` and `single` it starts no other process, and measures itself.
+With the backends `threads` and `single` it starts no other process, and measures in this one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(settings: Settings, started: World | None) -> int:
-    """Measures together with the other ranks of the job."""
+    """Measures together with the other ranks of the job. Returns: the exit code"""
     if started is not None and settings.ranks not in (None, started.size):
         raise UsageError(f"-n {settings.ranks} was requested, but {started.engine} has started {started.size} ranks")
     if started is not None and started.size > 1 and settings.backend in ALONE:

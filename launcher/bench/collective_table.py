@@ -25,6 +25,7 @@ class Collective:
     places: where the result can be: "out", in a buffer of its own; "in", in the buffer of x or a part of it
     reduces, rooted: whether it takes an op, and a root
     trips: how many messages one call sends, one after the other; the reported time is that of one message
+    least_ranks: how many ranks it needs; empty: it has no buffers
     """
 
     name: str
@@ -86,7 +87,7 @@ def partner(rank: int, ranks: int) -> int | None:
 def carve(
     collective: Collective, place: ResultPlace, first: Any, second: Any, rank: int, ranks: int, count: int
 ) -> tuple[Any, Any]:
-    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None where there is none.
+    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None if it has no such buffer.
 
     Out of place, x is in the first and out in the second; in place both are in the first.
     """

@@ -31,12 +31,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
-    """The value that fills a buffer before a collective writes to it. Sums over many ranks, and bool, may have it."""
+    """The value that fills a buffer before a collective writes to it. Sums over many ranks, and bools, may equal it."""
     return dtype.type(POISON)
 
 
 def source(collective: Collective, rank: int, start: int, count: int, dtype: np.dtype[Any], op: str) -> Array:
-    """The elements from `start` on of the input of `rank`: (count,) of dtype."""
+    """The input of `rank`, from element `start` on: (count,) of dtype."""
     return _repeat(_values(collective, rank, dtype, op), start, count)
 
 

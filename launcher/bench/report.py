@@ -1,4 +1,4 @@
-"""The reports of a run: a table like those of nccl-tests, JSON, and a picture."""
+"""The reports of a run: a table like those of nccl-tests, JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def wrong(self) -> int:
-        """Elements that differ from the correct result."""
+        """Number of elements that differ from the correct result."""
         return sum(row.wrong or 0 for row in self.rows)
 
 
@@ -107,7 +107,7 @@ def line(row: Row) -> str:
 
 
 def _align(cells: Sequence[object]) -> str:
-    """A line of the table. Widths are fixed, since rows are printed as they are measured."""
+    """A row of the table. Widths are fixed, since rows are printed as they are measured."""
     return "".join(f"{cell!s:>{width}}" for cell, (*_, width) in zip(cells, _COLUMNS, strict=True)).rstrip()
 
 
@@ -147,7 +147,7 @@ def save(path: str, settings: Settings, outcome: Outcome) -> None:
 
 
 def check_plot(path: str) -> None:
-    """Raises: UsageError if matplotlib cannot write files with this suffix."""
+    """Checks the suffix of a plot's path. Raises: UsageError if matplotlib cannot write files with this suffix."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     suffixes = FigureCanvasBase.get_supported_filetypes()

@@ -1,4 +1,4 @@
-"""One rank of `ddp-bench`: measures collectives, dtypes and sizes, in one order on all ranks; rank 0 prints.
+"""One rank of `ddp-bench`: measures collectives, dtypes and sizes, in the same order on all ranks; rank 0 prints.
 
 A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the number of calls.
 The implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
@@ -27,11 +27,12 @@ from launcher.bench.report import Outcome, Row
 from launcher.bench.settings import Settings
 from launcher.errors import UsageError
 
-# The most rounds. With more, a batch of a fast call would be so short that the ranks' delays after the barrier count.
+# Maximum number of rounds. With more, a batch of a fast call would be so short that the ranks' delays after the barrier
+# count.
 _ROUNDS = 20
-# The fewest rounds, enough for a median. A small `iters` makes fewer.
+# Minimum number of rounds, enough for a median. A small `iters` makes fewer.
 _MIN_ROUNDS = 5
-# No entry makes more measured calls than this, unless `iters` sets their number.
+# Maximum number of measured calls of an entry, unless `iters` sets their number.
 _MAX_CALLS = 100_000
 # The time limit of a whole run between threads, in seconds: a day.
 _DAY = 86_400.0
@@ -59,7 +60,7 @@ def join(settings: Settings) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is timed.
+    """A call to be timed.
 
     settle: waits for calls that returned early (on a GPU)
     trips: how many messages a call sends, one after the other; the reported time is that of one message
@@ -82,10 +83,10 @@ class Timing:
 
 
 def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[int, list[int]]:
-    """Number of rounds, and each entry's calls a round, for calls that take about `estimates` seconds.
+    """Number of rounds, and each entry's calls per round, for calls that take about `estimates` seconds.
 
     budget: seconds for each entry
-    iters: calls of each entry, whatever they take, rounded up to a multiple of the calls a round
+    iters: calls of each entry, however long they take, rounded up to a multiple of the calls per round
     """
     if iters is not None:
         calls_per_round = math.ceil(iters / _ROUNDS)
@@ -173,7 +174,7 @@ class _Job:
         self.bar = progress_bar(total=sizes, unit="size", rank=comm.rank, log=False, leave=False)
 
     def _sizes(self, collective: Collective) -> list[tuple[str, int]]:
-        """(dtype, elements a rank) of each measurement of a collective; none if there are too few ranks."""
+        """(dtype, elements a rank) of each measurement of a collective; [] if there are too few ranks."""
         ranks = self.comm.size
         if ranks < collective.least_ranks:
             return []
@@ -206,7 +207,7 @@ class _Job:
                 print("\n".join(lines), flush=True)
 
     def _rows(self, collective: Collective, dtype_name: str, count: int) -> list[Row]:
-        """Measures one size: a row for each implementation and place that supports it."""
+        """Measures one size. Returns: a row for each implementation and place, where the call is supported"""
         dtype = dtype_of(dtype_name)
         places = [place for place in collective.places if self.settings.place in ("both", place)] or collective.places
         entries: dict[tuple[str, ResultPlace], Entry] = {}
@@ -262,7 +263,7 @@ class _Job:
         dtype_name: str,
         count: int,
     ) -> tuple[Callable[[], Any], int | None] | None:
-        """Makes a call once.
+        """Binds a collective to the buffers, and calls it once.
 
         Returns: the call, and the number of wrong elements (None without a check); None if a rank does not support it
         """

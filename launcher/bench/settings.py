@@ -42,8 +42,9 @@ class Settings:
     """One run of ddp-bench.
 
     ranks: number of ranks; None: as many as a launcher started, else 2; 1 with the backend single
-    minbytes, maxbytes, stepfactor: the sizes are minbytes, then each one times stepfactor, up to maxbytes
-    iters: calls measured for each size, implementation and place, at least; None: as many as fit in `budget` seconds
+    minbytes, maxbytes, stepfactor: the sizes are minbytes, minbytes·stepfactor, minbytes·stepfactor², ..., up to maxbytes
+    iters: minimum number of calls measured for each size, implementation and place; None: as many as fit in `budget` s
+    budget: seconds to measure each size, implementation and place
     warmup: calls of each implementation after its first two, before those that are measured
     json, plot: paths of files to be written
 

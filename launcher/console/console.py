@@ -1,9 +1,9 @@
 """Console: whole lines of many ranks, prompts, one progress bar.
 
-Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal the `\\r` updates of
-one rank, 0 or the lowest that is shown, repaint the lowest line, and everything else is printed above it. Of the bars
-of other ranks, and of all bars without a terminal, only the last state is printed. Whole lines are handled in blocks: a
-rank that prints a million lines must not cost a million objects.
+Ranks' stdout goes to stdout and their stderr to stderr, in the order of arrival. On a terminal, the progress bar
+(`\\r` updates) of the lowest rank that is shown stays in the bottom line, and everything else is printed above it.
+Other ranks' bars, and all bars where the output is not a terminal, appear only in their last state. Whole lines are
+handled in blocks: a rank that prints a million lines must not cost a million objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.protocol import Message, to_bytes
 _COLOURS = (36, 33, 32, 35, 34, 31)
 # After this long (s), an unfinished line of a rank that can read the terminal counts as a prompt, and is printed.
 _PROMPT = 0.05
-#: An unfinished line of more bytes (a binary dump) is printed as a line of its own, so that memory stays bounded.
+#: A longer unfinished line (bytes; a binary dump) is printed as a line of its own, so that memory stays bounded.
 LINE_LIMIT = 1 << 20
 #: Once this many bytes wait for a slow reader, nothing more is read from ranks.
 BACKLOG = 1 << 20
@@ -141,7 +141,7 @@ class Console(Observer):
     # -- events
 
     def attempt_started(self, number: int, n: int) -> None:
-        # Once lines have a prefix they keep it, even if one rank is left.
+        # Once lines have a prefix they keep it, even if only one rank is left.
         self._prefixed |= self._prefix_wanted and n > 1
         self._alone = self._prefix_wanted and not self._prefixed
 
@@ -193,7 +193,7 @@ class Console(Observer):
             self._speaker = None
 
     def say(self, text: str, quoted: str = "") -> None:
-        """Prints a sentence of the launcher to stderr, below all lines so far, and below it the text that it quotes.
+        """Prints a sentence of the launcher to stderr, below all lines so far, and then the text that it quotes.
 
         text: may be "" if something is quoted: a traceback, a table. Escape sequences in both are made harmless.
         """
@@ -233,7 +233,7 @@ class Console(Observer):
         return f"the output cannot be written: {reason}" if (reason := self.terminal.reason) else ""
 
     def flush(self) -> None:
-        """Writes as much as possible without blocking. If the output is `unwritable`, says so once."""
+        """Writes as much as possible without blocking. If the output is `unwritable`, reports this once."""
         self.terminal.flush()
         if self.unwritable and not self._reported:
             self._reported = True
@@ -272,7 +272,7 @@ class Console(Observer):
             self.terminal.bar(fd, self._prefix(rank, fd) + text if text.strip() else b"")
 
     def _print_prompt(self, key: tuple[int, str]) -> None:
-        """Prints the beginning of an unfinished line, or more of it, if there is one."""
+        """If the stream has an unfinished line, prints the part of it that has not been printed yet."""
         if not self._splitters[key].unfinished:
             return
         text = self._splitters[key].take()
@@ -321,7 +321,8 @@ class Labels:
         return self._digits + (max(map(len, self._names)) + 1 if len(self._names) > 1 else 0)
 
     def __getitem__(self, rank: int) -> str:
-        """
+        """The label of a rank, padded to `width`.
+
         >>> labels = Labels(12, ["node1.cluster", "node2.cluster"])
         >>> labels.add(3, "node2.cluster")
         >>> labels[3], labels[4]

@@ -35,7 +35,7 @@ def one_line(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    r"""The text without colours, its control characters escaped. Lines like the launcher's own then begin with "> ".
+    r"""The text without colours, its control characters escaped. Lines that look like the launcher's get "> " in front.
 
     >>> quote("ValueError:\nddp-launch: all is \x1b[32mwell\x07")
     'ValueError:\n> ddp-launch: all is well\\x07'

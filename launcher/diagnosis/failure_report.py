@@ -26,11 +26,12 @@ from launcher.diagnosis.failures import (
 from launcher.diagnosis.observer import Observer
 from launcher.protocol import to_text
 
-# Lines that are kept of each rank.
+# Number of lines that are kept of each rank.
 _LINES = 20
-# Most bytes of a line.
+# Maximum length of a line (bytes); of a longer line the end is kept.
 _MAX_LINE = 2_000
-# Most bytes that are kept of a line that is still being written. It may hold earlier states of a progress bar.
+# Maximum number of bytes that are kept of a line that is still being written. It may hold earlier states of a progress
+# bar.
 _MAX_UNFINISHED = 4 * _MAX_LINE
 
 
@@ -84,7 +85,7 @@ def _rank_of(failure: Failure) -> int | None:
 class Tail(Observer):
     """Keeps the last 20 lines of each rank that the console does not show: at most 60 kB a rank, whatever it writes.
 
-    hidden: these ranks
+    hidden: the ranks that the console does not show
     """
 
     def __init__(self, hidden: frozenset[int] = frozenset()) -> None:
@@ -103,15 +104,15 @@ class Tail(Observer):
             self._lines.setdefault(rank, deque(maxlen=_LINES)).extend(map(_visible, lines[-_LINES:]))
 
     def lines(self, rank: int) -> list[bytes]:
-        """The last lines of a hidden rank, without newlines, and those that it has not finished."""
+        """The last lines of a hidden rank, without newlines, including unfinished lines."""
         unfinished = [_visible(self._unfinished.get((rank, stream), b"")) for stream in ("out", "err")]
         return [*self._lines.get(rank, ()), *filter(None, unfinished)][-_LINES:]
 
 
 def _visible(line: bytes) -> bytes:
-    r"""The part of a line that a terminal would show: the last part, divided by `\r`, that is not blank.
+    r"""The part of a line that a terminal would show: of the parts between `\r`, the last one that is not blank.
 
-    If it is longer than 2,000 bytes, only its end.
+    If that part is longer than 2,000 bytes, only its end.
     """
     visible = next((state for state in reversed(line.split(b"\r")) if state.strip()), b"")
     return visible if len(visible) <= _MAX_LINE else b"[...] " + visible[-_MAX_LINE:]

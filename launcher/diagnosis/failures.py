@@ -242,7 +242,8 @@ class Hung(Failure):
 class HeartbeatLost(Failure):
     """Agents have stopped sending anything.
 
-    ranks: the ranks of these agents; hosts: their hosts, if the job has several, and all ranks on these are silent
+    hosts: in a job of several hosts, those on which all agents are silent
+    ranks: the ranks on `hosts`; if there are no such hosts, the ranks of all silent agents
     seconds: how long they have been silent
     more_time_helps: `Job.heartbeat_timeout` has passed, so a longer one would help
     """
@@ -318,7 +319,7 @@ def _may_be_consequence(failure: Failure) -> bool:
 
 
 def describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """One line about the other ranks that raised or ended with an error, besides that of `first`; "" if none did."""
+    """One line about the ranks, other than that of `first`, that raised or ended with an error; "" if none did."""
     seen = {first.rank} if isinstance(first, RankFailed | AgentLost) else set()
     raised = first.raised if isinstance(first, RankFailed) else None
     clauses = []
@@ -374,7 +375,7 @@ class Stop(NamedTuple):
     """How a job stopped after it had been asked to stop.
 
     step: the last step of all ranks; None if they reported none, or different ones
-    late: ranks that ended with a status other than 0 and 75 (killed, crashed), or whose end is unknown, in order
+    late: ranks that ended with a status other than 0 and 75 (killed, crashed), or whose end is unknown, sorted
     """
 
     step: int | None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # For how long to wait for the ranks' stacks (s). An agent answers within about 1 s, also if its rank writes no stacks.
 _STACKS_LIMIT = 2.0
-# Innermost lines of a stack that are printed. A log folder gets all of them instead.
+# Number of innermost lines of a stack that are printed. If there is a log folder, it gets all lines instead.
 _LINES = 15
 # Longest time between two checks (s).
 _CHECK_INTERVAL = 1.0
@@ -92,7 +92,7 @@ class HangDetector(Observer):
         self._over = False  # The attempt is being ended, or has ended.
         self._next_check = 0.0
         self._warned_at: float | None = None  # Job time of the last progress, once the user has been warned.
-        self._hung: list[RankState] = []  # The ranks when the job was found to hang.
+        self._hung: list[RankState] = []  # The ranks' states when the job was found to hang.
         self._hung_for = 0.0  # s
         self._stacks_deadline = 0.0
         self._stacks: dict[int, str] = {}
@@ -148,7 +148,10 @@ class HangDetector(Observer):
     # -- decisions
 
     def _check(self) -> float:
-        """Reports lost ranks, a hang, or that one is near, if there is any. Returns: seconds until the next check"""
+        """Reports lost ranks, a hang, half the hang timeout without progress, and progress after that.
+
+        Returns: seconds until the next check
+        """
         self._report_lost(self._heartbeat_timeout)
         if self._over:
             return _NEVER

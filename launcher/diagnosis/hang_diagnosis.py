@@ -18,9 +18,9 @@ from launcher.diagnosis.failures import duration, name_rank
 from launcher.diagnosis.liveness import INIT, RankState
 from launcher.errors import LARGE_PACKETS, plural
 
-# Most ranks, or groups of ranks, that the sentence describes.
+# Maximum number of ranks, or of groups of ranks, that the sentence describes.
 _SHOWN = 3
-# Most rows of the table.
+# Maximum number of ranks in the table.
 _ROWS = 40
 # Age (s) up to which the last known position of the Python code is reported as the present one.
 _FRESH = 3.0
@@ -44,8 +44,8 @@ class HangDiagnosis(NamedTuple):
 
     ranks: those that are blamed, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
-    samples: at most three ranks whose stacks are shown: of those that are blamed; one of each group of equal calls, if
-    all ranks wait; or any, if none stands out
+    samples: at most three ranks, whose stacks are shown: if all ranks wait, one of each group of equal calls; else
+    ranks that are blamed, or any ranks if none stands out
     """
 
     ranks: tuple[int, ...]

@@ -9,7 +9,7 @@
 While some rank waits, only progress counts: a rank that is busy outside of the collective that the others wait in holds
 them up. While no rank waits, activity counts: ranks may compute for hours without a collective. Activity also counts
 while ranks wait in `collectives.init`: the others may prepare their data for long before they join. Ranks that never
-made a collective and do not wait in `init` form no world, and nothing is known of what they wait for; they count as
+called a collective and do not wait in `init` form no world, and nothing is known of what they wait for; they count as
 hanging only if none of their agents sends anything. Nothing counts as hanging before all ranks have started.
 """
 
@@ -164,7 +164,7 @@ class Liveness:
     def quiet(self, now: float) -> float:
         """For how many seconds nothing has moved; 0.0 before all ranks have started, and if none runs.
 
-        If no rank has made a collective or waits in `collectives.init`: for how long all agents have been silent, but
+        If no rank has called a collective or waits in `collectives.init`: for how long all agents have been silent, but
         0.0 up to SILENCE.
         """
         states = self._ranks.values()

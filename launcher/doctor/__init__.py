@@ -3,7 +3,7 @@
 `ddp-doctor calls PID` shows the last collectives of a rank.
 
     checkup    the list of checks, in the order in which they are made and shown
-    machine    Python, threads, memory, limits, and `ddp-doctor sweep`; mpi, gpu: a check each
+    machine    Python, threads, memory, limits, and `ddp-doctor sweep`; mpi, gpu: one check each
     ranks      starts ranks that call every collective; trial: the program of these ranks
     findings   what a check has found, as text and as JSON
     probes     asks a question in a process of its own, which may crash or hang

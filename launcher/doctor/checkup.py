@@ -41,7 +41,7 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
 
         print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
     bar = partial(progress_bar, total=len(checks), bar_format="{l_bar}{bar}| {n}/{total}", leave=False)
-    shows = columns() and machine.version("tqdm")  # if tqdm is missing, the check of Python says so
+    shows = columns() and machine.version("tqdm")  # if tqdm is missing, the check of Python reports it
     for done, (name, check) in enumerate(checks.items()):
         with bar(desc=name, initial=done) if shows else nullcontext():
             new = run(name, check)

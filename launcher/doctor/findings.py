@@ -66,7 +66,7 @@ def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
 
 
 def document(findings: Sequence[Finding], sentence: str, seconds: float) -> dict[str, Any]:
-    """The report as values of JSON. sentence: the verdict; seconds: how long the checks took"""
+    """The report as a JSON object. sentence: the verdict; seconds: how long the checks took"""
     return {
         "can_train": not count(findings, "error"),
         "verdict": sentence,

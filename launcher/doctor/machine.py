@@ -1,4 +1,4 @@
-"""Checks of Python, cores and threads, memory, and limits of the system: what training needs besides MPI and GPUs.
+"""Checks of Python, cores and threads, memory, and limits of the system: all that training needs except MPI and GPUs.
 
 Each check gathers facts of the machine and passes them to a pure function, which makes findings of them.
 """
@@ -110,7 +110,7 @@ def quota(**places: str) -> float | None:
 def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
     """Evaluates the number of threads of a rank.
 
-    cores: that this process may use; machine: cores of the machine; chosen: those of `_VARIABLES` that are set
+    cores: how many this process may use; machine: how many the machine has; chosen: those of `_VARIABLES` that are set
     """
     text = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
     usable = cores
@@ -162,8 +162,8 @@ def threads() -> Iterator[Finding]:
 
 # -- memory
 
-# The number of ranks for which /dev/shm should have room, or the number of cores if that is larger. Docker's default of
-# 64 MiB is too small for 24.
+# /dev/shm should have room for this many ranks, or for one rank per core if there are more cores. Docker's default of
+# 64 MiB is too small for 24 ranks.
 _SHM_RANKS = 24
 # Less free memory (bytes) than this is a warning: Python, NumPy and an MPI take 50 to 100 MiB a rank, before any model.
 _MIN_MEMORY = 512 * _MIB
@@ -283,5 +283,5 @@ def limits() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError:
-        pass  # the folder is missing, full or not writable: `evaluate_limits` says so
+        pass  # the folder is missing, full or not writable: `evaluate_limits` reports it
     return evaluate_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], folder, free)

@@ -40,14 +40,15 @@ _JOB_PREFIXES = (
     "LSB_",
     "PBS_",
 )
-# Prefixes of those among them that configure the library, and do not describe a job.
+# Prefixes of variables with a prefix in _JOB_PREFIXES that configure the MPI library, and do not describe a job.
 _LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
 
 
 class Answer(NamedTuple):
     """What a probe's process printed.
 
-    value: its answer, None if there was none; reason: why there was none, else ""; lines: what it printed besides
+    value: its answer, None if there was none; reason: why there was none, else ""
+    lines: the other lines that it printed, except blank ones
     status: its exit status, -N if signal N killed it, None if it did not end in time or could not be started
     """
 
@@ -80,7 +81,8 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         )
 
         def answer(limit: float) -> Answer:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # `parse_answer` gets the status None, and says so
+            # After a timeout, `parse_answer` gets the status None, and gives it as the reason if there is no answer.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(limit)
             output.seek(0)
             return parse_answer(output.read().decode(errors="replace").splitlines(), child.poll(), limit)
@@ -217,7 +219,7 @@ def mpi() -> dict[str, Any]:
 
 
 def nccl() -> dict[str, str]:
-    """NCCL, loaded in the way of `collectives`. version: such as "2.18.3"; path: its file"""
+    """NCCL, loaded as `collectives` loads it. version: such as "2.18.3"; path: its file"""
     from collectives.backends.nccl import library
 
     nccl = library.load()
@@ -225,7 +227,7 @@ def nccl() -> dict[str, str]:
 
 
 def shared_memory() -> dict[str, Any]:
-    """Shares memory with a process as ranks do: this one makes it, the other maps it through /proc and writes to it.
+    """Shares memory with a child process as ranks do: the child maps it through /proc and writes to it.
 
     unsupported: why ranks never share memory on such a machine, else ""; failure: why it failed here, else ""
     """

@@ -1,4 +1,4 @@
-"""Starts ranks with ddp-launch, which call every collective, and evaluates their results."""
+"""Uses ddp-launch to start ranks that call every collective, and evaluates their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN_LINES = 12
 
 
 class Trial(NamedTuple):
-    """What to try.
+    """A set of ranks that try the collectives.
 
     n: the number of ranks; through: "mpi": on this machine; "nccl": on its GPUs; "slurm": in the allocation, started by
     Slurm; "hosts": one rank on each of `hosts`
@@ -70,7 +70,7 @@ def check(findings: Sequence[Finding], hosts: tuple[Host, ...]) -> Iterator[Find
     if not tries:
         yield note("none were started" + (": fix the errors above first" if broken else ""))
     for trial in tries:
-        # If the doctor runs in a rank or a Slurm step, ranks that ddp-launch starts must not see its variables.
+        # If the doctor runs in a rank or a Slurm step, the ranks of a trial must not get the variables of that job.
         environ = None if trial.through in ("slurm", "hosts") else outside_a_job()
         answer = run_probe(*command(trial), module="launcher", limit=_LIMIT + 10, environ=environ)
         yield from evaluate(answer, trial)

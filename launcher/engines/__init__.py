@@ -1,10 +1,11 @@
 """Engines: what starts the ranks of a job. One file per engine; `engine.py` says what a new one needs.
 
-An engine gives the ranks their numbers and hosts, starts the agents, and lets the ranks' MPI connect them. It is our
-own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's mpiexec, or Slurm's srun. With an
-engine of another MPI each rank would form a world of its own. So the choice for several ranks is: in an allocation
-srun, if it and the MPI speak the same protocol; else the engine for the MPI of the mpiexec beside this Python, or of
-the first one on PATH. One rank on this machine needs no MPI, and is started by `local`.
+An engine gives the ranks their numbers and hosts, starts the agents, and lets the ranks' MPI connect them. The engines
+are our own PMI server for MPICH on one host (`local`), MPICH's or Intel's hydra, Open MPI's mpiexec, and Slurm's srun.
+If the engine did not fit the MPI that ranks load, each rank would form a world of its own. So the choice for several
+ranks is: in an allocation srun, if it and the MPI speak the same protocol; else the engine for the MPI of the mpiexec
+in this Python's folder, or of the first mpiexec on PATH. One rank on this machine needs no MPI, and is started by
+`local`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ for _file in sorted(os.listdir(os.path.dirname(__file__))):
 
 
 def resolve_size(job: Job, environ: Mapping[str, str]) -> Job:
-    """The job with its number of ranks. If it has `min_ranks` and names no hosts, it also gets those of the allocation.
+    """The job with its number of ranks. If it has `min_ranks` and names no hosts, it gets the allocation's hosts, too.
 
     The number is `job.n`, else the sum of the hosts' slots, else Slurm's number of tasks if srun may be chosen, else 1.
 

@@ -15,22 +15,22 @@ INTEL = "intel"
 OPENMPI = "openmpi"
 
 _NAMES = {MPICH: "MPICH", INTEL: "Intel MPI", OPENMPI: "Open MPI"}
-# For each value of `--engine` that uses an mpiexec: the families that it accepts, and names of mpiexec, also those that
-# a system with several MPIs uses.
+# For each value of `--engine` that uses an mpiexec: the families that it accepts, and names of mpiexec, including
+# those on systems with several MPIs.
 _CANDIDATES = {
     "auto": ((MPICH, INTEL, OPENMPI), ("mpiexec",)),
     "local": ((MPICH,), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "mpich": ((MPICH, INTEL), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "openmpi": ((OPENMPI,), ("mpiexec", "mpiexec.openmpi")),
 }
-# Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share one, and may be exchanged.
+# Family of an MPI library by the number after "libmpi.so.". MPICH and Intel MPI share 12, and may be exchanged.
 _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # Prefixes of the variables by which an outer engine describes the rank that has started ddp-launch.
 _OUTER_MPI = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
 # The variables by which torchrun, or this project, describes the rank that has started ddp-launch.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)
 
-# Programs that are installed beside mpiexec, and the family that they show.
+# Programs that are installed in the folder of mpiexec, and the family that each of them indicates.
 _COMPANIONS = {
     "hydra_bstrap_proxy": INTEL,
     "hydra_pmi_proxy": MPICH,
@@ -43,10 +43,10 @@ _COMPANIONS = {
 def find_mpiexec_for(
     asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable
 ) -> tuple[str, str]:
-    """The path of an mpiexec, and its family. First looks beside this Python, whose environment need not be activated.
+    """The path of an mpiexec, and its family. First looks in this Python's folder: no environment need be activated.
 
     asked: the value of `--engine`; "auto" and "mpich" also accept Intel's
-    Raises: UsageError if there is none, or `mpi_family` raises it for one that is found before.
+    Raises: UsageError if there is none, or if `mpi_family` raises it for an mpiexec that is found earlier.
     """
     families, names = _CANDIDATES[asked]
     preferred = families[0]
@@ -126,7 +126,7 @@ def mixed_mpis(mpiexec: str, family: str, path: str, loaded: str) -> str:
 
 
 def family_of_this_python(environ: Mapping[str, str]) -> str | None:
-    """The family of the MPI that ranks will load, by the library, else by mpiexec; None if unknown."""
+    """The family of the MPI that ranks will load, found from the library, else from mpiexec; None if unknown."""
     library = _library_of_this_python(environ)
     try:
         _, by_program = find_mpiexec_for("auto", environ)
@@ -148,7 +148,7 @@ def without_outer_mpi(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without torchrun's variables and WORKER_OF, for engines that ignore those of an outer MPI."""
+    """The environment without the variables in _TORCHRUN, for engines that ignore the variables of an outer MPI."""
     return {name: value for name, value in environ.items() if name not in _TORCHRUN}
 
 

@@ -120,7 +120,7 @@ def remote_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The allocation's nodes that have tasks, with the number of tasks as slots; none outside an allocation.
+    """The allocation's nodes that have tasks, with the number of tasks as slots; () outside an allocation.
 
     Raises: UsageError as `nodes`.
 
@@ -141,7 +141,7 @@ def hosts(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
-    """The names of the allocation's nodes; none outside an allocation. scontrol expands a list like n[1-4].
+    """The names of the allocation's nodes; [] outside an allocation. scontrol expands a list like n[1-4].
 
     Raises: UsageError if scontrol is missing, or fails.
     """

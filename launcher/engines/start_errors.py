@@ -37,7 +37,7 @@ def explain_start_failure(engine_output: str) -> str | None:
 
 
 def unreachable_host(engine_output: str) -> str | None:
-    """The name of a host that ssh did not reach, by its messages; None if they name no host.
+    """The name of a host that ssh did not reach, according to its messages; None if they name no host.
 
     >>> unreachable_host("ssh: connect to host b port 22: No route to host\\n")
     'b'

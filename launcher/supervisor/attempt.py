@@ -64,7 +64,7 @@ _PEER_FAILURE_LIMIT = 0.5
 _KILL_LIMIT = 0.5
 # For how long to wait for the engine, which cleans up once all agents have ended.
 _ENGINE_LIMIT = 1.5
-# Most bytes that are kept of what the engine prints: the last ones.
+# Maximum number of bytes that are kept of what the engine prints: the last ones.
 _ENGINE_OUTPUT_LIMIT = 1 << 16
 # A signal that comes again sooner than this does not count as a second one: `timeout` of the coreutils signals its
 # child, and then the child's whole process group.
@@ -183,7 +183,7 @@ class Attempt:
 
     def unreachable_ranks(self) -> frozenset[int]:
         """The ranks of the host that ssh could not reach; if there is none, ranks that are missing or were lost."""
-        # If ssh has named a host, ranks of other hosts may only be late.
+        # If ssh has named a host, missing ranks of other hosts may merely be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
         on_host = ranks_on(self.job.hosts, self.job.size, host)
         # A rank that is not over has been killed, and its agent has not reported its end.
@@ -243,7 +243,7 @@ class Attempt:
             self._end_after_failure(failure)
 
     def _end_after_failure(self, failure: Failure) -> None:
-        """Asks the ranks to end. Only if the failure is the job's time limit, they may save their state first."""
+        """Asks the ranks to end. They may save their state first only if the failure is the job's time limit."""
         if isinstance(failure, TimeLimit):
             self._shut_down(signal.SIGTERM, self.job.grace)
         else:
@@ -269,7 +269,7 @@ class Attempt:
     def stopped_engine(self) -> str:
         """Name and pid of a stopped process of the engine on this machine; "" if there is none.
 
-        Before the reaper has started the engine, the reaper itself is looked at instead.
+        Before the reaper has started the engine, the reaper is checked instead.
         """
         if not self._reaper.engine:
             return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
@@ -501,7 +501,7 @@ class Attempt:
         self._skip_stopped_time(seconds)
 
     def _skip_stopped_time(self, seconds: float) -> None:
-        """Leaves the time in which this process was stopped out of the job's time limits, and continues the ranks."""
+        """Excludes the time in which this process was stopped from the job's time limits, and continues the ranks."""
         self.clock.skip(seconds)
         self.observers.resumed(seconds)
         self.ranks.send({"suspend": False})

@@ -15,10 +15,10 @@ from launcher.protocol import Channel, Message, ProtocolError
 
 # Time that a peer has to authenticate itself (s). An agent takes milliseconds.
 _LIMIT = 10.0
-# Most connections that may wait to be accepted. All agents of a large job connect at the same moment.
+# Maximum number of connections that may wait to be accepted. All agents of a large job connect at the same moment.
 _BACKLOG = 1024
-# Most unauthenticated connections beyond those of the job's own agents. A further one drops the oldest. A large
-# number gives agents on a busy host more time to answer if strangers open many connections.
+# Maximum number of unauthenticated connections beyond those of the job's own agents. A further connection drops the
+# oldest. A large number gives agents on a busy host more time to answer if strangers open many connections.
 _STRANGERS = 64
 # Errors of `accept` if no file descriptor or memory is free.
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -64,7 +64,7 @@ class Listener:
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
         """Handles an event on `fileno`.
 
-        Returns: the connection of an agent that has just authenticated itself, and what it has sent; None if none has
+        Returns: the connection of an agent that has just authenticated itself, and what it has sent; None if there is none
         """
         if fileno == self._listener.fileno():
             self._accept()

@@ -31,13 +31,13 @@ class RankProcess:
         # the rank uses the launcher's memory, or the job keeps no state in memory.
         self.slots: list[str] = hello.get("slots", [])
         self.held = False  # It has reported that the state of all ranks is in memory.
-        # For how long the rank waits in `collectives.init` for the others at most (s); None while it does not wait.
+        # Time limit (s) of the rank's wait for the others in `collectives.init`; None while it does not wait.
         self.joining: float | None = None
         self.joined = False  # It has left `collectives.init`.
         self.leaving = False  # It has reported why it ends.
-        self.saved = False  # It ends with STOPPED, or has reported so. Then its exit handlers may fail.
+        self.saved = False  # It has ended with STOPPED, or reported that it will. Then its exit handlers may fail.
         self.step: int | None = None  # The step after which it stops as it was asked to.
-        # The most ranks to which its loop can be resized; 0: any number; None: it has reported no such loop.
+        # Maximum number of ranks to which its loop can be resized; 0: no limit; None: it has reported no such loop.
         self.resizable: int | None = None
         self.resizing = False  # It leaves that loop, and saves its state for the ranks of the next start.
         self.status: int | None = None  # Exit code, or minus the signal that killed it.
@@ -77,7 +77,7 @@ class RankTable(dict[int, RankProcess]):
 
     @property
     def max_ranks(self) -> float | None:
-        """The most ranks to which the job can be resized; inf: any number.
+        """Maximum number of ranks to which the job can be resized; inf: no limit.
 
         None: some rank has not reported that it is in a loop that can be resized
         """

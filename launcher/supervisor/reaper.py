@@ -35,7 +35,7 @@ _SWEEP_LIMIT = 3.0
 _CANNOT_START = 127
 # Bytes of a number that the reaper sends.
 _NUMBER_BYTES = 12
-# The most that is read at once (bytes).
+# Maximum number of bytes that are read at once.
 _CHUNK = 1 << 16
 
 
@@ -124,7 +124,7 @@ class Reaper:
         self.end()
         self._socket.close()
         try:
-            _, status = os.waitpid(self.pid, 0)  # It gives up by itself after _SWEEP_LIMIT.
+            _, status = os.waitpid(self.pid, 0)  # The reaper gives up by itself after _SWEEP_LIMIT.
         except ChildProcessError:  # This process ignores SIGCHLD, so the status is unknown.
             status = -1
         if status != 0:  # It may have been killed before it could clean up.

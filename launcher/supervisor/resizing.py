@@ -8,8 +8,8 @@
 4. If they fail before that, the job starts again with as many ranks as before, from the same state. It ends instead if
    its time limit has passed, or a signal has ended it.
 
-Between 2 and 3 the state may be in memory alone. A signal that ends the job is postponed in that time: the next ranks
-load the state, and then they are asked to stop, which saves it on disk.
+Between steps 2 and 3 the state may be in memory alone. A signal that ends the job is postponed in that time: the next
+ranks load the state, and then they are asked to stop, which saves it on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from launcher.supervisor.returning_hosts import ReturningHosts
 
 # How long to wait for the request on a new connection (s): the client sends it at once.
 _LIMIT = 0.5
-# Bytes of the longest request.
+# Maximum length of a request (bytes).
 _MAX_REQUEST = 16
 
 
@@ -43,7 +43,7 @@ class Resizing:
 
     memory: where ranks store their state for the next start
     hosts: probes the hosts that the job could use, but does without
-    listener: a socket that becomes readable when a client connects; None if no client can
+    listener: a socket that becomes readable when a client connects; None if clients cannot connect
     target: the job with the requested number of ranks; None if there is no request
     before: the job as it was; None until the target's ranks are started
     step: the step after which the ranks left their loop

@@ -2,7 +2,7 @@
 
 While the job could have more ranks, the launcher probes each of these hosts: it runs `import ddp` there, through the
 remote shell. A host that fails is probed again a second later, and one that does not answer a minute later. When a host
-has succeeded, the job is resized onto it, as `ddp-launch --resize` does it. If the ranks of that resize fail, the job
+has succeeded, the job is resized onto it, as by `ddp-launch --resize`. If the ranks of that resize fail, the job
 goes on as it was, and the hosts are probed less often, until a resize succeeds.
 """
 
@@ -27,7 +27,7 @@ from launcher.network import Host
 
 # Seconds from one probe to the next, while no resize has failed.
 _INTERVAL = 1.0
-# The most seconds from one probe to the next, after many resizes have failed or were refused.
+# Maximum number of seconds from one probe to the next, after many resizes have failed or were refused.
 _LONGEST = 300.0
 # Seconds after which a host that has not answered is probed anew.
 _ANSWER_LIMIT = 60.0
@@ -59,7 +59,7 @@ class ReturningHosts:
 
         Discards the answers so far.
 
-        job: as it is now; rank_limit: the most ranks that it can have, 0 before its ranks are in their loop
+        job: as it is now; rank_limit: the maximum number of its ranks, 0 before its ranks are in their loop
         """
         now = time.monotonic()
         for host, (process, deadline) in [*self._probes.items()]:
@@ -95,7 +95,7 @@ class ReturningHosts:
     def answered(self, current_hosts: tuple[Host, ...], rank_limit: float) -> tuple[tuple[Host, ...], int]:
         """The hosts that the job can have now, and its number of ranks there.
 
-        current_hosts: those that it has; rank_limit: the most ranks that it can have
+        current_hosts: those that it has; rank_limit: the maximum number of its ranks
         """
         reachable = [*current_hosts, *(host for host, (process, _) in self._probes.items() if process.poll() == 0)]
         hosts = tuple(host for host in self._wanted() if host in reachable)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from launcher.protocol import to_text
 from launcher.supervisor.rank_table import RankTable
 
-# The most that is read at once (bytes).
+# Maximum number of bytes that are read at once.
 _CHUNK = 1 << 15
 
 
 class StdinForwarder:
-    """Reads the standard input and sends it to one rank. It reads on only when the rank has taken all that was sent.
+    """Reads the standard input and sends it to one rank. It reads more only after the rank has taken all that was sent.
 
     rank: the rank that gets it; fd: file descriptor to read from
     typed: called with the data if it was typed in a terminal that echoes what is typed

@@ -113,7 +113,7 @@ class _Supervisor:
     def _optional_observers(self) -> list[Observer]:
         """The status, and what the job asks for: metrics, log files, events, the hang detector.
 
-        Imports none of the latter that the job does not ask for.
+        Modules of observers that the job does not ask for are not imported.
         """
         job = self.job
         console = self.console
@@ -271,7 +271,7 @@ class _Supervisor:
         if attempt.end_signal == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
         code, sentence = self._report_failures() if attempt.failures else (0, "")
-        # No 75 after Ctrl-C: a loop in a shell script would start the job again.
+        # After Ctrl-C the exit code is 130, not STOPPED: after STOPPED, a loop in a shell script starts the job again.
         if attempt.stop is not None and not attempt.stop.late and attempt.end_signal != signal.SIGINT:
             return STOPPED, str(attempt.stop)
         if attempt.end_signal:
