@@ -49,7 +49,7 @@ def to_text(data: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Undoes `to_text`. If the text has a surrogate that `to_text` never makes, all surrogates are escaped (\\ud800)."""
+    """Undoes `to_text`. If the text has a surrogate that `to_text` never makes, escapes all surrogates (\\ud800)."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""`ddp-bench`, and `python -m launcher.bench`: starts ranks that run this module, or is a rank if a launcher started it.
+"""`ddp-bench` (`python -m launcher.bench`): starts ranks that run this module. If a launcher started it, it is a rank.
 
 With the backends `threads` and `single` it starts no other process, and measures in this one.
 """

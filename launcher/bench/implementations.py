@@ -155,7 +155,7 @@ class RawMPI(Implementation):
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
-        # In place, x is a part of out, or out of x, or they are the same. MPI gets MPI.IN_PLACE instead of that part.
+        # In place, x is a part of out, or out is a part of x. MPI gets MPI.IN_PLACE instead of that part.
         sent = MPI.IN_PLACE if in_place else x
         received = MPI.IN_PLACE if in_place else out
         root_out = out if root else None

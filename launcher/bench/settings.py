@@ -42,7 +42,7 @@ class Settings:
     """One run of ddp-bench.
 
     ranks: number of ranks; None: as many as a launcher started, else 2; 1 with the backend single
-    minbytes, maxbytes, stepfactor: the sizes are minbytes, minbytes·stepfactor, minbytes·stepfactor², ..., up to maxbytes
+    minbytes, maxbytes, stepfactor: the sizes are minbytes, minbytes·stepfactor, minbytes·stepfactor², ... <= maxbytes
     iters: minimum number of calls measured for each size, implementation and place; None: as many as fit in `budget` s
     budget: seconds to measure each size, implementation and place
     warmup: calls of each implementation after its first two, before those that are measured

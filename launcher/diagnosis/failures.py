@@ -243,7 +243,7 @@ class HeartbeatLost(Failure):
     """Agents have stopped sending anything.
 
     hosts: in a job of several hosts, those on which all agents are silent
-    ranks: the ranks on `hosts`; if there are no such hosts, the ranks of all silent agents
+    ranks: the ranks of these agents; only those on `hosts` if there are such hosts
     seconds: how long they have been silent
     more_time_helps: `Job.heartbeat_timeout` has passed, so a longer one would help
     """

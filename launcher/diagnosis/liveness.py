@@ -8,7 +8,7 @@
 
 While some rank waits, only progress counts: a rank that is busy outside of the collective that the others wait in holds
 them up. While no rank waits, activity counts: ranks may compute for hours without a collective. Activity also counts
-while ranks wait in `collectives.init`: the others may prepare their data for long before they join. Ranks that never
+while ranks wait in `collectives.init`: the others may prepare their data for hours before they join. Ranks that never
 called a collective and do not wait in `init` form no world, and nothing is known of what they wait for; they count as
 hanging only if none of their agents sends anything. Nothing counts as hanging before all ranks have started.
 """

@@ -26,7 +26,7 @@ class Observer:
         """A rank has written something. stream: "out" or "err"; data: as it was read, not split into lines"""
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        """An agent has sent one of its heartbeats (one per second). beat: see `RankReader.heartbeat`; now: monotonic, s"""
+        """An agent has sent a heartbeat: it sends one a second. beat: see `RankReader.heartbeat`; now: monotonic, s"""
 
     def joining(self, rank: int, waits: bool) -> None:
         """A rank begins to wait for all others in `collectives.init`, or no longer waits."""

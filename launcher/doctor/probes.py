@@ -81,7 +81,7 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         )
 
         def answer(limit: float) -> Answer:
-            # After a timeout, `parse_answer` gets the status None, and gives it as the reason if there is no answer.
+            # After a timeout, `parse_answer` gets the status None. If there is no answer, its reason is the timeout.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(limit)
             output.seek(0)
