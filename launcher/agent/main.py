@@ -142,7 +142,7 @@ def _leave_group(pid: int) -> None:
 
 
 def _make_slots(rank: int, on_launchers_host: bool) -> list[str]:
-    """Makes two slots of memory for the rank's state if the rank cannot open the launcher's. Puts them into STATE_MEMORY.
+    """Makes two slots of memory for the rank's state, if it cannot open the launcher's. Puts them into STATE_MEMORY.
 
     Returns: the slots (PID/fd/FD); [] if the rank uses the launcher's memory, or the job keeps no state in memory.
     """
