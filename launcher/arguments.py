@@ -24,7 +24,7 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises: UsageError, always. `argument -n/--ranks: should be ...` becomes `-n/--ranks should be ...`."""
+        """Raises: UsageError, always. Its text is `-n/--ranks should be ...`; argparse's `argument` in front is removed."""
         if message.startswith("argument "):
             message = message.removeprefix("argument ").replace(": ", " ", 1)
         raise UsageError(message)

@@ -104,7 +104,7 @@ def _resize(options: dict[str, Any]) -> int:
 def _note_ranks_behind_script(job: Job) -> None:
     """Warns of a `-n N` after the script if the number of ranks is not given otherwise.
 
-    It is an argument of the script, but may be meant as the number of ranks.
+    Such a `-n` is an argument of the script, but may be meant as the number of ranks.
     """
     for option, number in zip(job.args, job.args[1:], strict=False):
         if option in ("-n", "-np") and number.isdigit() and job.n is None and not job.hosts:

@@ -1,7 +1,7 @@
-"""The launcher's errors, and texts for messages: the line that reports a StartError, a hint, numbers with a noun.
+"""The launcher's errors, and texts for messages: the line that reports a StartError, a hint, plurals.
 
 UsageError      the job cannot be started as it was asked for; `ddp-launch` prints the message and exits with 2
-RankError       a call of `launcher.run` failed: raised if the rank's exception cannot be raised again, else its cause
+RankError       a call of `launcher.run` failed; if the rank's exception can be raised again, this is its `__cause__`
 StartError      the engine, an agent or a rank cannot be started; the launcher reports it as wrong use
 
 An agent imports this module before it forks its rank, so this module imports nothing.
@@ -46,5 +46,5 @@ def find_start_error(engine_output: str) -> str | None:
 
 
 def plural(n: float, what: str) -> str:
-    """`plural(2, "core") == "2 cores"`."""
+    """A number with its noun: `plural(2, "core") == "2 cores"`."""
     return f"{n} {what}{'s' * (n != 1)}"

@@ -31,8 +31,8 @@ from launcher.supervisor.supervisor import launch
 T = TypeVar("T")
 
 # What the driver runs. ROOT replaces the first entry of sys.path, which is the working folder: a module of the user
-# there may shadow one of the launcher's. With PYTHONSAFEPATH sys.path has no such entry. Then ROOT is put before the
-# first one.
+# there may shadow one of the launcher's. With PYTHONSAFEPATH sys.path has no such entry, and ROOT is only put in
+# front.
 _START = (
     "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
     " from launcher.function import main; sys.exit(main(sys.argv[1:]))"

@@ -53,8 +53,8 @@ class Job:
     log_dir: each run makes a folder here, with a log file per rank; None: no log files
     ranks: the ranks whose lines the console shows; None: all
     events: file for the job's events, one JSON object per line; None: no such file
-    trace: folder for a trace of all ranks, which is made if it does not exist; None: no trace
-    metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: none
+    trace: folder for a trace of all ranks, made if it does not exist; None: no trace
+    metrics_port: host and port at which Prometheus finds the job's metrics, as ("127.0.0.1", 9400); None: no metrics
     debug_rank: the rank that gets the standard input, and can be debugged in the terminal
     prefix: lines begin with their rank if there are several ranks; False: lines begin with no rank, and output is shown
     in whole lines, except one progress bar and prompts that the user can answer

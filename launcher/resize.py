@@ -1,6 +1,6 @@
 """`ddp-launch --resize N --job PID`: asks a running ddp-launch of this user to continue with N ranks.
 
-ddp-launch listens on an abstract Unix socket named after its pid. Such a socket is no file, so none can be left behind.
+ddp-launch listens on an abstract Unix socket named after its pid. Such a socket is not a file, so none is left behind.
 Both sides ask the kernel for the pid and user of their peer. ddp-launch takes requests only from processes of its own
 user. The client sends its request only if the peer has that pid and the same user. A request is one packet, the number;
 the answer is one packet of JSON.

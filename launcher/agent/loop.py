@@ -43,7 +43,7 @@ _NEVER = float("inf")
 
 
 class Agent:
-    """An agent: the rank's pipes, the rank's state, and what the launcher has yet to learn about it.
+    """An agent: the rank's pipes and state, and the connection to the launcher.
 
     pid: of the rank
     pipes: the agent's ends of the pipes "in", "out", "err" and "report"

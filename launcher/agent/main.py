@@ -179,7 +179,7 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _take_streams(rank_ends: dict[str, int], reads_stdin: bool) -> None:
-    """In the rank: makes its ends of the pipes its standard streams. reads_stdin: False: stdin is /dev/null"""
+    """Called in the rank: makes its ends of the pipes its standard streams. reads_stdin: else stdin is /dev/null"""
     if not reads_stdin:
         os.close(rank_ends["in"])
         rank_ends["in"] = os.open(os.devnull, os.O_RDONLY)

@@ -146,7 +146,7 @@ def _exec_program(command: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     import shutil  # Imported late, because agents have no use for it.
 
-    # `os.execvp` would fail with the error of a folder on PATH that may not be searched.
+    # `os.execvp` would report a folder on PATH that may not be searched, instead of the missing program.
     program = shutil.which(command[0])
     if program is None:
         raise StartError(f"there is no program {command[0]} that can be run")

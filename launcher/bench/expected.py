@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _PERIOD = 1009
 # Fills buffers before a call. No input except bool has this value, so that a result that was never written is noticed.
 POISON = 125
-# How many different values inputs have: if a collective only moves them (all below POISON), and if it reduces them.
+# Number of different values in inputs of collectives that only move them (all below POISON), and of those that reduce.
 # Inputs of bool, and of the op prod, have two values.
 _MOVED_VALUES = 120
 _REDUCED_VALUES = 4

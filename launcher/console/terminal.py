@@ -194,7 +194,7 @@ class Terminal:
                     return
 
     def _fail(self, fd: int, error: OSError) -> None:
-        """Gives up `fd`, with all that waits for it; the other one is still written to."""
+        """Gives up `fd`, with all that waits for it. The other file descriptor is still written to."""
         self._errors[fd] = error
         self._queue = deque(entry for entry in self._queue if entry[0] != fd)
         self.backlog = sum(len(chunk) for _, chunks in self._queue for chunk in chunks)

@@ -362,12 +362,12 @@ def signal_name(number: int, hint: bool = True) -> str:
 
 
 def name_rank(rank: int, pid: int, host: str = "") -> str:
-    """`rank 3 (pid 4711)`, or `rank 3 on node7 (pid 4711)`."""
+    """A rank's name in sentences: `rank 3 (pid 4711)`, or `rank 3 on node7 (pid 4711)`."""
     return f"rank {rank} on {host} (pid {pid})" if host else f"rank {rank} (pid {pid})"
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `1200 s`."""
+    """A number of seconds as text: `0.4 s`, `12 s`, `1200 s`."""
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 

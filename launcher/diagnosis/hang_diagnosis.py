@@ -42,7 +42,7 @@ _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\)
 class HangDiagnosis(NamedTuple):
     """The diagnosis of a hang.
 
-    ranks: those that are blamed, none if no rank stands out
+    ranks: those that are blamed; empty if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "
     samples: at most three ranks, whose stacks are shown: if all ranks wait, one of each group of equal calls; else
     ranks that are blamed, or any ranks if none stands out

@@ -39,7 +39,7 @@ class RankState:
     agent: pid of its agent; now: the time of this state; heard_at: when its agent last sent output or a heartbeat
     state: of its process, as in /proc ("R", "S", "D", "T", "Z"); "?" before the first heartbeat
     calls: number of collectives begun
-    call: the last one, None before the first; INIT while the rank waits there, and `joining` is True
+    call: the last collective, None before the first; INIT while the rank waits there and `joining` is True
     on: the communicator of that call
     call_state: "queued", "started", "done" or "failed"; call_at: since when
     where: the position of its Python code, None if unknown; where_at: when that was seen

@@ -40,7 +40,8 @@ _JOB_PREFIXES = (
     "LSB_",
     "PBS_",
 )
-# Prefixes of variables with a prefix in _JOB_PREFIXES that configure the MPI library, and do not describe a job.
+# Prefixes of variables that configure the MPI library, and do not describe a job, although a prefix in _JOB_PREFIXES
+# matches them.
 _LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
 
 

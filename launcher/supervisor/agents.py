@@ -187,7 +187,7 @@ def _on_end(attempt: Attempt, process: RankProcess, message: Message) -> None:
 
 
 def _check_for_missed_ranks(attempt: Attempt) -> None:
-    """If ranks wait in `collectives.init`, reports one rank, if any, that ended with 0 and never left that call."""
+    """If ranks wait in `collectives.init`, reports the first rank, if any, that ended with 0 before leaving it."""
     ranks = attempt.ranks
     waiting = tuple(ranks.joining())
     for process in ranks.values():

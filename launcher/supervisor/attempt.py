@@ -182,7 +182,7 @@ class Attempt:
         return not self.failures and self.ranks.saved and all(process.resizing for process in self.ranks.values())
 
     def unreachable_ranks(self) -> frozenset[int]:
-        """The ranks of the host that ssh could not reach; if there is none, ranks that are missing or were lost."""
+        """The ranks of the host that ssh could not reach; without such a host, ranks that are missing or were lost."""
         # If ssh has named a host, missing ranks of other hosts may merely be late.
         host = unreachable_host(self.engine_output.decode("utf-8", "replace"))
         on_host = ranks_on(self.job.hosts, self.job.size, host)

@@ -33,7 +33,7 @@ def agent_command(job: Job) -> list[str]:
 
 
 def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> dict[str, str]:
-    """The variables for agents, which remove them before they start their ranks.
+    """The variables for agents. Each agent removes them before it starts its rank.
 
     address, secret: of the launcher's `Listener`
     """

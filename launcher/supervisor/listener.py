@@ -64,7 +64,7 @@ class Listener:
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
         """Handles an event on `fileno`.
 
-        Returns: the connection of an agent that has just authenticated itself, and what it has sent; None without one
+        Returns: if an agent has just authenticated itself, its connection and what it has sent; else None
         """
         if fileno == self._listener.fileno():
             self._accept()

@@ -35,7 +35,7 @@ class RankProcess:
         self.joining: float | None = None
         self.joined = False  # It has left `collectives.init`.
         self.leaving = False  # It has reported why it ends.
-        self.saved = False  # It has ended with STOPPED, or reported that it will. Then its exit handlers may fail.
+        self.saved = False  # It has ended with STOPPED, or reported that it will. Its later errors do not count.
         self.step: int | None = None  # The step after which it stops as it was asked to.
         # Maximum number of ranks to which its loop can be resized; 0: no limit; None: it has reported no such loop.
         self.resizable: int | None = None
