@@ -24,7 +24,7 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises: UsageError, always. Its text is `-n/--ranks should be ...`; argparse's `argument` in front is removed."""
+        """Raises: UsageError, always. Its text is `-n/--ranks should be ...`; a leading `argument` is removed."""
         if message.startswith("argument "):
             message = message.removeprefix("argument ").replace(": ", " ", 1)
         raise UsageError(message)

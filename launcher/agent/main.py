@@ -1,4 +1,4 @@
-"""Agent: the process beside each rank. It forks the rank, and does what must not go through the MPI engine.
+"""Agent: the parent process of each rank. It forks the rank, and does what must not go through the MPI engine.
 
 Engines tear output lines apart, kill surviving ranks before these can report, and leave orphans. An agent is the rank's
 parent and subreaper. One connection to the launcher carries the rank's output and exit status, and the signals and
