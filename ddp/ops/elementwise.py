@@ -92,9 +92,10 @@ def _mul(xp: Any, x: Array, y: Array) -> ForwardResult:
 
 def _mul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
-    return unbroadcast(_joined(mul_, g, y), shapes[0]) if needs[0] else None, (
-        unbroadcast(_joined(mul_, g, x), shapes[1]) if needs[1] else None
-    )
+    return [
+        unbroadcast(_joined(mul_, g, y), shapes[0]) if needs[0] else None,
+        unbroadcast(_joined(mul_, g, x), shapes[1]) if needs[1] else None,
+    ]
 
 
 mul = Op("mul", _mul, _mul_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("x",)})
@@ -108,7 +109,10 @@ def _div(xp: Any, x: Array, y: Array) -> ForwardResult:
 def _div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, out = saved
     dx = _joined(div_, g, y)
-    return unbroadcast(dx, shapes[0]) if needs[0] else None, unbroadcast(-dx * out, shapes[1]) if needs[1] else None
+    return [
+        unbroadcast(dx, shapes[0]) if needs[0] else None,
+        unbroadcast(-dx * out, shapes[1]) if needs[1] else None,
+    ]
 
 
 div = Op("div", _div, _div_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("y", "out")})
