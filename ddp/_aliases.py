@@ -22,7 +22,7 @@ _DISTRIBUTIONS = (
     "bernoulli beta categorical dirichlet gamma independent kl multivariate_normal normal transformed_distribution "
     "uniform"
 )
-# By path: (the module whose names it has, or "" for none; for names that differ, the module's name by the path's name).
+# Path of a module -> (the module whose names it has, or "" for none; where names differ: name here -> name there).
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
     "ddp.autograd.functional": ("ddp.autograd.jacobians", {}),
@@ -35,7 +35,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # not imported by `ddp.optim`, because it imports `ddp.nn`
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # not imported by `ddp.optim`: it imports `ddp.nn`
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -43,7 +43,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "einops.layers.ddp": ("ddp._einops", {}),
     **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
 }
-# By single name of a package or path: the module from which it comes.
+# Path of a single name -> the module that the name comes from.
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel": "ddp.nn"}
 
 
@@ -72,10 +72,10 @@ def attribute(package: str) -> Callable[[str], Any]:
 
 
 class _Finder:  # without the base class of importlib.abc, whose import takes long
-    """Finds the modules of the table. Python calls it if no other finder has a module."""
+    """Finds the modules of MODULES. Python calls it if no other finder has a module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        # Each of these modules is a package, because other paths of the table may lie below it.
+        # Each of these modules is a package, because MODULES may have paths below it.
         loader: Any = self
         return ModuleSpec(name, loader, origin="an alias", is_package=True) if name in MODULES else None
 
@@ -114,7 +114,7 @@ class _Einops:
 
 
 def install() -> None:
-    """Makes the paths of the tables importable. Makes einops accept our tensors, now or when it is imported."""
+    """Makes the paths of MODULES and NAMES importable. Makes einops accept our tensors, now or when it is imported."""
     sys.meta_path.append(_Finder())
     if "einops" in sys.modules:
         importlib.import_module("ddp._einops")

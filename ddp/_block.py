@@ -123,7 +123,7 @@ class _Holder:
 
 
 def block_of(array: Any) -> tuple[Block, int] | None:
-    """The block that a NumPy array lies in, and the byte where it starts there; None for other memory."""
+    """The block that holds a NumPy array, and the byte at which the array starts there; None for other memory."""
     holder = _below(array)
     if type(holder) is not _Holder:
         return None
@@ -132,7 +132,7 @@ def block_of(array: Any) -> tuple[Block, int] | None:
 
 
 def is_shared(array: Any) -> bool:
-    """Whether an array lies in a block that other processes can open, and was made without `keep`."""
+    """Whether an array is in a block that other processes can open, and was made without `keep`."""
     holder = _below(array)
     return type(holder) is _Holder and holder.keep is None and not holder.block.closed
 

@@ -23,7 +23,7 @@ _known: dict[tuple[str, int | None], device] = {}
 
 
 class device:
-    """Where a tensor lives: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
+    """Where a tensor is: `device("cpu")`, `device("cuda")`, `device("cuda:1")`, `device("cuda", 1)`, `device(1)`.
 
     Equal devices are one object, so `is` compares them. Naming a CUDA device neither imports CuPy nor needs a GPU;
     computing on it does both. In a `with` block, it is the default device of this thread's new tensors.
@@ -119,7 +119,7 @@ def _cupy(asked: device) -> Any:
         raise DeviceError(f"device {asked}: CuPy finds no CUDA device on this machine")
     if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
-    runtime().memory_pool.allocator(cupy)  # before the first array there
+    runtime().memory_pool.allocator(cupy)  # before CuPy makes its first array
     _cuda_processes.append(os.getpid())
     for prepare in on_first_use:
         prepare()
@@ -237,7 +237,7 @@ def entropy() -> int:
 
 
 class _Capturing(threading.local):
-    now: Any = None  # the `ddp._cuda.capture.Capture` of a CUDA graph that this thread is in
+    now: Any = None  # the `ddp._cuda.capture.Capture` of the CUDA graph that this thread is capturing, if any
 
 
 capturing = _Capturing()
@@ -338,7 +338,7 @@ _random = _Random()
 def manual_seed(seed: int) -> BaseGenerator:
     """Seeds the random numbers of this thread on every device. A thread that was never seeded has a random seed.
 
-    seed: a non-negative integer. Returns this thread's generator of the CPU. Raises: ArgumentError if it is negative.
+    seed: a non-negative integer. Returns this thread's CPU generator. Raises: ArgumentError if the seed is negative.
     """
     thread_generator(CPU).manual_seed(seed)
     _random.seed = int(seed)
@@ -371,7 +371,7 @@ def generator(target: device, given: BaseGenerator | None = None) -> Any:
     """The generator to draw from on `target`: that of `given`, or this thread's if `given` is None.
 
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is on another
-    device; DtypeError if it is no generator.
+    device; DtypeError if it is not a generator.
     """
     if given is None:
         return thread_generator(target).rng
@@ -385,7 +385,7 @@ def generator(target: device, given: BaseGenerator | None = None) -> Any:
 
 
 def exchange_generators(other: tuple[int, dict[device, BaseGenerator]]) -> tuple[int, dict[device, BaseGenerator]]:
-    """Exchanges this thread's seed and its generators by device for others. Returns the previous ones."""
+    """Replaces this thread's seed and its generators by device with `other`. Returns the previous ones."""
     own = _random.seed, _random.streams
     _random.seed, _random.streams = other
     return own

@@ -27,10 +27,10 @@ _KINDS = {
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, and returns the descriptor. To open a pipe could block, and a device may never end.
+    """Opens a regular file, and returns the descriptor. Opening a pipe could block, and a device may never end.
 
     flags: those of `os.open`; with O_NOFOLLOW, a symbolic link is refused as well
-    Raises: OSError; if the path is that of anything else, the error has neither an errno nor the path.
+    Raises: OSError; if the file is not a regular one, the error has neither an errno nor the path.
     """
     try:
         mode = os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW).st_mode

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import ctypes
 
-# Of malloc.h.
+# Parameters of mallopt, from malloc.h.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-FREE = 1 << 30  # bytes
+FREE = 1 << 30  # bytes, the free memory that the heap keeps
 LARGEST = 32 << 20  # bytes, the largest threshold that glibc accepts
 
 

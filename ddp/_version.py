@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _numbers(version: Any) -> list[int]:
-    """`_numbers("2.13.0+cpu") == _numbers((2, 13, 0)) == [2, 13, 0]`."""
+    """The numbers of a version: [2, 13, 0] for "2.13.0+cpu" and (2, 13, 0)."""
     return [int(number) for number in re.findall(r"\d+", str(version).partition("+")[0])]
 
 

@@ -1,12 +1,12 @@
 """PyTorch's process group functions, as calls of a communicator: for scripts that were written for PyTorch's DDP.
 
 The ranks are those of `collectives.init()`. A group is a communicator, from `new_group`, or from `split` or
-`create_group` of another communicator; None and `group.WORLD` are all ranks. As in PyTorch, `src` and `dst` are ranks
-of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the root is
-rank 0 of the world. On a rank outside the group a collective warns and does nothing.
+`create_group` of another communicator; None and `group.WORLD` stand for all ranks. As in PyTorch, `src` and `dst` are
+ranks of the world whatever the group is, and `group_src` and `group_dst` are ranks in the group; without either, the
+root is rank 0 of the world. On a rank outside the group a collective warns and does nothing.
 
-An output must have the dtype, shape and device of the data that arrive in it, else the call raises ArgumentError. There
-are two: that of `ddp.errors` and, for what the communicator checks, that of `collectives`; both are ValueErrors. If the
+An output must have the dtype, shape and device of the data that arrive in it, else the call raises an ArgumentError:
+that of `collectives` for what the communicator checks, otherwise that of `ddp.errors`; both are ValueErrors. If the
 tensors of different ranks do not fit together, a collective raises `collectives.MismatchError`, as far as the ranks
 compare their calls (see `collectives.init`). Calls with `async_op=True` return a `Work` at once. New code should call
 the communicator: see docs/collectives.md.
@@ -81,7 +81,7 @@ class Work:
     def wait(self, timeout: Timeout = None) -> bool:
         """Waits until the outputs can be used. Returns True.
 
-        timeout: of this wait alone; the time limit of the collective holds as well
+        timeout: of this wait alone; the time limit of the collective applies as well
         Raises: CollectiveTimeout if the outputs cannot be used in time; the error that ended the collective, if any.
         """
         _copy_rows(self._work.wait(_seconds(timeout)), self._outputs)
@@ -167,8 +167,8 @@ def new_group(
     Other arguments change nothing: a group uses the backend of the world.
 
     Returns: the group on its members, GroupMember.NON_GROUP_MEMBER elsewhere
-    Raises: ArgumentError of `ddp.errors` if a rank does not exist; on the members that of `collectives` if `ranks` has
-    a rank twice or timeout is not above 0; CollectiveTimeout if not all members call it with the same ranks.
+    Raises: ArgumentError of `ddp.errors` if a rank does not exist; on the members, the one of `collectives` if `ranks`
+    has a rank twice or timeout is not above 0; CollectiveTimeout if not all members call it with the same ranks.
     """
     world = collectives.init()
     members = [get_global_rank(world, rank) for rank in (world.ranks if ranks is None else ranks)]
@@ -211,19 +211,19 @@ def _comm(group: Group) -> Communicator:
 
 
 def get_rank(group: Group = None) -> int:
-    """This process's rank in the group, -1 if it is no member."""
+    """This process's rank in the group, -1 if it is not a member."""
     return -1 if group == GroupMember.NON_GROUP_MEMBER else _comm(group).rank
 
 
 def get_world_size(group: Group = None) -> int:
-    """The number of ranks in the group, -1 if this process is no member."""
+    """The number of ranks in the group, -1 if this process is not a member."""
     return -1 if group == GroupMember.NON_GROUP_MEMBER else _comm(group).size
 
 
 def get_backend(group: Group = None) -> str:
     """The backend: "mpi", "single" for one rank, "threads", or "nccl" if that was requested by name.
 
-    Raises: ArgumentError if this process is no member of the group.
+    Raises: ArgumentError if this process is not a member of the group.
     """
     return _comm(group).backend
 
@@ -231,7 +231,7 @@ def get_backend(group: Group = None) -> str:
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """The ranks of the group as ranks of the world, in the group's order.
 
-    Raises: ArgumentError if this process is no member of the group.
+    Raises: ArgumentError if this process is not a member of the group.
     """
     return list(_comm(group).ranks)
 
@@ -290,7 +290,7 @@ def _collective(function: Callable[P, Any]) -> Callable[P, Work | None]:
 
 
 def _detached(tensor: Any) -> Tensor:
-    """The tensor outside the graph. Raises: ArgumentError if it is none."""
+    """The tensor outside the graph. Raises: ArgumentError if it is not a tensor."""
     if not isinstance(tensor, Tensor):
         raise _error(f"expected a tensor, got {type(tensor).__name__}")
     return tensor.detach()
@@ -315,7 +315,7 @@ def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> No
 
 
 def _check_length(name: str, items: Any, length: int) -> None:
-    """Raises: ArgumentError unless it is a list with `length` items; None counts as an empty list."""
+    """Raises: ArgumentError unless `items` is a list of `length` items; None counts as an empty list."""
     if not isinstance(items, Sequence | None):
         raise _error(f"{name} should be a list, is {type(items).__name__}")
     count = len(items or ())

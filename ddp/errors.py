@@ -16,10 +16,10 @@
     │   └── AnomalyError                a gradient is nan, in anomaly mode
     ├── ParallelError                   ranks that do not agree on the model, or calls of a wrapper in a wrong order
     │   ├── EarlyStop                   a rank ran out of data inside join(throw_on_early_termination=True)
-    │   └── PeerError                   another rank failed at what this one waits for
+    │   └── PeerError                   another rank failed in an operation that this rank waits for
     ├── GradcheckError (AssertionError) a backward disagrees with finite differences
-    ├── CheckpointError                 a checkpoint that cannot be written or read, or is not what was written
-    ├── SerializationError (ValueError) a file that is not what load can read
+    ├── CheckpointError                 a checkpoint that cannot be written or read, or differs from what was written
+    ├── SerializationError (ValueError) a file that load cannot read
     ├── DataFileError (ValueError)      a file of samples that is not what its reader expects
     ├── SharingError                    shared memory that cannot be made, sent or opened
     ├── WorkerError                     a worker process of a DataLoader raised, died or took too long
@@ -64,7 +64,7 @@ class CaptureError(DdpError):
 
 
 class CudaError(DdpError):
-    """An error that CUDA reports for work on a GPU. `status`: its number in CUDA; None if CuPy does not give it.
+    """An error that CUDA reports for work on a GPU. `status`: CUDA's number of it; None if CuPy does not give one.
 
     Work runs after the call that launched it, so a later call may raise this. With CUDA_LAUNCH_BLOCKING=1, the op that
     failed raises it.
@@ -81,7 +81,7 @@ class CudaError(DdpError):
 class OutOfMemoryError(DdpError, MemoryError):
     """A GPU's memory is full, or the limit of this process is reached. The message says what holds the memory.
 
-    The pool has given back its free blocks before, unless a CUDA graph is being captured.
+    Raised after the pool has given back its free blocks, unless a CUDA graph is being captured.
 
     device: for example "cuda:0". In bytes: requested; allocated: held by arrays; reserved: held by the pool, for arrays
     and for later use; free, total: of the device; limit: of this process, or None
@@ -121,7 +121,7 @@ class EarlyStop(ParallelError):
 
 
 class PeerError(ParallelError):
-    """Another rank failed at what this one waits for."""
+    """Another rank failed in an operation that this rank waits for."""
 
 
 class GradcheckError(DdpError, AssertionError):
@@ -149,7 +149,7 @@ class DataFileError(DdpError, ValueError):
 
 
 class CheckpointError(DdpError):
-    """A checkpoint that cannot be written or read, or is not what was written, or a Checkpointer that was closed.
+    """A checkpoint that cannot be written or read, or differs from what was written; or a Checkpointer that was closed.
 
     If one rank cannot write its part, all ranks raise this error.
     """

@@ -20,7 +20,7 @@ __all__ = ["grad", "hessian", "jvp", "vjp", "vmap"]
 def _of_arguments(
     func: Callable[..., Any], argnums: int | tuple[int, ...], args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Returns `func` as a function of these arguments alone, and the arguments: a tuple if `argnums` is one.
+    """Returns `func` as a function of the arguments `argnums` alone, and these arguments: a tuple if `argnums` is one.
 
     Raises: RangeError, DtypeError, ArgumentError as `grad`.
     """
@@ -40,14 +40,14 @@ def _of_arguments(
 
 
 def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """Makes a function that takes the arguments of `func` and returns the gradient of its result, a single element.
+    """Makes a function that takes the arguments of `func` and returns the gradient of its one-element result.
 
     argnums: the number of the argument to differentiate by, from 0; negative: counted from the last. For a tuple of
     numbers, the result is a tuple of gradients
 
     The function raises RangeError if there is no such argument, ArgumentError if `argnums` is empty or names an
-    argument twice, DtypeError if it is no floating tensor or `argnums` no integer, and ShapeError if the result is a
-    tensor of several elements.
+    argument twice, DtypeError if it is not a floating tensor or `argnums` not an integer, and ShapeError if the result
+    has several elements.
     """
     return lambda *args, **named: jacobians.vjp(*_of_arguments(func, argnums, args, named), create_graph=None)[1]
 
@@ -55,7 +55,7 @@ def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
 def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
     """Returns func(*primals), and a function that takes gradients of the outputs and returns those of the primals.
 
-    Raises: DtypeError for primals that are no floating tensors, or results that are no tensors.
+    Raises: DtypeError for primals that are not floating tensors, or results that are not tensors.
     """
     call = jacobians.Call(func, primals, None)
 
@@ -69,14 +69,14 @@ def vjp(func: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., 
 def jvp(func: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """Returns func(*primals) and its derivative in the direction of the tangents, computed by two backwards.
 
-    Raises: DtypeError for primals that are no floating tensors, or tangents or results that are no tensors; ShapeError
-    for tangents of other shapes; ArgumentError for another number of them.
+    Raises: DtypeError for primals that are not floating tensors, or tangents or results that are not tensors;
+    ShapeError for tangents of other shapes; ArgumentError for another number of tangents.
     """
     return jacobians.jvp(func, primals, tangents, create_graph=None)
 
 
 def hessian(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """Makes a function that takes the arguments of `func` and returns the second derivatives of its single element.
+    """Makes a function that takes the arguments of `func` and returns the second derivatives of its one-element result.
 
     argnums: as for `grad`; for a tuple of numbers, the result is a tuple of tuples
 

@@ -21,7 +21,7 @@ def _say() -> None:
 
 
 def compile(model: Any = None, **ignored: Any) -> Any:
-    """Returns the function or module itself; without one, a decorator that does. Warns once: nothing is compiled.
+    """Returns `model` itself; without it, a decorator that returns its argument. Warns once: nothing is compiled.
 
     ignored: PyTorch's mode, backend, fullgraph and others
     """
@@ -30,7 +30,7 @@ def compile(model: Any = None, **ignored: Any) -> Any:
 
 
 def script(obj: Any, *ignored: Any, **also_ignored: Any) -> Any:
-    """Returns the function, module or class itself; examples are not run. Warns once: nothing is compiled."""
+    """Returns `obj` itself (a function, module or class); examples are not run. Warns once: nothing is compiled."""
     _say()
     return obj
 
@@ -39,12 +39,12 @@ trace = script
 
 
 def ignore(drop: Any = False, **ignored: Any) -> Any:
-    """Returns the function itself, or with arguments a decorator that does: all runs as Python."""
+    """Returns the function itself; called with options, a decorator that returns its argument. Nothing is compiled."""
     return drop if callable(drop) else lambda fn: fn
 
 
 def unused(fn: Any) -> Any:
-    """Returns the function itself: all runs as Python."""
+    """Returns the function itself: nothing is compiled."""
     return fn
 
 

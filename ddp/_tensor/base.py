@@ -52,8 +52,8 @@ class TensorBase:
     )
     array: Array  # the raw array
     _device: Device
-    edge: Node | Leaf | None  # where this tensor's gradient goes in backward; None if it gets none
-    accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
+    edge: Node | Leaf | None  # where this tensor's gradient goes in backward; None if requires_grad is off
+    accumulate_grad: Leaf | None  # where this tensor's gradient is accumulated; kept while requires_grad is off
     _epoch: int  # the epoch of `version` in which `edge` is valid; -1 for a detached tensor
     grad_view: Tensor | None  # the tensor over the gradient buffer that `grad` returns; None until there is one
     version: Version
@@ -86,7 +86,7 @@ class TensorBase:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self.array.dtype}")
             version = self.version
             if self.accumulate_grad is None and version.base is not None and version.base() is self:
-                # Views that were made before become stale: they have no edge, so no gradient would come through them.
+                # Existing views become stale: they have no edge, so no gradient would flow through them.
                 version.epoch = self._epoch = version.epoch + 1
             self.edge = self.leaf
         else:
@@ -111,8 +111,8 @@ class TensorBase:
 
         Assigning a tensor copies it into the buffer; assigning None and `del` empty the buffer.
 
-        Raises: ShapeError if a tensor of another shape is assigned; DtypeError for a tensor of another dtype or device,
-        and for anything else; ParallelError on reading if each rank has only a part of the gradient (ZeroOptimizer).
+        Raises: ShapeError if a tensor of another shape is assigned; DtypeError if the value has another dtype or
+        device, or is not a tensor; ParallelError on reading if each rank has a part of the gradient (ZeroOptimizer).
         """
         if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
@@ -143,12 +143,12 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Raises: GraphError if the leaf has a gradient-ready hook, which a leaf in its place would lack."""
+        """Raises: GraphError if the leaf has a gradient-ready hook, which a new leaf would not have."""
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, device: Device) -> None:
-        """Makes `array`, which is on `device`, the memory of this leaf, and converts the leaf's gradient likewise.
+        """Makes `array`, which is on `device`, this leaf's memory, and converts its gradient to that dtype and device.
 
         array: of the same shape if the leaf has a gradient. Raises: GraphError if the leaf has a gradient-ready hook.
         """
@@ -167,7 +167,7 @@ class TensorBase:
 
 
 def share_storage(self: Self, data: TensorBase) -> Self:
-    """Makes `self`, a new object, a tensor over the memory of `data`, outside of the graph."""
+    """Makes the new object `self` a tensor over the memory of `data`, outside the graph, and returns it."""
     self.array = data.array
     self._device = data._device
     self.edge = self.accumulate_grad = self.grad_view = None
@@ -191,9 +191,9 @@ def wrap(array: Array, device: Device, like: TensorBase | None = None) -> Tensor
 
 
 def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Tensor | None]:
-    """Makes tensors of arrays that a node saved, with these edges; None for values that are no arrays.
+    """Makes tensors over the arrays that a node saved, with these edges; None for values that are not arrays.
 
-    They share the versions of the saved tensors, so that nodes that save them again notice writes.
+    The tensors share the versions of the saved ones, so that a node that saves them again notices writes.
     """
     counters = {position: version for version, _, position in versions}
     restored: list[Tensor | None] = []
@@ -234,8 +234,8 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     Returns a tensor, or a tuple of tensors if the op has several results.
 
     Raises: DeviceError if the tensors are on different devices (see `to_common_device`); InplaceError if grad mode is
-    on and one is stale (see `stale_view`); DtypeError if no input is a tensor, or one is a NumPy array; and what the op
-    raises.
+    on and a tensor is stale (see `stale_view`); DtypeError if no input is a tensor, or any is a NumPy array; and the
+    op's errors.
     """
     state = modes.state
     if state.autocast is not None:
@@ -304,9 +304,9 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
 
 
 def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
-    """Puts the inputs of an op on one device: a 0-d tensor on the CPU counts as a number beside tensors on a GPU.
+    """Puts the inputs of an op on one device: 0-d tensors on the CPU are copied to the GPU of the others.
 
-    Raises: DeviceError for other tensors on different devices.
+    Raises: DeviceError if the other tensors are on different devices.
     """
     tensors = [x for x in inputs if isinstance(x, TensorBase)]
     big = [x for x in tensors if x._device.type != "cpu" or x.array.ndim]
@@ -322,7 +322,7 @@ FLOATS = "fV"  # the kinds of floating dtypes: "V" is bfloat16
 
 
 def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
-    """Stores the inputs and parameters of an op whose residual changes with its inputs, to run its forward again.
+    """Stores the inputs and parameters of a `derived` op in its node, so that create_graph can run the forward again.
 
     Stores nothing if the node saved no tensor: the inputs would keep memory alive that backward does not read.
     """
@@ -350,7 +350,7 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 def make_node(
     node_class: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
-    """Makes the node of an op that ran: its edges, and those inputs and results that its backward reads."""
+    """Makes the node of an op that ran, with its edges and the inputs and results that its backward reads."""
     # One loop, not two comprehensions, which are calls before Python 3.12: see `benchmarks.train_step --only small`.
     edges: list[Node | Leaf | None] = []
     needs: list[bool] = []
@@ -463,7 +463,7 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
 
 
 def needs_guard(device: Device) -> bool:
-    """Whether an op must run in `guarded_run`: False inside of it. device: one whose `watched` is not 0."""
+    """Whether an op must run in `guarded_run`; False if it already does. device: its `watched` is not 0."""
     if modes.state.guarded:
         return False
     if device.watched == 2:
@@ -499,9 +499,9 @@ def guard_methods(tensor_class: type, names: str) -> None:
 
 
 def guarded_run(name: str, device: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
-    """Calls `run`, which launches the op `name` on `arrays`, with `device` as the current one.
+    """Calls `run`, which launches the op `name` on `arrays`, with `device` as the current device.
 
-    With CUDA_LAUNCH_BLOCKING=1, waits for the op, and raises a CudaError that names it if it fails.
+    With CUDA_LAUNCH_BLOCKING=1, waits for the op; if it fails, raises a CudaError that names it.
     """
     from ddp._cuda import cuda_errors, device_checks, stream_order
 

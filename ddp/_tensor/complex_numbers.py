@@ -20,7 +20,7 @@ class ComplexTensor:
 
     real, imag: tensors of one shape and dtype, through which gradients flow. Complex tensors can be added to,
     multiplied with and divided by others, tensors and numbers; they have `abs`, `angle`, `conj`, indices, and the shape
-    methods and sums of tensors. They are no `Tensor`s: compute everything else from `real` and `imag`. For a complex
+    methods and sums of tensors. They are not `Tensor`s: compute everything else from `real` and `imag`. For a complex
     parameter, make a real one of shape (..., 2), and apply `view_as_complex`.
     """
 

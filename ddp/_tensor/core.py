@@ -47,8 +47,8 @@ class Tensor(
 
     Attributes of your own may be set: `x.tag = 1`. Copies and pickles keep them, results of ops do not, as in PyTorch.
 
-    Tensor(2, 3), with sizes, is uninitialized memory of the default dtype. Tensor of a sequence or an array is a copy;
-    of a tensor, it shares the memory. The first two are on the CPU unless `device` is given, as in PyTorch.
+    Tensor(2, 3), with sizes, is uninitialized memory of the default dtype. Tensor(data) copies a sequence or an array,
+    but shares the memory of a tensor. New memory is on the CPU unless `device` is given, as in PyTorch.
     """
 
     __slots__ = ()
@@ -70,7 +70,7 @@ class Tensor(
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of dimension `dim`.
 
-        Raises: RangeError if there is no such dimension; DtypeError if it is no integer.
+        Raises: RangeError if there is no such dimension; DtypeError if `dim` is not an integer.
         """
         if dim is None:
             return Size(self.array.shape)
@@ -125,12 +125,12 @@ class Tensor(
 
     @property
     def mH(self) -> Tensor:
-        """The last two dimensions exchanged: mT, as no dtype here is complex."""
+        """This tensor with the last two dimensions exchanged: the same as mT, because no dtype is complex."""
         return self.mT
 
     @property
     def H(self) -> Tensor:
-        """A matrix with its dimensions exchanged; `mH` takes batches of them."""
+        """The transpose of this matrix; `mH` also takes batches of matrices."""
         return self.t()
 
     def adjoint(self) -> Tensor:
@@ -138,7 +138,7 @@ class Tensor(
         return self.mT
 
     def is_contiguous(self, memory_format: memory_format = contiguous_format) -> bool:
-        """Whether the elements lie in memory in the order of their indices; ddp.channels_last: in order N, H, W, C."""
+        """Whether memory has the elements in the order of their indices; for ddp.channels_last, in order N, H, W, C."""
         if memory_format is channels_last:
             return is_channels_last(self.array)
         return bool(self.array.flags.c_contiguous)
@@ -190,11 +190,11 @@ class Tensor(
 base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
-        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # error messages of Python show it
             _function.__module__ = Tensor.__module__
             _function.__qualname__ = f"Tensor.{_function.__name__}"
 
-_WITH_NUMPY_NAMES = (  # also take axis and keepdims instead of dim and keepdim
+_WITH_NUMPY_NAMES = (  # methods that also take axis and keepdims instead of dim and keepdim
     "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "
     "max mean median min nanmean nansum prod softmax sort squeeze std sum topk unsqueeze var"
 )

@@ -6,9 +6,9 @@ result gets the node itself. The residual gets no edge, and counts as constant. 
 (`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
 ops with the same result in fewer steps (`_COMPOSITES`).
 
-The reference's backward takes the residual of a native kernel as it is, unless the residual is computed again. For a
-device kernel, either its own backward consists of formulas that can be recorded and runs, or its residual is converted
-to that of the reference (`Op.reference_residual`), whose backward runs.
+The reference's backward takes the residual of a native kernel unchanged, unless the residual is computed again. The
+backward of a device kernel runs itself if its formulas can be recorded; otherwise the residual is converted to that of
+the reference (`Op.reference_residual`), whose backward runs.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from ddp.ops import (
 from ddp.ops.arrays import BFLOAT16, Array, Ints
 from ddp.ops.op import OPS, Needs, Op, Upcast
 
-Composite = Callable[..., Sequence[Tensor]]  # an op, computed by other ops from its inputs and parameters
+Composite = Callable[..., Sequence[Tensor]]  # computes an op by other ops, from its inputs and parameters
 
 # Ops whose ordinary backward uses compiled kernels, or sums in another order than the recorded backward: the two round
-# differently. The ordinary backward runs, too, and its numbers are used: first gradients have the same bits with and
-# without a graph.
+# differently. The ordinary backward runs, too, and its numbers are used: first derivatives have the same bits with
+# and without a graph.
 ROUNDED_APART = {
     "batch_norm",
     "channel_affine",
@@ -176,10 +176,10 @@ for _function, _op in (
 def recorded_gradients(
     tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool, wanted: Sequence[Edge]
 ) -> list[Tensor | None]:
-    """The gradients of all `tensors` with respect to edges, as tensors with a graph; None where none arrived.
+    """The gradients of all `tensors` with respect to the edges `wanted`, as tensors with a graph, or None.
 
     A collective's result on which no gradient here depends is added to the graph of every gradient, with the derivative
-    0. Gradients of other ranks depend on that result. When they are differentiated, collectives run in which this rank
+    0. Gradients of other ranks depend on that result, and differentiating them runs collectives in which this rank
     must take part.
 
     Raises: GraphError for an op without a second derivative; GraphFreedError, VersionError.
@@ -227,7 +227,7 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Seq
     is_function = type(node.op) not in (Op, Upcast) and type(node) is not CollectiveNode  # a Function may have any name
     if node.op.name in ROUNDED_APART and not is_function:
         values = node.run([*map(_array, g)] if isinstance(g, list) else _array(g), needs)
-        # Copies: a backward may give the same memory twice, or that of g.
+        # Copies: a backward may return the same memory twice, or that of g.
         copies = [None if x is None else node.xp.array(x) for x in values]
         results = restore_tensors(copies, [None if x is None else x.edge for x in results], ())
     if modes.state.anomaly:
@@ -278,14 +278,14 @@ def _recordable(node: Node, op: Op | Upcast, g: Any) -> tuple[Any, Any]:
         return op, node.residual
     convert = op.reference_residual
     residual = node.residual if convert is None else convert(node.xp, node.residual)
-    # A device kernel takes bfloat16 as it is, and its reference may not.
+    # A device kernel accepts bfloat16; its reference may not.
     if op.backward_supports_bfloat16 and any(x is not None and x.dtype is BFLOAT16 for x in (g, *node.saved)):
         return reference.upcast, (residual, None)
     return reference, residual
 
 
 def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Any]:
-    """Makes recording arrays, with these edges, of arrays that a node saved; numbers and integer arrays stay."""
+    """Makes recording arrays, with these edges, of arrays that a node saved; keeps numbers and integer arrays."""
     tensors = restore_tensors(arrays, edges, versions)
     return [
         x if tensor is None or x.dtype.kind not in FLOATS else RecordingArray(tensor)
@@ -312,9 +312,9 @@ def _run_composite(
     return [next(results) if need else None for need in needs]
 
 
-# Recurrent ops, one time step after the other. The reference writes the states of all steps into one array; recorded,
-# each write would copy the whole array. A step returns the next states. a, e: the linear terms of the input and of the
-# previous state.
+# Recurrent ops, one time step after the other. The reference writes the states of all steps into one array, and each
+# recorded write would copy the whole array. A step returns the next states. a, e: the linear terms of the input and of
+# the previous state.
 
 
 def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> Tensors:
@@ -337,7 +337,10 @@ def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> Tensors:
 
 
 def _run_steps(step: Composite, count: int, *inputs: Any, reverse: bool, **how: Any) -> Sequence[Tensor]:
-    """Runs `step` for all time steps. count: the number of states, which follow the first input."""
+    """Runs `step` for all time steps. Returns the first state of all steps, and each last state.
+
+    count: the number of states, which follow the input sequence in `inputs`
+    """
     states: Sequence[Tensor] = inputs[1 : 1 + count]
     w_ih, w_hh, b_ih, b_hh, *others = inputs[1 + count :]
     order = -1 if reverse else 1
@@ -361,8 +364,8 @@ _COMPOSITES: dict[str, Composite] = {
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
     """Returns a gradient as a tensor, whose graph has all values that it depends on.
 
-    read: the values that the backward read. Those that were compared are added to the graph with the derivative 0; if
-    the gradient has no graph, all are.
+    read: the values that the backward read. Those that were compared, or all if the gradient has no graph, are added
+    to the graph with the derivative 0.
     """
     if x is None:
         return None

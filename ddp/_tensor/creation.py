@@ -46,7 +46,7 @@ def from_array(array: Any, device: _device.device, requires_grad: bool = False) 
 
 
 def resolve_device(device: Where) -> _device.device:
-    """The device that was asked for; if none was, this thread's default device.
+    """Returns `device` as a `ddp.device`; for None, this thread's default device.
 
     Raises: DeviceError for "cuda:INDEX" if there is no such GPU; ArgumentError, DtypeError for a malformed device.
     """
@@ -85,7 +85,8 @@ def as_number(value: Any, name: str) -> Any:
 def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
     """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`.
 
-    Raises: ShapeError for a negative size; DtypeError for sizes that are no integers; ArgumentError for two shapes.
+    Raises: ShapeError for a negative size; DtypeError for sizes that are not integers; ArgumentError for two shapes at
+    once.
     """
     shape = parse_sizes(given, size)
     if shape and min(shape) < 0:
@@ -94,7 +95,7 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
 
 
 def parse_count(n: Any, name: str) -> int:
-    """Converts a number of elements to an int. Raises: DtypeError for no integer; ArgumentError if it is negative."""
+    """Converts a number of elements to an int. Raises: DtypeError if `n` is not an integer; ArgumentError if n < 0."""
     count = parse_int(n, name, "a number of elements")
     if count < 0:
         raise ArgumentError(f"{name}: expected a number of elements, got {count}")
@@ -107,7 +108,7 @@ def pin(x: Tensor) -> Tensor:
     return page_locked.requires_grad_(x.requires_grad)
 
 
-_QUIET = np.errstate(all="ignore")  # as a decorator: numbers too large for a dtype become infinite
+_QUIET = np.errstate(all="ignore")  # a decorator: numbers too large for a dtype become infinite, without a warning
 
 
 class Options(TypedDict, total=False):
@@ -133,9 +134,9 @@ def new(
 ) -> Tensor:
     """Creates a tensor on the device from the array that `make(xp, dtype)` returns.
 
-    usual: the dtype if no other was asked for; None: the default dtype
+    usual: the dtype if `dtype` is None; None: the default dtype
 
-    Raises: ArgumentError if the array module cannot count its elements or hold a number.
+    Raises: ArgumentError if the array module cannot count the elements or hold a number.
     """
     dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     target = resolve_device(device)
@@ -173,10 +174,10 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 
 
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
-    """A tensor filled with `fill_value`; without a dtype, it is bool, int64 or the default dtype, as the value is.
+    """A tensor filled with `fill_value`. Without `dtype`: bool or int64 for such values, the default dtype for a float.
 
-    Raises: ArgumentError if the value is no number, or one that an integer dtype cannot hold; ShapeError for a negative
-    size; DtypeError for sizes that are no integers, or an unknown dtype.
+    Raises: ArgumentError if the value is not a number, or one that an integer dtype cannot hold; ShapeError for a
+    negative size; DtypeError for sizes that are not integers, or an unknown dtype.
     """
     value = as_number(fill_value, "full")
     shape = parse_shape((size,), None, "full")
@@ -226,8 +227,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,). One step: start alone.
 
-    Raises: ArgumentError for negative steps, or if start or end is no number; DtypeError for steps that are no integer,
-    or an unknown dtype.
+    Raises: ArgumentError for negative steps, or if start or end is not a number; DtypeError if steps is not an
+    integer, or for an unknown dtype.
     """
     points = _points(start, end, parse_count(steps, "linspace"), "linspace")
     return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
@@ -246,7 +247,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
     """Returns a function of array module and dtype that computes the points in float64.
 
-    Raises: ArgumentError if start or end is no number.
+    Raises: ArgumentError if start or end is not a number.
     """
     first = as_number(start, name)
     last = as_number(end, name)
@@ -271,7 +272,7 @@ def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
 
 
 def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
-    """Returns the options, with the dtype and device of `x` if no others were asked for."""
+    """Returns the options; dtype and device are those of `x` if they are not given."""
     asked = {name: value for name, value in options.items() if value is not None}
     return {"dtype": x.array.dtype, "device": x._device, **asked}
 
@@ -326,8 +327,8 @@ class Creation(TensorBase):
 def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
     """Makes an uninitialized tensor of given sizes, or a copy of given data; shares the memory of a given tensor.
 
-    Raises: DtypeError for a tensor of another dtype, or for data that are no numbers; ArgumentError for several
-    arguments that are no sizes; ShapeError for a negative size.
+    Raises: DtypeError for a tensor of another dtype, or for data that are not numbers; ArgumentError for several
+    arguments that are not sizes; ShapeError for a negative size.
     """
     if all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given):
         return empty([operator.index(n) for n in given] or (0,), dtype=dtype, device=device)
@@ -351,8 +352,8 @@ class TypedTensor(type):
     instance, as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is a valid annotation. `x.type()` takes
     these types, too.
 
-    Raises: when called, DtypeError for a tensor of another dtype, or for data that are no numbers; DeviceError for
-    another kind of device; ArgumentError for several arguments that are no sizes; ShapeError for a negative size.
+    Raises: when called, DtypeError for a tensor of another dtype, or for data that are not numbers; DeviceError for
+    another kind of device; ArgumentError for several arguments that are not sizes; ShapeError for a negative size.
     """
 
     dtype: Dtype  # NumPy reads this attribute, so that the type can be given as a dtype
@@ -402,7 +403,7 @@ def cast(array: Any, dtype: Dtype) -> Any:
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """Converts `data` to an array of a supported dtype. Also returns whether the array is certainly a copy.
 
-    Raises: ShapeError for ragged sequences; DtypeError for elements that are no numbers, or an unknown dtype;
+    Raises: ShapeError for ragged sequences; DtypeError for elements that are not numbers, or an unknown dtype;
     ArgumentError for a number, alone or in a sequence, that an integer dtype cannot hold.
     """
     if isinstance(data, Number) and not isinstance(data, np.generic):
@@ -468,7 +469,7 @@ def _unwrap_tensors(data: Any, element_dtypes: set[Dtype]) -> Any:
         return [_unwrap_tensors(part, element_dtypes) for part in data]
     element_dtypes.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
     array = to_device(data.array, CPU) if isinstance(data, TensorBase) else data
-    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy joins bfloat16 with neither float16 nor integers
+    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy cannot promote bfloat16 with float16 or int64
     return array if mixes else array.astype(dtypes.float32)
 
 
@@ -478,7 +479,7 @@ def tensor(
     """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
 
     pin_memory: in page-locked memory, if there is a GPU to copy to.
-    Raises: ShapeError for ragged sequences; DtypeError for an unknown dtype, for elements that are no numbers, for
+    Raises: ShapeError for ragged sequences; DtypeError for an unknown dtype, for elements that are not numbers, for
     integers beyond int64 in a sequence, and if requires_grad is set and the dtype is not floating; ArgumentError for
     any other number, alone or in a sequence, that an integer dtype cannot hold (numbers of an array wrap around), or a
     malformed device; DeviceError for a GPU that does not exist.
@@ -494,7 +495,7 @@ def tensor(
 def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
     """Converts `data` to a tensor, which shares the memory of an array if dtype and device allow it.
 
-    A tensor is returned as it is, unless another dtype or device is given.
+    A tensor is returned unchanged, unless another dtype or device is given.
     """
     if isinstance(data, TensorBase):
         x: Any = data
@@ -550,8 +551,8 @@ def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
 def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False) -> Tensor:
     """A 1-d tensor that shares the memory of an object with the buffer protocol, from byte `offset` on.
 
-    Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`, or if `offset` is outside
-    of the buffer; DtypeError for an unknown dtype, or an object without the buffer protocol.
+    Raises: ArgumentError if the bytes are not a whole number of elements, or fewer than `count`, or if `offset` is
+    outside the buffer; DtypeError for an unknown dtype, or an object without the buffer protocol.
     """
     try:
         array = np.frombuffer(buffer, dtypes.parse(dtype), count, offset)
@@ -566,8 +567,8 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     On a GPU the current stream waits for the other library's work so far; the host does not wait.
     copy: True: makes a copy; False: shares the memory, or raises. Raises: DtypeError for a dtype that tensors do not
     have, or if ext_tensor does not support DLPack; DeviceError for memory that is neither the CPU's nor CUDA's, or if
-    `device` is a GPU that does not exist; ArgumentError if copy=False and `device` is another one than that of
-    ext_tensor, or for a malformed device.
+    `device` is a GPU that does not exist; ArgumentError if copy=False and `device` is not that of ext_tensor, or for a
+    malformed device.
     """
     source = dlpack_device(ext_tensor)
     target = source if device is None else resolve_device(device)
@@ -578,7 +579,7 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
 
 
 def from_foreign(value: Any) -> Any:
-    """Converts an array, or another library's tensor, to a tensor over the same memory; returns anything else as it is.
+    """Converts an array or another library's tensor to a tensor over the same memory; returns anything else unchanged.
 
     Raises: DtypeError for a dtype that tensors do not have; DeviceError for memory that is neither the CPU's nor
     CUDA's; and what the other library raises for a tensor that it cannot share.

@@ -1,8 +1,8 @@
 """The dtypes of results, by PyTorch's rules, as NumPy's dtype objects.
 
-Python numbers never widen a tensor of their own category or a higher one; neither does a 0-d tensor beside one with
-dimensions. bool < integers < floats are the categories. bfloat16 is the one of ml_dtypes: its `kind` is "V" and its
-`name` "bfloat16", so use `is_float` to ask whether a dtype is floating.
+The categories are bool < integers < floats. A Python number never widens a tensor of its own category or a higher one;
+neither does a 0-d tensor widen one with dimensions. bfloat16 is that of ml_dtypes: its `kind` is "V" and its `name`
+"bfloat16", so use `is_float` to ask whether a dtype is floating.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ bfloat16: Dtype = np.dtype(ml_dtypes.bfloat16)
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
 
-_default = float32  # of the process; see set_default_dtype
+_default = float32  # the default dtype of this process; see set_default_dtype
 INTEGERS: frozenset[Dtype] = frozenset({uint8, int8, int16, int32, int64})
 FLOATS: frozenset[Dtype] = frozenset({float16, bfloat16, float32, float64})
 HALVES: frozenset[Dtype] = frozenset({float16, bfloat16})
 SUPPORTED: frozenset[Dtype] = frozenset({bool_}) | INTEGERS | FLOATS
-# The names of the types of tensors of one dtype, such as `ddp.LongTensor`.
+# The dtype of each tensor type, by its name: `ddp.LongTensor` has int64.
 TYPES: dict[str, Dtype] = {
     "BoolTensor": bool_,
     "ByteTensor": uint8,
@@ -129,7 +129,7 @@ def can_cast(from_: Any, to: Any) -> bool:
 
 
 def get_default_dtype() -> Dtype:
-    """The dtype of tensors made of Python floats, or by functions such as zeros and rand, unless one is given.
+    """The dtype of tensors made of Python floats, or by functions such as zeros and rand, unless a dtype is given.
 
     float32 unless `set_default_dtype` was called.
     """
@@ -156,8 +156,8 @@ class _Limits:
 class finfo(_Limits):
     """The limits of a floating dtype, or of the default one.
 
-    They are bits, eps, max, min, tiny, smallest_normal and resolution; dtype is its name. Raises: DtypeError for other
-    dtypes.
+    They are bits, eps, max, min, tiny, smallest_normal and resolution; `dtype` is the dtype's name. Raises: DtypeError
+    for other dtypes.
     """
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
@@ -177,7 +177,7 @@ class finfo(_Limits):
 
 
 class iinfo(_Limits):
-    """The limits of an integer dtype: bits, max, min; dtype is its name. Raises: DtypeError for other dtypes."""
+    """The limits of an integer dtype: bits, max, min; `dtype` is its name. Raises: DtypeError for other dtypes."""
 
     __slots__ = ("bits", "dtype", "max", "min")
 

@@ -36,7 +36,7 @@ from ddp.ops.op import Op
 T = TypeVar("T", bound="Elementwise")
 Unary = Callable[[Any], "Tensor"]
 Binary = Callable[[Any, Other], "Tensor"]
-Comparison = tuple[Binary, Binary, TensorFunction]  # an operator, its method, the form in place
+Comparison = tuple[Binary, Binary, TensorFunction]  # an operator, the method, the in-place form
 
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
@@ -70,7 +70,7 @@ def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) 
 def _comparison(name: str, ufunc: str, doc: str) -> Comparison:
     """Makes an operator, the method, and its in-place form. Their results are outside the graph.
 
-    For an operand that is no tensor, array or number, the operator returns NotImplemented, and the method raises.
+    For an operand that is not a tensor, array or number, the operator returns NotImplemented, and the method raises.
     ufunc: the array module's function.
     """
 
@@ -103,7 +103,8 @@ def _reverse(ufunc: str) -> Binary:
 
 
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
-    """Computes op(x, y), a division, or op(y, x) with `swap`. Returns NotImplemented if `y` is no operand.
+    """Computes op(x, y), a division, or op(y, x) with `swap`. Returns NotImplemented if `y` is not a number, tensor
+    or array.
 
     Raises: DtypeError if both are bool; ArgumentError if integers are divided by 0. A divisor on a GPU is not checked
     for zeros: the host would have to wait.
@@ -230,7 +231,7 @@ class Elementwise(TensorBase):
     def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1/tensor2; all broadcast.
 
-        Raises: DtypeError for integers, or if an operand is no tensor; ShapeError if they do not broadcast.
+        Raises: DtypeError for integers, or if an operand is not a tensor; ShapeError if they do not broadcast.
         """
         xs = promote_all("addcdiv", self, tensor1, tensor2)
         required_float(xs[0], "addcdiv")
@@ -239,7 +240,7 @@ class Elementwise(TensorBase):
     def lerp(self, end: TensorBase, weight: Other) -> Tensor:
         """self + weight*(end - self); weight: a number or a tensor.
 
-        Raises: DtypeError for integers, or if `end` is no tensor; ShapeError if tensors do not broadcast.
+        Raises: DtypeError for integers, or if `end` is not a tensor; ShapeError if tensors do not broadcast.
         """
         weights = (weight,) if isinstance(weight, TensorBase) else ()
         xs: Sequence[Any] = promote_all("lerp", self, end, *weights)
@@ -305,7 +306,7 @@ class Elementwise(TensorBase):
         return apply(ops.frac, (required_float(self, "frac"),))
 
     def sign(self) -> Tensor:
-        """-1, 0 or 1; bool stays."""
+        """The sign: -1, 0 or 1; bool is unchanged."""
         return self.clone() if self.array.dtype.kind == "b" else apply(ops.sign, (self,))  # type: ignore[attr-defined]  # every tensor has the mixins
 
     maximum = _binary(ops.maximum, "The larger of both, nan if one is; equal elements share the gradient.")
@@ -316,8 +317,8 @@ class Elementwise(TensorBase):
     def clamp(self, min: Other = None, max: Other = None) -> Tensor:
         """Limits self to [min, max], numbers or tensors; where min > max, the result is max. Either may be left out.
 
-        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast; DtypeError if one is no
-        operand.
+        Raises: ArgumentError if both are left out; ShapeError if tensors do not broadcast; DtypeError if a bound is not
+        a number, a tensor or an array.
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
@@ -365,7 +366,7 @@ class Elementwise(TensorBase):
             raise DtypeError("relu: expected numbers, got bool")
         return apply(activation.relu, (self,))
 
-    __hash__ = object.__hash__  # compared by identity, since == is elementwise
+    __hash__ = object.__hash__  # by identity, since == is elementwise
 
     __eq__, eq, eq_ = _comparison("eq", "equal", "self == other, bool.")  # type: ignore[assignment]  # elementwise
     __ne__, ne, ne_ = _comparison("ne", "not_equal", "self != other, bool.")  # type: ignore[assignment]  # elementwise
@@ -421,8 +422,8 @@ class Elementwise(TensorBase):
     def isclose(self, other: Other, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
         """Whether |self - other| <= atol + rtol*|other|, or both are equal, bool; equal_nan: nan equals nan.
 
-        Raises: ShapeError if they do not broadcast; DtypeError if `other` is no operand; DeviceError if it is on
-        another device, unless one of the two is a 0-d tensor on the CPU.
+        Raises: ShapeError if they do not broadcast; DtypeError if `other` is not a number, tensor or array; DeviceError
+        if it is on another device, unless one of the two is a 0-d tensor on the CPU.
         """
         pair = promote_all("isclose", self, operand_as_tensor(other, self, "isclose"))
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
@@ -503,7 +504,8 @@ for _name, _function in vars(Elementwise).items():
 def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
     """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x.
 
-    Raises: DtypeError for integers or bool with a float `alpha` other than 1, or if `y` is no operand.
+    Raises: DtypeError for integers or bool with a float `alpha` other than 1, or if `y` is not a number, tensor or
+    array.
     """
     if alpha == 1:
         return check_operand(binary(op, x, y, swap), op.name, y)

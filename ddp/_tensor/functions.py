@@ -32,11 +32,11 @@ _form = functools.cache(function_form)  # aliases of one method are one function
 
 
 def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
-    """Makes functions of the methods of these names. number_first: their first operand may be a number."""
+    """Makes a function of each method in `names`. number_first: the first operand may be a number."""
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
 
-# The same function, typed for methods that do not return exactly one tensor.
+# `_forms`, typed for methods that do not return exactly one tensor.
 _others: Callable[[str], Iterator[Callable[..., Any]]] = _forms
 
 
@@ -68,7 +68,7 @@ ge, greater, greater_equal, gt, isclose, isfinite, isinf = _forms("ge greater gr
 isnan, le, less, less_equal, logical_and, logical_not = _forms("isnan le less less_equal logical_and logical_not")
 logical_or, logical_xor, lt, ne, not_equal = _forms("logical_or logical_xor lt ne not_equal")
 
-# Copies
+# Copies, and tensors outside the graph
 clone, detach = _forms("clone detach")
 
 # Indexing
@@ -79,7 +79,7 @@ masked_select, scatter, scatter_add, take, take_along_dim = _forms(
 )
 (nonzero,) = _others("nonzero")
 
-# Other orders
+# Diagonals, triangles, flips and repeats
 diag, diag_embed, flip, fliplr, flipud, roll, rot90 = _forms("diag diag_embed flip fliplr flipud roll rot90")
 tile, tril, triu = _forms("tile tril triu")
 
@@ -186,10 +186,10 @@ def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
 @with_out
 @numpy_names
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Joins tensors along `dim`; all other sizes must be equal. A tensor of shape (0,) may stand beside any shape.
+    """Joins tensors along `dim`; all other sizes must be equal. A tensor of shape (0,) fits any other.
 
     Raises: ShapeError if other sizes differ, or for 0-d tensors; RangeError if there is no dimension `dim`;
-    ArgumentError for no tensor; DtypeError for elements that are no tensors.
+    ArgumentError for an empty sequence; DtypeError if an element is not a tensor.
     """
     xs = _promote(tensors, "cat")
     nonempty = [x for x in xs if x.array.shape != (0,)] or xs[:1]
@@ -248,14 +248,14 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def complex(real: Tensor, imag: Tensor) -> ComplexTensor:
-    """real + i*imag, of tensors of one dtype, which broadcast. Raises: DtypeError for no tensor; ShapeError."""
+    """real + i*imag, of tensors of one dtype that broadcast. Raises: DtypeError if one is not a tensor; ShapeError."""
     for x in (real, imag):
         check_tensor("complex", x)
     return ComplexTensor(*broadcast_tensors(real, imag))
 
 
 def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
-    """abs*(cos angle + i*sin angle), of tensors of one shape and dtype. Raises: DtypeError for no tensor."""
+    """abs*(cos angle + i*sin angle), of tensors of one shape and dtype. Raises: DtypeError if one is not a tensor."""
     for x in (abs, angle):
         check_tensor("polar", x)
     return ComplexTensor(abs * angle.cos(), abs * angle.sin())
@@ -295,7 +295,7 @@ def angle(input: ComplexTensor) -> Tensor:
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """All combinations of the elements of vectors: (n0 * n1 * ..., number of vectors); for one vector, itself."""
+    """All combinations of one element of each vector: (n0 * n1 * ..., number of vectors); of one vector, the vector."""
     if len(tensors) == 1:
         return tensors[0]
     return stack([grid.reshape(-1) for grid in meshgrid(*tensors, indexing="ij")], 1)
@@ -363,7 +363,7 @@ def atleast_3d(*tensors: Any) -> Any:
 
 
 def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns tensors that were given one by one, or as one sequence."""
+    """Returns a tuple of the tensors, which are given one by one or as one sequence."""
     first = tensors[0] if len(tensors) == 1 else None
     return tuple(first) if isinstance(first, Iterable) and not isinstance(first, TensorBase) else tensors
 
@@ -381,8 +381,8 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
 
     Results are (n0, n1, ...) for "ij", (n1, n0, ...) for "xy".
 
-    Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or an empty list; DtypeError for
-    what is no tensor.
+    Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or an empty list; DtypeError if
+    an argument is not a tensor.
     """
     vectors = _as_list(tensors)
     if indexing not in ("ij", "xy") or not vectors:

@@ -75,9 +75,9 @@ class Gradients(TensorBase):
     ) -> None:
         """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
 
-        gradient: of this tensor's shape; None: 1, for one element. retain_graph: keeps the graph for another backward.
-        inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
-        differentiated. `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
+        gradient: of this tensor's shape; None: 1, if there is one element. retain_graph: keeps the graph for another
+        backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
+        differentiated; `grad` keeps this graph alive; `autograd.grad` returns the gradients instead.
 
         Raises: GraphError if this tensor or one of `inputs` does not require grad, if one of `inputs` is a parameter
         under DataParallel, or under create_graph for an op without a second derivative; GraphFreedError for a graph
@@ -138,14 +138,14 @@ class Gradients(TensorBase):
         return RemovableHandle(after, run)
 
     def retain_grad(self) -> None:
-        """Keeps this tensor's gradient in `grad`, even if it is no leaf. Raises: GraphError unless it requires grad."""
+        """Makes backward keep the gradient in `grad` even of a non-leaf. Raises: GraphError unless it requires grad."""
         edge = required_edge(self, "retain_grad")
         if isinstance(edge, Node):
             edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))
 
     @property
     def retains_grad(self) -> bool:
-        """Whether backward keeps the gradient of this tensor although it is no leaf."""
+        """Whether backward keeps the gradient of this tensor although it is not a leaf."""
         edge = self.edge
         return isinstance(edge, Node) and edge.metadata is not None and edge.metadata.retained_grad is not None
 
@@ -169,7 +169,7 @@ def hold_grad(x: TensorBase, g: TensorBase) -> None:
     x.leaf.grad_buffer.replace(x.grad_view.array)
 
 
-Like = tuple[Ints, Any]  # the gradient has this shape and dtype
+Like = tuple[Ints, Any]  # the shape and dtype of a gradient
 
 
 def gradient_tensors(g: Any, likes: Sequence[Like], device: device, zeros: bool = True) -> list[Tensor | None]:
@@ -212,7 +212,7 @@ def sink_gradients(
     create_graph: bool,
     wanted: Sequence[TensorBase],
 ) -> list[Any]:
-    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived.
+    """The gradient of all `tensors` with respect to each of `wanted`; None where none arrived.
 
     Of the tensors that backward reaches, only those with `retain_grad` get a `grad`, as in PyTorch. The gradients are
     arrays; under create_graph, tensors. retain_graph: None stands for the value of create_graph
@@ -238,7 +238,7 @@ def run_backward(
 ) -> None:
     """Adds the gradients of all `tensors` to the leaves they depend on, or to `inputs` (a tensor or several) alone.
 
-    Raises: ArgumentError if `inputs` is empty; GraphError if an input requires no grad, or is a parameter under
+    Raises: ArgumentError if `inputs` is empty; GraphError if an input does not require grad, or is a parameter under
     DataParallel, whose gradient the other ranks would not reduce; and what `GradReadyHook.recording` raises.
     """
     if inputs is None and not create_graph:

@@ -31,12 +31,12 @@ def index_parts(x: TensorBase, index: Any) -> tuple[Step | None, Step]:
     """Splits an index in two: a basic index, which gives a view of `x` (None: `x` itself), and an index of that view.
 
     The second one is basic, too, if it has no arrays. Otherwise it has an array or a full slice for each dimension; a
-    single mask stands for all of its dimensions. So integers are applied before arrays, as in PyTorch: NumPy would
+    single mask stands for all dimensions of the mask. So integers are applied before arrays, as in PyTorch: NumPy would
     broadcast them together, and put the new dimension elsewhere. Every basic index has an Ellipsis, so that a single
     element is a view, too.
 
-    Raises: RangeError for parts that are no index, for too many of them, and for masks of another shape; ArgumentError
-    for a step below 1.
+    Raises: RangeError for parts that are not indices, for too many parts, and for masks of another shape;
+    ArgumentError for a step below 1.
     """
     parts = index if type(index) is tuple else _as_parts(index)
     for part in parts:
@@ -54,7 +54,7 @@ def _check_step(part: slice) -> None:
 
 
 def _as_parts(index: Any) -> Step:
-    """The parts of an index that is no tuple.
+    """The parts of an index that is not a tuple.
 
     A list of fewer than 32 parts counts as a tuple if it holds a tensor, array, list, slice, None or Ellipsis.
     """
@@ -66,7 +66,7 @@ def _as_parts(index: Any) -> Step:
 
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
-    """Adds an Ellipsis if there is none. Drops every Ellipsis except the first: the others stand for no dimension."""
+    """Adds an Ellipsis if there is none. Drops each Ellipsis after the first, because it stands for zero dimensions."""
     places = [i for i, part in enumerate(parts) if part is ...]
     if not places:
         return (*parts, ...)
@@ -74,7 +74,7 @@ def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
 
 
 def _parse_part(part: Any, x: TensorBase) -> Any:
-    """Converts a part of an index: tensors, lists and arrays to arrays; an int, slice, None, Ellipsis or bool stays."""
+    """Converts a part of an index: tensors, lists and arrays to arrays. Keeps int, slice, None, Ellipsis and bool."""
     cls = type(part)
     if cls is slice and part.step is not None:
         _check_step(part)
@@ -144,7 +144,7 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
 
 
 def _check_bounds(x: TensorBase, part: Any, n: int) -> Any:
-    """Checks indices along a dimension of size n, on a GPU only: NumPy checks them itself, and CuPy wraps around."""
+    """Checks indices along a dimension of size n on a GPU: CuPy would wrap them around. NumPy checks them itself."""
     if x._device is CPU:
         return part
     return ops.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
@@ -198,8 +198,8 @@ def index_along(x: TensorBase, dim: int, index: Any) -> Step:
 def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
     """The array of `index`, if it holds integers from `low` to n - 1.
 
-    Raises: DtypeError if `index` is no tensor of integers; RangeError naming an index that is out of range, on a GPU at
-    the next call that waits for it.
+    Raises: DtypeError if `index` is not a tensor of integers; RangeError naming an index that is out of range (on a
+    GPU, at the next call that waits for the GPU).
     """
     if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: the index is an int64 tensor, not {_dtype_or_class(index)}")
@@ -212,11 +212,11 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
 
 
 def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
-    """Checks `index`, which names places of `x` along `dim`. Returns its array and the non-negative dim.
+    """Checks `index`, which selects elements of `x` along `dim`. Returns its array and the non-negative dim.
 
     A 0-d tensor counts as a vector of one element, and the other way round. Raises: ShapeError unless index has as many
-    dimensions as `x`, and none except `dim` is larger; DtypeError if index is no tensor of integers; RangeError for a
-    dimension or an index that is out of range.
+    dimensions as `x`, and none except `dim` is larger; DtypeError if index is not a tensor of integers; RangeError for
+    a dimension or an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     shape = x.array.shape
@@ -231,7 +231,7 @@ def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, i
 
 
 def _wrap_negative(index: Any, n: int) -> Any:
-    """Replaces negative numbers in `index`, which count from the end of `n` elements."""
+    """Adds n to the negative numbers in `index`, which count from the end of n elements."""
     array = index.array
     return wrap(array + (array < 0) * n, index._device)
 
@@ -291,7 +291,7 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
 
 
 def _dtype_or_class(x: Any) -> str:
-    """The dtype of a tensor, or the name of another object's class: a NumPy array has a dtype, too."""
+    """The dtype of a tensor, or the class name of any other object, even of a NumPy array, which has a dtype, too."""
     return str(x.array.dtype) if isinstance(x, TensorBase) else type(x).__name__
 
 
@@ -314,7 +314,7 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
             raise ShapeError(f"{name}: the value is a number or a 0-d tensor, not of shape {value.array.shape}")
         if x.array.dtype not in INTEGERS or not is_float(value.array.dtype):
             return convert(value, x.array.dtype)
-        value = value.array.item()  # NaN, for example, is no integer.
+        value = value.array.item()  # checked as a number below: nan, for example, does not fit
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, Number):
@@ -329,7 +329,7 @@ def _scatter(
 ) -> Call:
     """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
 
-    index: int64, in no dimension larger than src or, except along `dim`, than this tensor. reduce: None or "add".
+    index: int64, not larger than src in any dimension, nor than this tensor except along `dim`. reduce: None or "add".
     """
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -348,7 +348,7 @@ def _scatter(
             raise ShapeError(f"{name}: index of shape {positions.shape} is larger than the source of {shape}")
     else:
         v = _fill_value(x, name, v)
-    if not positions.size:  # an empty index names no place, so its shape does not matter
+    if not positions.size:  # an empty index selects nothing, so its shape does not matter
         positions = positions.reshape((0,) * x.array.ndim)
         v = 0
     if reduce != "add":
@@ -368,8 +368,8 @@ def _check_vector(
 ) -> tuple[Any, Step, int]:
     """Checks `index`, a vector along `dim`. Returns its array, `index_along` of it, and the non-negative dim.
 
-    Raises: ShapeError if it is no vector, or `x` is 0-d; DtypeError if it is no tensor of integers; RangeError for a
-    dimension or an index that is out of range.
+    Raises: ShapeError if it is not a vector, or `x` is 0-d; DtypeError if it is not a tensor of integers; RangeError
+    for a dimension or an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     n = x.array.shape[axis] if x.array.ndim else 1
@@ -381,7 +381,7 @@ def _check_vector(
 
 
 def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
-    """Returns `source`. Raises: ShapeError, DtypeError unless it fits a vector of places along `axis` of `x`."""
+    """Returns `source`. Raises: ShapeError, DtypeError unless it has a slice along `axis` of `x` for each position."""
     source = _check_source(x, name, source)
     shape = x.array.shape
     n = positions.size
@@ -431,7 +431,7 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
 def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
     """Expands `x` to the shape that `x` and the mask broadcast to. Returns the expanded tensor and the mask's array.
 
-    Raises: DtypeError if the mask is no tensor of bool; ShapeError if the two do not broadcast.
+    Raises: DtypeError if the mask is not a tensor of bool; ShapeError if the two do not broadcast.
     """
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         raise DtypeError(f"{name}: the mask is a bool tensor, not {_dtype_or_class(mask)}")
@@ -516,14 +516,14 @@ class Indexing(TensorBase):
         except (TypeError, ValueError) as error:
             if isinstance(error, TypeError) and not getattr(value, "shape", ()):
                 raise as_ddp_error(name, error) from error
-            # NumPy raises TypeError if a mask is assigned more than a vector.
+            # NumPy raises TypeError if a mask is assigned an array of more than one dimension.
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
         """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, not larger than self except along `dim`.
 
         sparse_grad: accepted, and changes nothing. Raises: ShapeError for an index of another number of dimensions, or
-        one that is larger; DtypeError if it is no tensor of integers; RangeError for a dimension or an index that is
+        one that is larger; DtypeError if it is not a tensor of integers; RangeError for a dimension or an index that is
         out of range.
         """
         x = at_least_1d(self)
@@ -550,7 +550,7 @@ class Indexing(TensorBase):
     def take(self: Any, index: TensorBase) -> Tensor:
         """The elements at places `index` of the flattened tensor, in the shape of `index`.
 
-        Raises: RangeError for an index out of range; DtypeError if `index` is no tensor of integers.
+        Raises: RangeError for an index out of range; DtypeError if `index` is not a tensor of integers.
         """
         flat = self.reshape(-1)
         array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
@@ -559,7 +559,7 @@ class Indexing(TensorBase):
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`.
 
-        Raises: ShapeError if `index` is no vector; DtypeError if it is no tensor of integers; RangeError for a
+        Raises: ShapeError if `index` is not a vector; DtypeError if it is not a tensor of integers; RangeError for a
         dimension or an index that is out of range.
         """
         x = at_least_1d(self)
@@ -569,7 +569,7 @@ class Indexing(TensorBase):
     def masked_select(self, mask: TensorBase) -> Tensor:
         """A vector of the elements where `mask` (bool) holds; self and mask broadcast.
 
-        Raises: DtypeError if the mask is no tensor of bool; ShapeError if the two do not broadcast.
+        Raises: DtypeError if the mask is not a tensor of bool; ShapeError if the two do not broadcast.
         """
         x, selected = _masked(self, "masked_select", mask)
         return x.reshape(-1)[self._device.xp.broadcast_to(selected, x.array.shape).reshape(-1)]

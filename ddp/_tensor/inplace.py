@@ -41,8 +41,8 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    The methods of tensors call this before each write, recorded or not. If an op saved its result in this memory, a
-    copy replaces the saved one.
+    The methods of tensors call this before each write, recorded or not. If an op has saved its
+    result, and that is in this memory, a copy replaces the saved result.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
@@ -143,7 +143,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
-    """Writes function(x, y) into `x`. If autograd does not record it, the array module's `ufunc` works in place."""
+    """Writes function(x, y) into `x`: by the array module's `ufunc` in place, unless autograd records the write."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):
@@ -191,7 +191,7 @@ def both_forms(method: F) -> tuple[F, TensorFunction]:
 
 
 def become_view(x: Self, name: str, view: TensorBase) -> Self:
-    """Gives `x` the shape of its view `view`.
+    """Gives `x` the array and the edge of its view `view`, and thereby the shape.
 
     Raises: InplaceError if `x` requires grad and either is a leaf or no graph is recorded: its gradient would have the
     old shape. GraphError if `x` is a parameter of a wrapped model.
@@ -210,11 +210,11 @@ def become_view(x: Self, name: str, view: TensorBase) -> Self:
 
 
 def function_form(method: F, *, number_first: bool = False) -> F:
-    """Turns `method` into a function of `input`, with `out`: see `with_out`.
+    """Turns `method` into a function whose first argument is `input`, and which also takes `out`: see `with_out`.
 
     number_first: `input` may be a number or an array
 
-    Raises: DtypeError if `input` is no tensor.
+    Raises: DtypeError if `input` is not a tensor.
     """
     name = method.__name__
 
@@ -232,11 +232,11 @@ def function_form(method: F, *, number_first: bool = False) -> F:
 
 
 def with_out(function: F) -> F:
-    """Adds the argument `out` to `function`: a tensor of the result's shape, which gets its values and is returned.
+    """Adds the argument `out` to `function`: a tensor of the result's shape, which gets the values and is returned.
 
     For several results, `out` is a sequence of tensors. An `out` without elements gets the shape of the result.
 
-    Raises: DtypeError if `out` is no tensor, or its dtype cannot hold the result; ShapeError if it has another shape
+    Raises: DtypeError if `out` is not a tensor, or its dtype cannot hold the result; ShapeError if it has another shape
     than the result; DeviceError if it is on another device; ArgumentError for a wrong number of tensors; InplaceError
     if grad mode is on, and the result or `out` requires grad: no gradient passes through `out`.
     """

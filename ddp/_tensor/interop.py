@@ -19,7 +19,7 @@ from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
 
-# DLDataTypeCode.
+# DLPack's type codes: kDLUInt and kDLBfloat of DLDataTypeCode.
 _UINT = 1
 _BFLOAT = 4
 
@@ -28,7 +28,7 @@ DLDevice = tuple[int, int]  # DLPack's number of the kind of device, and its ind
 
 
 class _DataType(ctypes.Structure):
-    """DLDataType."""
+    """DLPack's struct DLDataType."""
 
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
@@ -48,7 +48,7 @@ def _data_type(capsule: Any) -> _DataType:
 
 
 def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
-    """The capsule of a bfloat16 array."""
+    """The DLPack capsule of a bfloat16 array. options: arguments for the array's `__dlpack__`."""
     capsule = array.view(np.uint16).__dlpack__(**options)
     _data_type(capsule).code = _BFLOAT
     return capsule
@@ -159,7 +159,7 @@ class Interop(TensorBase):
         return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).reshape(shape).tolist())
 
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
-        """The result of `read()`, which may wait for a GPU. Raises: the error of work there that has failed."""
+        """The result of `read()`, which may wait for a GPU. Raises: the error of earlier GPU work that has failed."""
         try:
             value = read()
         except Exception as error:
@@ -187,14 +187,14 @@ class Interop(TensorBase):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """NumPy's protocol: shared memory. Raises: AttributeError where numpy() would raise, and for bfloat16."""
+        """NumPy's protocol for sharing memory. Raises: AttributeError where numpy() would raise, and for bfloat16."""
         if self._device is not CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__array_interface__: only for tensors on the CPU that do not require grad")
         return self.array.__array_interface__
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The protocol of CUDA arrays: shared memory. It names the current stream, for which a reader has to wait.
+        """CUDA's protocol for sharing memory. It names the current stream, for which a reader has to wait.
 
         Raises: AttributeError on the CPU, if the tensor requires grad, and for bfloat16, which the protocol lacks.
         """
@@ -251,14 +251,14 @@ class Interop(TensorBase):
         return _address(self.array) if self.array.size else 0
 
     def storage_offset(self) -> int:
-        """How many elements lie before the first one in the memory that this tensor is a view of."""
+        """The number of elements that precede this tensor's first element in the memory that it is a view of."""
         root = self.array
         while isinstance(root.base, self._device.xp.ndarray):
             root = root.base
         return (_address(self.array) - _address(root)) // self.array.itemsize
 
     def stride(self, dim: int | None = None) -> Any:
-        """How many elements to step over for the next index, in each dimension or in one."""
+        """The distance, in elements, between neighbours along each dimension, or along `dim`."""
         steps = tuple([step // self.array.itemsize for step in self.array.strides])
         return steps if dim is None else steps[dim]
 

@@ -1,4 +1,4 @@
-"""Matrix products and einsum: shapes and dtypes are checked here, so that ops see factors that fit."""
+"""Matrix products and einsum: shapes and dtypes are checked here, so that ops get factors that fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
 
 
 def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
-    """Raises: DtypeError unless both have one dtype, or autocast is going to give them one."""
+    """Raises: DtypeError if the dtypes differ and autocast, which would cast the tensors, is off."""
     a = x.array.dtype
     b = y.array.dtype
     if a != b and modes.state.autocast is None:
@@ -76,7 +76,7 @@ class LinearAlgebra(TensorBase):
         return NotImplemented if factor is None else matmul(self, factor)
 
     def __rmatmul__(self, y: Other) -> Tensor:
-        factor = array_as_tensor(self, y)  # the left operand is no tensor, or its own method would have been called
+        factor = array_as_tensor(self, y)  # the left operand is not a tensor, or its own method would have been called
         return NotImplemented if factor is None else matmul(factor, self)
 
     def matmul(self, other: TensorBase) -> Tensor:
@@ -115,7 +115,7 @@ class LinearAlgebra(TensorBase):
     ger = outer
 
     def inner(self: Any, other: Any) -> Tensor:
-        """The sum of products over the last dimensions: (..., k), (..., k); a 0-d factor multiplies."""
+        """The sum of products over the last dimensions: (..., k), (..., k); for a 0-d factor, the plain product."""
         a = self.array
         b = other.array
         if not a.ndim or not b.ndim:
@@ -155,14 +155,14 @@ class LinearAlgebra(TensorBase):
 
 
 Labels = list[int]
-Terms = tuple[list[Any], list[Labels], Labels]  # operands, the labels of each, those of the result
+Terms = tuple[list[Any], list[Labels], Labels]  # operands, the labels of each operand, the labels of the result
 DOTS = -1  # stands for "..." until the operands' numbers of dimensions are known
 
 
 def parse_equation(equation: Any, operands: Sequence[Any]) -> Terms:
-    """The operands, the labels of each, and those of the result.
+    """Parses an einsum equation. Returns the operands, the labels of each operand, and the labels of the result.
 
-    Raises: ArgumentError if the equation is no string, or does not fit the operands.
+    Raises: ArgumentError if the equation is not a string, or does not fit the operands.
     """
     if not isinstance(equation, str):
         raise ArgumentError(f"einsum: the equation is a string, not {type(equation).__name__}")
@@ -187,7 +187,7 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> T
 
     out: the labels of the result; None: the dimensions of "...", then the labels that occur once, in order
 
-    Raises: ArgumentError if the labels do not fit the operands, or `out` has a label twice or one of no operand.
+    Raises: ArgumentError if the labels do not fit the operands, or `out` has a label twice, or one that no operand has.
     """
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")
@@ -256,7 +256,7 @@ def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, 
 
 
 def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
-    """Permutes `x` to the order of labels `out`, and adds dimensions of size 1 for labels that it lacks."""
+    """Permutes `x` to the order of labels `out`, and adds dimensions of size 1 for labels that `x` lacks."""
     lacking = [k for k in out if k not in labels]
     if lacking:
         x = x.reshape(*x.array.shape, *[1] * len(lacking))
@@ -272,7 +272,9 @@ def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """The p-norm of every difference of rows: (..., n, d), (..., m, d) to (..., n, m); leading dimensions broadcast.
+    """The p-norm of the difference of every pair of rows: (..., n, d), (..., m, d) to (..., n, m).
+
+    Leading dimensions broadcast.
 
     compute_mode: accepted, and changes nothing: matrix products, which are less exact, are never used.
     All differences are in memory at once. Raises: ShapeError for shapes that do not fit; DtypeError unless floating;
@@ -309,7 +311,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
 
 def _letters(labels: Sequence[Any]) -> str:
-    """`_letters([0, ..., 26]) == "A...a"`. Raises: ArgumentError for anything but 0 to 51 and Ellipsis."""
+    """Writes labels as letters: [0, ..., 26] is "A...a". Raises: ArgumentError for labels other than 0 to 51 and ..."""
     if not all(label is ... or label in range(52) for label in labels):
         raise ArgumentError(f"einsum: labels {list(labels)}: expected numbers from 0 to 51, or ...")
     return "".join("..." if label is ... else ascii_letters.swapcase()[label] for label in labels)
@@ -347,7 +349,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
 @with_out
 def kron(input: Tensor, other: Tensor) -> Tensor:
-    """Kronecker's product: every element of `input` times the whole of `other`, block by block."""
+    """The Kronecker product: a block for each element of `input`, which is that element times `other`."""
     ndim = max(input.ndim, other.ndim)
     a = input.reshape((1,) * (ndim - input.ndim) + input.shape)
     b = other.reshape((1,) * (ndim - other.ndim) + other.shape)

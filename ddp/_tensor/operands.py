@@ -27,7 +27,7 @@ def convert(x: TensorBase, dtype: Dtype) -> TensorBase:
 
 
 def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
-    """Converts an array `y` to a tensor on the device of `x`; returns None if it is no array of a supported dtype."""
+    """Converts an array `y` to a tensor on the device of `x`; None if `y` is not an array of a supported dtype."""
     if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
         return None
     return wrap(to_device(copy_if_needed(y, x), x._device), x._device)
@@ -42,7 +42,7 @@ REJECTED = (TypeError, ValueError, OverflowError)  # raised for bool - bool, int
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
-    """Converts `x` and `y` to the dtype of their result; returns None if `y` is no operand.
+    """Converts `x` and `y` to the dtype of their result; None if `y` is not a number, tensor or array.
 
     floating: integers become the default dtype, as in a true division. Raises: ShapeError if they do not broadcast.
     """
@@ -82,7 +82,7 @@ def floating(x: TensorBase) -> TensorBase:
 
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
-    """Computes op(x, y), or op(y, x) with `swap`; returns NotImplemented if `y` is no operand."""
+    """Computes op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is not a number, tensor or array."""
     pair = promote_pair(x, y, op.name, floating)
     if pair is None:
         return NotImplemented
@@ -97,7 +97,7 @@ def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool =
 def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     """Calls the array module's function `name`, which returns bool or integers: the result is outside the graph.
 
-    Returns NotImplemented if `y` is no operand.
+    Returns NotImplemented if `y` is not a number, tensor or array.
     """
     pair = promote_pair(x, y, name)
     if pair is None:
@@ -113,10 +113,10 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
     xp = device.xp
     operands = a.array, b.array if isinstance(b, TensorBase) else b
     try:
-        if a.array.dtype is BFLOAT16:  # CuPy may not compare bfloat16; a number is rounded to bfloat16
+        if a.array.dtype is BFLOAT16:  # CuPy may be unable to compare bfloat16; a number is rounded to bfloat16
             operand = b.array if isinstance(b, TensorBase) else float(BFLOAT16.type(b))
             operands = from_bfloat16(xp, a.array), from_bfloat16(xp, operand)
-        with np.errstate(invalid="ignore"):  # a comparison with nan is no error
+        with np.errstate(invalid="ignore"):  # a comparison with nan is not an error
             left, right = operands[::-1] if swap else operands
             out = getattr(xp, name)(left, right)
     except REJECTED as error:
@@ -125,16 +125,19 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
 
 
 def check_operand(result: Any, name: str, y: Other) -> Tensor:
-    """Returns `result`. Raises: DtypeError if it is NotImplemented or None: a named function has no reflected form."""
+    """Returns `result`, which is NotImplemented or None if `y` was not accepted.
+
+    Raises: DtypeError in that case: unlike an operator, a named function has no reflected form to try.
+    """
     if result is NotImplemented or result is None:
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
     return result
 
 
 def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
-    """Converts a number to a 0-d tensor, of the dtype of an op on the number and the tensor `x`; an array to a tensor.
+    """Converts a number or an array to a tensor. A number becomes 0-d, of the dtype that an op on it and `x` gives.
 
-    Raises: DtypeError for anything else, or if `x` is no tensor; ArgumentError for a number that the dtype cannot hold.
+    Raises: DtypeError for anything else, or if `x` is not a tensor; ArgumentError if the dtype cannot hold the number.
     """
     if isinstance(y, TensorBase):
         return y
@@ -159,7 +162,7 @@ def check_tensor(name: str, x: Any) -> None:
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     """Converts tensors to the dtype of their common result.
 
-    Raises: ShapeError if they do not broadcast; DtypeError if one after the first is no tensor.
+    Raises: ShapeError if they do not broadcast; DtypeError if any but the first is not a tensor.
     """
     first = tensors[0]
     dtype = first.array.dtype
@@ -184,19 +187,19 @@ def parse_int(value: Any, name: str, argument: str) -> int:
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
-    """Returns `value`, or a sequence of it alone: dimensions may be given as one number."""
+    """Returns `value` if it is a sequence, else (value,): dimensions may be given as one number."""
     return value if isinstance(value, Sequence) else (value,)
 
 
 def is_index(value: Any) -> bool:
-    """Whether it stands for one number: for an int, a NumPy integer, a 0-d tensor; False for a sequence of them."""
+    """Whether `value` stands for one integer: an int, a NumPy integer or a 0-d tensor, not a sequence of them."""
     return hasattr(type(value), "__index__") and not getattr(value, "ndim", 0)
 
 
 def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
     """Reads sizes given one by one, as a sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 
-    Raises: DtypeError if they are no integers; ArgumentError if they are given twice.
+    Raises: DtypeError if a size is not an integer; ArgumentError if sizes are given both by position and by name.
     """
     if named is not None:
         if sizes:
@@ -228,7 +231,7 @@ _OURS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def numpy_names(function: F) -> F:
-    """Lets a function of dim and keepdim also take NumPy's names for them, axis and keepdims.
+    """Lets a function that has the arguments dim and keepdim also take NumPy's names for them: axis and keepdims.
 
     Raises: ArgumentError if one argument is given by both names.
     """

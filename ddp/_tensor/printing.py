@@ -45,10 +45,10 @@ def set_printoptions(
 ) -> None:
     """Sets how tensors print, in the whole process.
 
-    Options that are not passed stay as they are, or become those of `profile`. The exception is `sci_mode`: None
-    chooses by the numbers.
-    precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
-    linewidth: characters; profile: "default", "short" or "full".
+    Options that are not passed keep their values, or take those of `profile`. The exception is `sci_mode`: None means
+    that the tensor's values decide.
+    precision: decimals; threshold: number of elements, above which only `edgeitems` at each end of a dimension are
+    shown; linewidth: characters; profile: "default", "short" or "full".
     Raises: ArgumentError for another profile.
     """
     global _options
@@ -60,7 +60,7 @@ def set_printoptions(
 
 
 def text_of(x: Tensor) -> str:
-    """The text of `tensor(...)`."""
+    """The text of a tensor: `tensor(...)`."""
     dtype = x.array.dtype
     shape = x.array.shape
     notes = [] if x._device is CPU else [f"device='{x._device}'"]

@@ -1,7 +1,7 @@
 """Recording arrays, with which the formulas of `ddp.ops` compute under create_graph.
 
 A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
-CuPy for it. A formula that gets these two runs as on arrays, but each of its steps is an op on tensors, so that its
+CuPy for such arrays. A formula that gets these two runs as on arrays, but each step is an op on tensors, so that its
 results have a graph. Tensors cannot be used instead, because some of their methods differ from those of arrays (`size`,
 `max`). Formulas may write, by `out=`, `+=` or `x[i] = y`. No memory changes then: the recording array gets a new
 tensor, and so does the recording array that it is a view of.
@@ -43,7 +43,7 @@ def as_operand(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Marks a recording array as compared, and returns its array. Returns anything else as it is.
+    """Marks a recording array as compared, and returns its array. Returns anything else unchanged.
 
     No gradient passes through the result.
     """
@@ -234,10 +234,10 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 class _RecordingModule(RecordingModule):
-    """An array module whose functions also take recording arrays; for arrays, they are the module's own."""
+    """An array module whose functions also take recording arrays; for arrays, they call the module's own."""
 
     def __getattr__(self, name: str) -> Any:
-        """Makes a function, or reads another attribute, when it is first asked for, and stores it."""
+        """Called when an attribute is first read: wraps a function, or reads another attribute, and stores it."""
         value = getattr(self.module, name)
         if callable(value) and not isinstance(value, type):
             value = _function(self.module, name, value)
@@ -287,7 +287,7 @@ _FLAT |= {"rint", "sign", "trunc"}
 
 
 def _as_tensors(x: Any, y: Any) -> list[Any]:
-    """Converts both to tensors, a number to the dtype of the other."""
+    """Converts both to tensors; a number gets the dtype of the other."""
     values = [as_operand(x), as_operand(y)]
     like = next(value for value in values if isinstance(value, TensorBase) and value.array.dtype.kind in FLOATS)
     return [operand_as_tensor(value, like) for value in values]

@@ -1,4 +1,4 @@
-"""Reductions of tensors, extremes and running results: dims are checked here, so that ops see plain axes."""
+"""Reductions, cumulative results, sorting and searching. Dims are checked here, so that ops get non-negative axes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Dims = int | Sequence[int] | None
 
 
 def resolve_axis(x: TensorBase, dim: int, name: str, new: int = 0) -> int:
-    """`dim` as a non-negative axis; a 0-d tensor counts as having one.
+    """`dim` as a non-negative axis; a 0-d tensor counts as having one axis.
 
     new: how many dimensions more than `x` the result has
 
-    Raises: RangeError if there is no such axis; DtypeError if `dim` is no integer.
+    Raises: RangeError if there is no such axis; DtypeError if `dim` is not an integer.
     """
     ndim = max(x.array.ndim + new, 1)
     axis = parse_int(dim, name, "a dimension")
@@ -39,9 +39,9 @@ def resolve_axis(x: TensorBase, dim: int, name: str, new: int = 0) -> int:
 
 
 def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
-    """`dim` as non-negative axes, all of them for None, () or [].
+    """`dim` as non-negative axes; None, () and [] stand for all axes.
 
-    Raises: RangeError; ArgumentError for duplicates; DtypeError for dimensions that are no integers.
+    Raises: RangeError; ArgumentError for duplicates; DtypeError for dimensions that are not integers.
     """
     ndim: int = x.array.ndim
     if dim is None:
@@ -65,7 +65,7 @@ def check_not_empty(x: TensorBase, dims: Ints, name: str) -> TensorBase:
 
 
 def to_dtype(x: TensorBase, dtype: Any) -> TensorBase:
-    """`x` in `dtype` if one is given, so that the reduction computes in it."""
+    """Converts `x` to `dtype`, if one is given, so that the reduction computes in that dtype."""
     return x if dtype is None else convert(x, parse(dtype))
 
 
@@ -77,7 +77,7 @@ def required_float(x: Self, name: str) -> Self:
 
 
 def _arg(x: TensorBase, name: str, method: str, dim: int | None, keepdim: bool) -> Any:
-    """The index that the array's `method` finds. name: of the function that the user called."""
+    """The index that the array's `method`, such as argmax, finds. name: the function that the user called."""
     check_not_empty(x, resolve_axes(x, dim, name), name)
     xp = x._device.xp
     array = from_bfloat16(xp, x.array)
@@ -103,7 +103,7 @@ def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) ->
 
 
 def along(op: Any, x: TensorBase, dim: int) -> Any:
-    """Applies `op` along one dimension; a 0-d tensor counts as having one."""
+    """Applies `op` along one dimension; a 0-d tensor counts as 1-d."""
     axis = resolve_axis(x, dim, op.name)
     result = apply(op, (at_least_1d(x),), dim=axis)
     return result if x.array.ndim else result.reshape(())
@@ -206,7 +206,7 @@ class Reductions(TensorBase):
     """Reductions. dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1.
 
     Raises: RangeError for a dimension that does not exist; ArgumentError if one is named twice; DtypeError for one
-    that is no integer, or an unknown `dtype`.
+    that is not an integer, or for an unknown `dtype`.
     """
 
     __slots__ = ()
@@ -244,7 +244,7 @@ class Reductions(TensorBase):
         """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2.
 
         p: any number; 0: the number of non-zero elements; inf, -inf: the largest, the smallest |x|. Raises: DtypeError
-        unless floating; ArgumentError for other strings, or for a negative or infinite p of no elements.
+        unless floating; ArgumentError for other strings, or if p is negative or infinite and there is no element.
         """
         if p is None or p == "fro":
             p = 2.0
@@ -325,7 +325,7 @@ class Reductions(TensorBase):
         """(values, indices) of the k largest, or smallest, along `dim`.
 
         Raises: RangeError if there are fewer, for a negative k, or for a dimension that does not exist; DtypeError if k
-        is no integer.
+        is not an integer.
         """
         xp, x, axis = _along(self, dim, "topk")
         k = parse_int(k, "topk", "k")
@@ -337,7 +337,7 @@ class Reductions(TensorBase):
         """(values, indices) of the k-th smallest along `dim`, k >= 1.
 
         Raises: RangeError if there are fewer, for a smaller k, or for a dimension that does not exist; DtypeError if k
-        is no integer.
+        is not an integer.
         """
         xp, x, axis = _along(self, dim, "kthvalue")
         k = parse_int(k, "kthvalue", "k")
@@ -386,7 +386,7 @@ class Reductions(TensorBase):
         return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(dtype, copy=False), self._device)
 
     def histc(self, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-        """Counts the elements in each of `bins` equal parts of [min, max]; min == max: of the range of all elements.
+        """Counts the elements in each of `bins` equal parts of [min, max]; if min == max, of the range of all elements.
 
         The counts have this tensor's dtype. Elements outside, and nan, are not counted. Raises: DtypeError unless
         floating; ArgumentError for fewer than one bin, if max < min, or for a range that is infinite or nan.
@@ -448,7 +448,7 @@ def searchsorted(
 ) -> Tensor:
     """The index in `sorted_sequence` before which each element of `input` (a tensor or a number) would be inserted.
 
-    sorted_sequence: (n,), or (..., n) beside an input of (..., m); right, or side="right": insert after equal elements
+    sorted_sequence: (n,), or (..., n) for an input of (..., m); right, or side="right": insert after equal elements
     instead of before them; sorter: the indices that sort the sequence, if it is not sorted. Result: int64, or int32
     with out_int32, of the input's shape.
 
@@ -478,7 +478,7 @@ def searchsorted(
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each of `elements` is one of `test_elements`, bool, in the shape of elements; either may be a number.
 
-    assume_unique: accepted, and not needed. Raises: DtypeError if neither is a tensor.
+    assume_unique: accepted, without effect. Raises: DtypeError if neither is a tensor.
     """
     tensor = next((x for x in (elements, test_elements) if isinstance(x, TensorBase)), None)
     if tensor is None:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 class Generator(BaseGenerator):
-    """A generator of random numbers, apart from the thread's: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
+    """A generator of random numbers, not the thread's: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
 
-    device: where it draws. A new generator has a fixed seed, as in PyTorch.
+    device: where the numbers are drawn. A new generator has a fixed seed, as in PyTorch.
     """
 
     __slots__ = ()
@@ -86,13 +86,13 @@ _device._kind[0] = Generator
 
 
 def get_rng_state() -> Tensor:
-    """The state of this thread's generator of the CPU, as a uint8 tensor."""
+    """The state of this thread's CPU generator, as a uint8 tensor."""
     own: Any = thread_generator(CPU)
     return own.get_state()
 
 
 def set_rng_state(new_state: TensorBase) -> None:
-    """Sets the state of this thread's generator of the CPU to what `get_rng_state` returned.
+    """Sets the state of this thread's CPU generator to what `get_rng_state` returned.
 
     Raises: ArgumentError for a tensor of another dtype, number of dimensions or length; DtypeError for anything that
     is not a tensor.
@@ -110,9 +110,11 @@ _BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # bits of precision
 
 
 def draw(source: Any, method: str, shape: Ints, dtype: Dtype) -> Any:
-    """Draws an array by the generator's `method`, "random" or "standard_normal", which do not support half precision.
+    """Draws an array by `method` ("random" or "standard_normal") of the generator `source`.
 
-    Raises: DtypeError unless floating.
+    Half precision is drawn in float32 and rounded.
+
+    Raises: DtypeError unless `dtype` is floating.
     """
     if not dtypes.is_float(dtype):
         raise DtypeError(f"random numbers are floating, not {dtype}")
@@ -132,7 +134,7 @@ def _largest_below(number: float, dtype: Dtype) -> float:
 
 
 class RandomOptions(Options, total=False):
-    """Options that functions of random tensors take by name."""
+    """Keyword options of functions that make random tensors."""
 
     generator: BaseGenerator | None
 
@@ -145,7 +147,7 @@ def _sampled(
     device: Where = None,
     **options: Any,
 ) -> Tensor:
-    """Makes a tensor of what `sample(rng, dtype)` draws from `generator`, or from this thread's for the device.
+    """Makes a tensor of what `sample(rng, dtype)` draws from `generator`, by default this thread's for the device.
 
     usual: see `creation.new`
     """
@@ -198,8 +200,8 @@ def randint(
 
     int64 unless `dtype` says otherwise; rounding to a floating dtype may give `high`.
 
-    Raises: ArgumentError for an empty range, for one beyond that of the dtype, or for other arguments; DtypeError for
-    bounds or a size that are no integers, or an unknown dtype.
+    Raises: ArgumentError if the range is empty or exceeds that of the dtype, or for other arguments; DtypeError if the
+    bounds or the sizes are not integers, or for an unknown dtype.
     """
     arguments = list(bounds)
     if size is None and arguments and not isinstance(arguments[-1], int):
@@ -225,8 +227,8 @@ def randint(
 def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     """0 to n - 1 in random order, int64 unless `dtype` says otherwise.
 
-    Raises: ArgumentError for a negative n, or for numbers that the dtype does not represent; DtypeError if n is no
-    integer, or for an unknown dtype.
+    Raises: ArgumentError for a negative n, or for numbers that the dtype does not represent; DtypeError if n is not
+    an integer, or for an unknown dtype.
     """
     n = parse_count(n, "randperm")
 
@@ -243,7 +245,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Random integers in [low, high), or [0, low) without `high`, in the shape, dtype and device of `input`.
 
-    Raises: as randint; DtypeError if `input` is no tensor.
+    Raises: as randint; DtypeError if `input` is not a tensor.
     """
     check_tensor("randint_like", input)
     low, high = (0, low) if high is None else (low, high)
@@ -259,8 +261,8 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 
     Tensors of means and deviations broadcast; the result is outside the graph.
 
-    Raises: ArgumentError for a negative deviation (for a tensor on a GPU at the next call that waits for it), or if
-    both are numbers and there is no size; ShapeError if they do not broadcast; DtypeError for tensors of integers;
+    Raises: ArgumentError for a negative deviation (on a GPU, at the next call that waits for the GPU), or if mean and
+    std are numbers and there is no size; ShapeError if they do not broadcast; DtypeError for tensors of integers;
     DeviceError for tensors on different devices, or a generator on another device.
     """
     tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
@@ -281,10 +283,10 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 
 @guarded_function
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws 1 with the probability in `input` (floating) for each element, or with `p`; otherwise 0. Outside the graph.
+    """Draws 1 for each element of `input` with that (floating) probability, or with `p`; otherwise 0. Not recorded.
 
-    Raises: ArgumentError for probabilities outside [0, 1], for a tensor on a GPU at the next call that waits for it;
-    DtypeError for integers without `p`, or for no tensor; DeviceError for a generator on another device.
+    Raises: ArgumentError for probabilities outside [0, 1] (on a GPU, at the next call that waits for the GPU);
+    DtypeError for integers without `p`, or if `input` is not a tensor; DeviceError for a generator on another device.
     """
     check_tensor("bernoulli", input)
     x = input.array
@@ -296,7 +298,7 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
 
 
 def _probability(p: Any, name: str) -> Any:
-    """Returns the number or array of `p`. Raises: ArgumentError if a probability is outside [0, 1]."""
+    """Returns `p` as a float or an array. Raises: ArgumentError if a probability is outside [0, 1]."""
     message = f"{name}: a probability is outside [0, 1]"
     if not isinstance(p, TensorBase):
         if not 0 <= p <= 1:
@@ -314,7 +316,7 @@ def multinomial(
 
     int64. Weights are non-negative and need not sum to 1.
 
-    Raises: ShapeError for other dimensions, or C = 0; DtypeError unless floating, or if num_samples is no integer;
+    Raises: ShapeError for other dimensions, or C = 0; DtypeError unless floating, or if num_samples is not an integer;
     ArgumentError for weights that are negative, not finite or all 0, for num_samples < 1, or if fewer weights are
     positive than are drawn without replacement.
     """
@@ -336,7 +338,7 @@ def multinomial(
         if replacement:
             out = _inverse(xp, weights, xp.asarray(source.random((len(weights), num_samples), dtype=dtypes.float64)))
         else:
-            # The order of exponential waiting times whose rates are the weights is that of draws without replacement.
+            # Sorting exponential waiting times, whose rates are the weights, gives draws without replacement, in order.
             with np.errstate(all="ignore"):
                 waits = _exponential(xp, source, weights.shape) / weights
             out = xp.argsort(waits, axis=1)[:, :num_samples]
@@ -349,13 +351,13 @@ def _exponential(xp: Any, source: Any, shape: Ints) -> Any:
 
 
 def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
-    """The first category of each row at which the running sum of weights exceeds drawn * total: (N, S)."""
+    """For each of `drawn` (N, S), the first category of the row whose running sum of weights exceeds drawn * total."""
     sums = weights.cumsum(axis=1)
     row = xp.arange(len(sums))[:, None]
-    # One search for all rows: the edges of row i lie between i and i + 1.
+    # One search for all rows: the edges of row i are between i and i + 1.
     edges = (sums / sums[:, -1:] + row).reshape(-1)
     out = xp.searchsorted(edges, (drawn + row).reshape(-1), side="right").reshape(drawn.shape) - row * sums.shape[1]
-    # Rounding may reach the total itself, past the last category of positive weight.
+    # Rounding may give the total itself, which is past the last category of positive weight.
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
@@ -371,7 +373,7 @@ def _overwrite(x: Self, name: str, generator: BaseGenerator | None, sample: Call
 
 
 class Sampling(TensorBase):
-    """Draws that take this tensor as their parameters, or write into it."""
+    """Methods that draw random numbers, with this tensor as the parameters or as the destination."""
 
     __slots__ = ()
 
@@ -381,8 +383,8 @@ class Sampling(TensorBase):
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
 
-        Raises: ArgumentError for a probability outside [0, 1], for a tensor on a GPU at the next call that waits for
-        it; ShapeError for one that does not broadcast; InplaceError if autograd must record the write and cannot.
+        Raises: ArgumentError for a probability outside [0, 1] (on a GPU, at the next call that waits for the GPU);
+        ShapeError if `p` does not broadcast; InplaceError if autograd must record the write and cannot.
         """
         chance = operand_array(self, _probability(p, "bernoulli_"), "bernoulli_")
         return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
@@ -434,7 +436,7 @@ class Sampling(TensorBase):
 
         Rounding to a floating dtype may give the upper bound.
         Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
-        Raises: ArgumentError for an empty range, or for one beyond that of the dtype; InplaceError if autograd must
+        Raises: ArgumentError if the range is empty or exceeds that of the dtype; InplaceError if autograd must
         record the write and cannot.
         """
         dtype = self.array.dtype
@@ -450,6 +452,6 @@ class Sampling(TensorBase):
 
 
 # Upper bounds (exclusive) of `random_` without arguments, and of `randperm`. A floating dtype represents every integer
-# below.
+# below its bound.
 _COUNTS = {"bool": 2, "bfloat16": 2**8 + 1, "float16": 2**11 + 1, "float32": 2**24 + 1, "float64": 2**53 + 1}
 _COUNTS["int64"] = 2**63 - 1

@@ -1,4 +1,4 @@
-"""Shapes: views, parts, and copies in another order. Sizes are resolved here, so that ops see plain shapes."""
+"""Shapes: views, parts, and copies in another order. Sizes are resolved here, so that ops get shapes without -1."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Shapes(TensorBase):
 
     Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy.
 
-    Raises: RangeError for a dimension that the tensor does not have; DtypeError for one that is no integer.
+    Raises: RangeError for a dimension that the tensor does not have; DtypeError for one that is not an integer.
     """
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class Shapes(TensorBase):
     def reshape(self, *sizes: Dims, shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1.
 
-        Raises: ShapeError if the elements do not fit; DtypeError for sizes that are no integers; ArgumentError if sizes
+        Raises: ShapeError if the elements do not fit; DtypeError for sizes that are not integers; ArgumentError if they
         are given both by position and by name.
         """
         return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
@@ -70,8 +70,8 @@ class Shapes(TensorBase):
         A dtype of another size changes the last dimension. No gradient passes through a view of another dtype.
 
         Raises: ShapeError if the elements do not fit, or if the memory does not allow the shape, or the dtype, as a
-        view; DtypeError for sizes that are no integers, or a dtype that tensors do not have; ArgumentError if sizes are
-        given both by position and by name.
+        view; DtypeError for sizes that are not integers, or a dtype that tensors do not have; ArgumentError if sizes
+        are given both by position and by name.
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
@@ -140,7 +140,7 @@ class Shapes(TensorBase):
         """The dimensions in another order.
 
         Raises: ArgumentError unless each is named once, or if they are given both by position and by name; RangeError
-        if one does not exist; DtypeError for dimensions that are no integers.
+        if one does not exist; DtypeError for dimensions that are not integers.
         """
         wanted = parse_sizes(order, dims)
         places = tuple([resolve_axis(self, d, "permute") for d in wanted])
@@ -183,7 +183,7 @@ class Shapes(TensorBase):
     def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
         """Repeats dimensions of size 1, and new leading ones, to these sizes without copying; -1 keeps a size.
 
-        Raises: ShapeError for any other change of size; DtypeError for sizes that are no integers; ArgumentError if
+        Raises: ShapeError for any other change of size; DtypeError for sizes that are not integers; ArgumentError if
         they are given both by position and by name.
         """
         old = self.array.shape
@@ -225,7 +225,7 @@ class Shapes(TensorBase):
         """Splits along `dim` into parts of `split_size`, of which the last may be smaller, or of given sizes.
 
         Raises: ShapeError if sizes do not add up, if one is negative, or for a 0-d tensor; ArgumentError for a negative
-        split_size, and for 0 unless the dimension is empty; RangeError; DtypeError for sizes that are no integers.
+        split_size, and for 0 unless the dimension is empty; RangeError; DtypeError for sizes that are not integers.
         """
         if not is_index(split_size):
             return self.split_with_sizes(cast("Sequence[int]", split_size), dim)
@@ -239,7 +239,7 @@ class Shapes(TensorBase):
         """Splits along `dim` into parts of these sizes.
 
         Raises: ShapeError if they do not add up to its size, if one is negative, or for a 0-d tensor; RangeError;
-        DtypeError for sizes that are no integers.
+        DtypeError for sizes that are not integers.
         """
         axis, n = _axis_and_size(self, dim, "split")
         sizes = parse_sizes((split_sizes,))
@@ -251,7 +251,7 @@ class Shapes(TensorBase):
         """Splits along `dim` into at most `chunks` parts of one size; the last may be smaller.
 
         Raises: ArgumentError unless chunks is at least 1; RangeError; ShapeError for a 0-d tensor; DtypeError if chunks
-        is no integer.
+        is not an integer.
         """
         axis, n = _axis_and_size(self, dim, "chunk")
         count = parse_int(chunks, "chunk", "a number of chunks")
@@ -265,7 +265,7 @@ class Shapes(TensorBase):
         """Splits along `dim` into n parts, whose sizes differ by at most one, or before each of the given indices.
 
         Raises: ArgumentError unless n is at least 1; RangeError; ShapeError for a 0-d tensor; DtypeError for numbers
-        that are no integers.
+        that are not integers.
         """
         axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
@@ -302,7 +302,7 @@ class Shapes(TensorBase):
     def select(self, dim: int, index: int) -> Tensor:
         """The slice at `index` along `dim`, without that dimension.
 
-        Raises: RangeError; ShapeError for a 0-d tensor; DtypeError if `index` is no integer.
+        Raises: RangeError; ShapeError for a 0-d tensor; DtypeError if `index` is not an integer.
         """
         axis, n = _axis_and_size(self, dim, "select")
         position = parse_int(index, "select", "an index")
@@ -341,7 +341,7 @@ class Shapes(TensorBase):
 
         One element may appear several times in the view, so the view should not be written to.
 
-        Raises: ShapeError unless the tensor is contiguous, if an element lies outside of it, if a number is
+        Raises: ShapeError unless the tensor is contiguous, if an element is outside of it, if a number is
         negative, or if size and stride differ in length.
         """
         array = self.array
@@ -382,8 +382,8 @@ class Shapes(TensorBase):
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """Like repeat, but fewer numbers than dimensions apply to the last dimensions.
 
-        Raises: ShapeError for a negative number; DtypeError for numbers that are no integers; ArgumentError if they are
-        given both by position and by name.
+        Raises: ShapeError for a negative number; DtypeError for numbers that are not integers; ArgumentError if they
+        are given both by position and by name.
         """
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
@@ -391,10 +391,10 @@ class Shapes(TensorBase):
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
         """Repeats each element, or each slice along `dim`, next to itself.
 
-        repeats: a number, or a tensor with a number for each; output_size: the size of `dim` in the result; if it is
-        given, the host does not wait for `repeats` on a GPU.
+        repeats: a number, or a tensor with a number for each element or slice; output_size: the size of `dim` in the
+        result; if it is given, the host does not wait for `repeats` on a GPU.
 
-        Raises: ShapeError for repeats of another shape; DtypeError for repeats that are no integers; RangeError if
+        Raises: ShapeError for repeats of another shape; DtypeError for repeats that are not integers; RangeError if
         there is no dimension `dim`; ArgumentError for a negative number or a wrong output_size. If `repeats` is a
         tensor and this tensor is on a GPU, the ArgumentError is raised by the next call that waits for the GPU.
         """
@@ -412,7 +412,7 @@ class Shapes(TensorBase):
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
                 raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {axis}")
             check_all(xp, times >= 0, ArgumentError, "repeat_interleave: a number of repeats is negative")
-            # By search: CuPy's repeat takes no array.
+            # By search, because CuPy's repeat does not take an array of counts.
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
             total = output_size if n else 0
             if total is None:
@@ -439,7 +439,7 @@ class Shapes(TensorBase):
         """Reverses the order along `dims`.
 
         Raises: RangeError if a dimension does not exist; ArgumentError if one is named twice, or if they are given both
-        by position and by name; DtypeError for dimensions that are no integers.
+        by position and by name; DtypeError for dimensions that are not integers.
         """
         wanted = parse_sizes(order, dims)
         return apply(shape.flip, (self,), dims=resolve_axes(self, wanted, "flip") if wanted else ())
@@ -456,7 +456,7 @@ class Shapes(TensorBase):
         """Rotates by k * 90 degrees, from the first of two dimensions towards the second.
 
         Raises: ArgumentError unless `dims` names two different dimensions; RangeError if one does not exist; DtypeError
-        if they are no integers.
+        if they are not integers.
         """
         named = parse_sizes((dims,))
         if len(named) != 2:
@@ -468,7 +468,7 @@ class Shapes(TensorBase):
     def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
         """Shifts elements along `dims`; those beyond the end come first. Without `dims`: in the flattened order.
 
-        Raises: ArgumentError unless there are as many shifts as dims; RangeError; DtypeError for no integers.
+        Raises: ArgumentError unless there are as many shifts as dims; RangeError; DtypeError unless all are integers.
         """
         by = tuple([parse_int(shift, "roll", "a shift") for shift in as_sequence(shifts)])
         along = () if dims is None else as_sequence(dims)

@@ -1,8 +1,8 @@
-"""The memory of tensors: `data`, copies, pickles, and moving it to where other processes can map it.
+"""The memory of tensors: `data`, copies, pickles, conversions, and moves to memory that other processes can map.
 
-An array cannot be moved under its views. So the memory that a tensor lies in is copied whole, and every tensor over it
-is put on the copy: its views, what it is a view of, `detach()` and `data`. If reference counts show that there may be
-such tensors, they are searched for among all objects, which takes milliseconds.
+The memory of an array cannot be replaced under its views. So a move copies the whole memory that a tensor is a view of,
+and every tensor over it gets an array over the copy: views, their base, and the results of `detach()` and `data`. If
+reference counts show that there may be such tensors, all objects are searched for them, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T", bound="Storage")
 
 
 Array = np.ndarray[Any, Any]
-_LINE = 64  # bytes: each piece of memory starts on a cache line of its block
+_LINE = 64  # a cache line (bytes); the memory of each root starts on one in its block
 
 
 class Storage(TensorBase):
@@ -111,8 +111,8 @@ class Storage(TensorBase):
     def fill_(self: T, value: Any) -> T:
         """Sets every element to `value`, a number or a tensor of one element.
 
-        Raises: ShapeError for several elements; ArgumentError for a value that is no number, or that the dtype cannot
-        hold; InplaceError if autograd must record the write and cannot.
+        Raises: ShapeError for several elements; ArgumentError for a value that is not a number, or that the dtype
+        cannot hold; InplaceError if autograd must record the write and cannot.
         """
         if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
@@ -148,8 +148,8 @@ class Storage(TensorBase):
     def share_memory_(self: T) -> T:
         """Moves this tensor's memory to where other processes can map it, and returns the tensor.
 
-        All tensors over the memory move along: views, `detach()`, a module's other names for it. NumPy arrays that were
-        taken from it before keep the old memory, and the gradient stays private. Does nothing if the memory is shared
+        All tensors over this memory move along, such as views and results of `detach()`. NumPy arrays that were taken
+        from the tensor before keep the old memory, and the gradient stays private. Does nothing if the memory is shared
         already, or is on a GPU, where it can always be shared. Raises: SharingError if the system gives no memory.
         """
         move_to_shared_memory([self])
@@ -218,7 +218,7 @@ def for_each_class(hook: Callable[[type], Any]) -> None:
 
 
 def move_to_shared_memory(tensors: list[Any]) -> None:
-    """Moves tensors that are not shared yet into one new block, with all tensors over the same memory."""
+    """Moves those tensors that are not shared yet into one new block, and all other tensors over their memory."""
     tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
@@ -265,7 +265,7 @@ def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
 
 
 def _references(x: Any) -> tuple[int, ...]:
-    """How many references there are to a tensor's array and to the memory below it."""
+    """Whether a tensor's array is its own root (see `_root`), and the reference counts of the array and of the root."""
     array = x.array
     root = _root(array)
     return (array is root, sys.getrefcount(array), sys.getrefcount(root))
@@ -299,9 +299,9 @@ def _as(dtype: Any) -> Callable[[Any], Tensor]:
 
 
 def conversion_target(target: tuple[Any, ...], dtype: Any, device: Any) -> tuple[Any, Any]:
-    """Reads the arguments of `to`: the dtype and the device to convert to; None: unchanged.
+    """Reads the arguments of `to`. Returns the dtype and the device to convert to; None: unchanged.
 
-    Raises: DtypeError for anything that is no device, dtype, tensor, bool or None.
+    Raises: DtypeError for anything that is not a device, dtype, tensor, bool or None.
     """
     for value in target:
         if isinstance(value, TensorBase):
@@ -332,10 +332,10 @@ class Conversion(TensorBase):
     ) -> Tensor:
         """Converts to another dtype, another device, or both: to("cuda:0"), to(ddp.float64), to(other_tensor).
 
-        memory_format: ddp.channels_last for images whose channels lie side by side, which GPUs convolve faster.
-        copy: a copy even if nothing changes. non_blocking: a copy from pinned memory to a GPU, or from a GPU into
-        pinned memory that is made for it, does not wait; a copy from a GPU is complete when the current stream has done
-        it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in this order.
+        memory_format: ddp.channels_last stores the channels of a pixel side by side, which GPUs convolve faster.
+        copy: a copy even if nothing changes. non_blocking: the host does not wait for a copy from pinned memory to
+        a GPU, or from a GPU to the CPU, which goes to new pinned memory and is complete when the current stream has
+        done it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in this order.
         Raises: DtypeError for an argument that is neither dtype, device nor tensor; ArgumentError for a malformed
         device; DeviceError for a GPU that does not exist; CudaError if a copy, or earlier work on the GPU, fails;
         ShapeError for ddp.channels_last of anything but (N, C, H, W).
@@ -368,11 +368,11 @@ class Conversion(TensorBase):
         return self if is_channels_last(array) else apply(elementwise.clone, (self,), last=True)
 
     def cpu(self) -> Tensor:
-        """This tensor on the CPU; a copy, which waits for the current stream, if it is on a GPU."""
+        """This tensor on the CPU: itself, or a copy from its GPU, which waits for the current stream."""
         return self.to(device=CPU)
 
     def cuda(self, device: Any = None, non_blocking: Flag = False) -> Tensor:
-        """This tensor on a CUDA device, given by number or name; None: the current one.
+        """This tensor on a CUDA device, given by number or name; None: the current GPU.
 
         Raises: DeviceError if there is no such GPU, or for "cpu"; ArgumentError, DtypeError for a malformed device.
         """
