@@ -1,4 +1,4 @@
-"""Makes further paths of PyTorch importable: `ddp.utils.data` has the names of `ddp.data`.
+"""Makes more module paths of PyTorch importable, such as `ddp.utils.data`, which has the names of `ddp.data`.
 
 The keys of MODULES are the paths of modules, and those of NAMES the paths of single names. A module is imported when an
 import or an attribute first asks for it. einops finds its layers and its backend for our tensors through this module.

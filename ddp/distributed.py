@@ -55,8 +55,9 @@ class ReduceOp:
 
 
 class GroupMember:
-    """WORLD: the group of all ranks, written as None.
+    """Values that stand for a group.
 
+    WORLD: the group of all ranks, written as None
     NON_GROUP_MEMBER: what `new_group` returns on a rank outside the new group
     """
 
@@ -304,7 +305,7 @@ def _written(tensor: Any) -> Tensor:
 
 
 def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Raises: ArgumentError unless `tensor` is a Tensor with the dtype and device of `like` and one of the shapes."""
+    """Checks a tensor. Raises: ArgumentError unless it has the dtype and device of `like` and one of the shapes."""
     if not isinstance(tensor, Tensor):
         raise _error(f"{name} should be a tensor, is {type(tensor).__name__}")
     if (tensor.dtype, tensor.device) != (like.dtype, like.device) or tensor.shape not in shapes:
@@ -315,7 +316,7 @@ def _check(name: str, tensor: Any, like: Tensor, *shapes: tuple[int, ...]) -> No
 
 
 def _check_length(name: str, items: Any, length: int) -> None:
-    """Raises: ArgumentError unless `items` is a list of `length` items; None counts as an empty list."""
+    """Checks a list. Raises: ArgumentError unless it has `length` items; None counts as an empty list."""
     if not isinstance(items, Sequence | None):
         raise _error(f"{name} should be a list, is {type(items).__name__}")
     count = len(items or ())
@@ -324,7 +325,7 @@ def _check_length(name: str, items: Any, length: int) -> None:
 
 
 def _check_tensors(name: str, tensors: Any, length: int, like: Tensor) -> Any:
-    """Returns the list. Raises: ArgumentError unless it has `length` items, which are tensors like `like`."""
+    """Returns `tensors`. Raises: ArgumentError unless it has `length` items, which are tensors like `like`."""
     _check_length(name, tensors, length)
     shape = tuple(_detached(like).shape)
     for index, tensor in enumerate(tensors):

@@ -30,7 +30,7 @@ else:
 
 Tensors = tuple[Tensor, ...]
 TensorFunction = Callable[..., Tensor]
-Parameters = dict[str, Any]  # of an op, by name
+Parameters = dict[str, Any]  # the parameters of an op, by name
 Self = TypeVar("Self", bound="TensorBase")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,7 +143,10 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Raises: GraphError if the leaf has a gradient-ready hook, which a new leaf would not have."""
+        """Checks that this tensor may get a new leaf.
+
+        Raises: GraphError if its leaf has a gradient-ready hook, which a new one would not have.
+        """
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
@@ -382,7 +385,10 @@ def written_in_graph(x: TensorBase) -> None:
 
 
 def check_current(name: str, x: TensorBase) -> None:
-    """Raises: InplaceError if ops are recorded and `x` is a view that was made before its base was changed in place."""
+    """Checks that `x` is not stale.
+
+    Raises: InplaceError if ops are recorded and `x` is a view that was made before its base was changed in place.
+    """
     if modes.state.enabled and x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view(name, x)
 

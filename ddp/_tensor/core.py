@@ -190,7 +190,7 @@ class Tensor(
 base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
-        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # error messages of Python show it
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
             _function.__module__ = Tensor.__module__
             _function.__qualname__ = f"Tensor.{_function.__name__}"
 

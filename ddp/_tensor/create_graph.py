@@ -6,9 +6,9 @@ result gets the node itself. The residual gets no edge, and counts as constant. 
 (`Op.derived`), the reference forward runs again, recorded, to compute it; or the gradients are computed through other
 ops with the same result in fewer steps (`_COMPOSITES`).
 
-The reference's backward takes the residual of a native kernel unchanged, unless the residual is computed again. The
-backward of a device kernel runs itself if its formulas can be recorded; otherwise the residual is converted to that of
-the reference (`Op.reference_residual`), whose backward runs.
+The reference's backward takes the residual of a native kernel unchanged, unless the residual is computed again. A
+device kernel's own backward runs if its formulas can be recorded; otherwise its residual is converted to that of the
+reference (`Op.reference_residual`), and the reference's backward runs.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ for _function, _op in (
 def recorded_gradients(
     tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool, wanted: Sequence[Edge]
 ) -> list[Tensor | None]:
-    """The gradients of all `tensors` with respect to the edges `wanted`, as tensors with a graph, or None.
+    """The gradients of all `tensors` with respect to the edges `wanted`: tensors with a graph; None where none arrived.
 
     A collective's result on which no gradient here depends is added to the graph of every gradient, with the derivative
     0. Gradients of other ranks depend on that result, and differentiating them runs collectives in which this rank
@@ -337,7 +337,7 @@ def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> Tensors:
 
 
 def _run_steps(step: Composite, count: int, *inputs: Any, reverse: bool, **how: Any) -> Sequence[Tensor]:
-    """Runs `step` for all time steps. Returns the first state of all steps, and each last state.
+    """Runs `step` for all time steps. Returns the first state at every step, and all states after the last step.
 
     count: the number of states, which follow the input sequence in `inputs`
     """

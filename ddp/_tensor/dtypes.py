@@ -123,7 +123,7 @@ def promote_types(type1: Any, type2: Any) -> Dtype:
 def can_cast(from_: Any, to: Any) -> bool:
     """Whether PyTorch's rules let an in-place op write a result of dtype `from_` into a tensor of dtype `to`.
 
-    They allow bool into all dtypes, integers into all but bool, and floats into floats.
+    The rules allow bool into all dtypes, integers into all but bool, and floats into floats.
     """
     return CATEGORY[parse(from_)] <= CATEGORY[parse(to)]
 

@@ -516,7 +516,7 @@ def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False
 
 
 def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
-    """`input` where `condition`, else `other`: tensors or numbers.
+    """`input` where `condition` is True, else `other`; both are tensors or numbers.
 
     Raises: DtypeError if the condition is not bool, or a value is neither a tensor, an array nor a number; ShapeError
     if the three do not broadcast.

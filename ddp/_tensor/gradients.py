@@ -1,4 +1,4 @@
-"""A tensor's part in backward: starting one, hooks, retained gradients, and `grad_fn`."""
+"""Tensor methods for backward: starting it, hooks, retained gradients, and `grad_fn`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GradFn:
 
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
-        """For each input, (the GradFn that its gradient goes to, 0), with None if it gets none.
+        """A pair for each input: the GradFn that its gradient goes to (None if it gets no gradient), and 0.
 
         () for a leaf, and after the graph was freed.
         """
@@ -73,7 +73,7 @@ class Gradients(TensorBase):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
+        """Adds the gradients of this tensor with respect to the leaves that it depends on to the `grad` of each leaf.
 
         gradient: of this tensor's shape; None: 1, if there is one element. retain_graph: keeps the graph for another
         backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
@@ -138,7 +138,10 @@ class Gradients(TensorBase):
         return RemovableHandle(after, run)
 
     def retain_grad(self) -> None:
-        """Makes backward keep the gradient in `grad` even of a non-leaf. Raises: GraphError unless it requires grad."""
+        """Makes backward keep this tensor's gradient in `grad`, even if the tensor is not a leaf.
+
+        Raises: GraphError unless it requires grad.
+        """
         edge = required_edge(self, "retain_grad")
         if isinstance(edge, Node):
             edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))

@@ -41,8 +41,8 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    The methods of tensors call this before each write, recorded or not. If an op has saved its
-    result, and that is in this memory, a copy replaces the saved result.
+    The methods of tensors call this before each write, recorded or not. If an op has saved its result for backward, and
+    the result is in this memory, a copy replaces the saved one.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)

@@ -37,7 +37,7 @@ def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
 
 
 def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
-    """Raises: DtypeError if the dtypes differ and autocast, which would cast the tensors, is off."""
+    """Checks that the dtypes are equal. Raises: DtypeError if not, unless autocast is on, which casts the tensors."""
     a = x.array.dtype
     b = y.array.dtype
     if a != b and modes.state.autocast is None:
@@ -45,7 +45,7 @@ def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
 
 
 def check_ndim(name: str, *expected: tuple[TensorBase, int]) -> None:
-    """Raises: ShapeError unless every tensor has the expected number of dimensions."""
+    """Checks the tensors' numbers of dimensions. Raises: ShapeError if one is not the expected number."""
     if any(x.array.ndim != ndim for x, ndim in expected):
         got = ", ".join(str(x.array.shape) for x, _ in expected)
         raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in expected)}, got shapes {got}")
@@ -274,10 +274,9 @@ def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
     """The p-norm of the difference of every pair of rows: (..., n, d), (..., m, d) to (..., n, m).
 
-    Leading dimensions broadcast.
-
+    Leading dimensions broadcast. All differences are in memory at once.
     compute_mode: accepted, and changes nothing: matrix products, which are less exact, are never used.
-    All differences are in memory at once. Raises: ShapeError for shapes that do not fit; DtypeError unless floating;
+    Raises: ShapeError for shapes that do not fit; DtypeError unless floating;
     and as `Tensor.norm`.
     """
     a = x1.shape

@@ -42,7 +42,7 @@ REJECTED = (TypeError, ValueError, OverflowError)  # raised for bool - bool, int
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
-    """Converts `x` and `y` to the dtype of their result; None if `y` is not a number, tensor or array.
+    """Converts `x` and `y` to the dtype of their result; returns None if `y` is not a number, tensor or array.
 
     floating: integers become the default dtype, as in a true division. Raises: ShapeError if they do not broadcast.
     """
@@ -70,7 +70,7 @@ def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> 
 
 
 def broadcast(a: Ints, b: Ints, name: str) -> None:
-    """Raises: ShapeError if the shapes do not broadcast."""
+    """Checks that two shapes broadcast. Raises: ShapeError if they do not."""
     for i, (m, n) in enumerate(zip(reversed(a), reversed(b), strict=False), 1):
         if m != n and m != 1 and n != 1:
             raise ShapeError(f"{name}: shapes {a} and {b} do not broadcast: {m} and {n} differ in dimension {-i}")
@@ -82,7 +82,7 @@ def floating(x: TensorBase) -> TensorBase:
 
 
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
-    """Computes op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is not a number, tensor or array."""
+    """Computes op(x, y), or op(y, x) with `swap`; returns NotImplemented if `y` is not a number, tensor or array."""
     pair = promote_pair(x, y, op.name, floating)
     if pair is None:
         return NotImplemented

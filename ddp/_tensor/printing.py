@@ -47,7 +47,7 @@ def set_printoptions(
 
     Options that are not passed keep their values, or take those of `profile`. The exception is `sci_mode`: None means
     that the tensor's values decide.
-    precision: decimals; threshold: number of elements, above which only `edgeitems` at each end of a dimension are
+    precision: decimals; threshold: number of elements above which only `edgeitems` at each end of a dimension are
     shown; linewidth: characters; profile: "default", "short" or "full".
     Raises: ArgumentError for another profile.
     """

@@ -80,11 +80,11 @@ class median(ValuesAndIndices):
 
 
 class cummax(ValuesAndIndices):
-    """The largest elements so far along a dimension, and the last place of each (int64)."""
+    """The largest elements so far along a dimension, and where each last occurred (int64)."""
 
 
 class cummin(ValuesAndIndices):
-    """The smallest elements so far along a dimension, and the last place of each (int64)."""
+    """The smallest elements so far along a dimension, and where each last occurred (int64)."""
 
 
 class sort(ValuesAndIndices):

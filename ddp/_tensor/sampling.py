@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Generator(BaseGenerator):
-    """A generator of random numbers, not the thread's: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
+    """A separate generator of random numbers: `ddp.randn(3, generator=ddp.Generator().manual_seed(0))`.
 
     device: where the numbers are drawn. A new generator has a fixed seed, as in PyTorch.
     """
@@ -283,7 +283,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 
 @guarded_function
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws 1 for each element of `input` with that (floating) probability, or with `p`; otherwise 0. Not recorded.
+    """Draws 1 for each element of `input` with that (floating) probability, or with `p`, else 0. Outside the graph.
 
     Raises: ArgumentError for probabilities outside [0, 1] (on a GPU, at the next call that waits for the GPU);
     DtypeError for integers without `p`, or if `input` is not a tensor; DeviceError for a generator on another device.
@@ -351,7 +351,7 @@ def _exponential(xp: Any, source: Any, shape: Ints) -> Any:
 
 
 def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
-    """For each of `drawn` (N, S), the first category of the row whose running sum of weights exceeds drawn * total."""
+    """For each number in `drawn` (N, S), the first category at which its row's running sum exceeds drawn * total."""
     sums = weights.cumsum(axis=1)
     row = xp.arange(len(sums))[:, None]
     # One search for all rows: the edges of row i are between i and i + 1.

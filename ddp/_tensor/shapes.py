@@ -368,7 +368,7 @@ class Shapes(TensorBase):
         """Repeats the tensor along each dimension; more numbers than dimensions add leading dimensions.
 
         Raises: ShapeError for fewer numbers than dimensions, or for a negative number; DtypeError for numbers that are
-        no integers; ArgumentError if they are given both by position and by name.
+        not integers; ArgumentError if they are given both by position and by name.
         """
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim

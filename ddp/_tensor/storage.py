@@ -272,7 +272,7 @@ def _references(x: Any) -> tuple[int, ...]:
 
 
 def _is_only_reference(x: Any) -> bool:
-    """Whether certainly no other tensor is over the memory of `x`."""
+    """Whether reference counts prove that no other tensor is over the memory of `x`."""
     return _references(x) in _PRIVATE
 
 
