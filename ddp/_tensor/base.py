@@ -143,10 +143,7 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Checks that this tensor may get a new leaf.
-
-        Raises: GraphError if its leaf has a gradient-ready hook, which a new one would not have.
-        """
+        """Raises: GraphError if this tensor's leaf has a gradient-ready hook, which a new leaf would not have."""
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
@@ -385,10 +382,7 @@ def written_in_graph(x: TensorBase) -> None:
 
 
 def check_current(name: str, x: TensorBase) -> None:
-    """Checks that `x` is not stale.
-
-    Raises: InplaceError if ops are recorded and `x` is a view that was made before its base was changed in place.
-    """
+    """Raises: InplaceError if ops are recorded and `x` is stale: a view that is older than a change of its base."""
     if modes.state.enabled and x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view(name, x)
 
