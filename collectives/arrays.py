@@ -23,8 +23,8 @@ from collectives.native import BFLOAT16, Array
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# Scalar types whose dtypes equal those of other types, which are in NUMBERS. C has two types of 64-bit integers, long
-# and long long, and so does NumPy. MPI distinguishes them, so NUMBERS has only one of the two: np.int64 and np.uint64.
+# NumPy has two types of 64-bit integers, as C has long and long long, and MPI distinguishes them. NUMBERS has only one
+# of the two, np.int64 (np.uint64 if unsigned), and this set has the other. `as_array` views the other type as the one.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
 # The exceptions that a library may raise when it cannot share its memory.
@@ -35,7 +35,7 @@ def as_array(x: Any, name: str = "x") -> Array:
     """Returns x as a NumPy array that shares its memory, and is read-only if x is.
 
     If x can only be read through a copy, the array is a read-only copy.
-    name: of the argument, for errors
+    name: the argument's name, for errors
     Raises: DtypeError if x is not an array in host memory, or does not hold numbers; ArgumentError if it requires grad.
     """
     if type(x) is not np.ndarray:
@@ -54,7 +54,7 @@ def is_device_array(x: Any) -> bool:
 
 
 def _device(x: Any) -> int:
-    """DLPack's device type of x; the CPU if x does not say."""
+    """DLPack's device type of x. Without `__dlpack_device__`: CUDA if x has `__cuda_array_interface__`, else CPU."""
     locate = getattr(x, "__dlpack_device__", None)
     if locate is None:
         return CUDA if hasattr(x, "__cuda_array_interface__") else CPU
@@ -234,12 +234,12 @@ def check_lengths(lengths: Sequence[int], size: int, name: str = "lengths") -> l
 
 
 def even_lengths(total: int, size: int) -> list[int]:
-    """`np.array_split`'s rule: the first `total % size` ranks get one more. `even_lengths(7, 3) == [3, 2, 2]`"""
+    """Splits `total` rows as `np.array_split` does: the first ranks get one more. `even_lengths(7, 3) == [3, 2, 2]`"""
     return [total // size + (rank < total % size) for rank in range(size)]
 
 
 def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]:
-    """The rows of each rank when `rows` rows are split by `lengths`, or as evenly as possible.
+    """How many rows each rank gets if `rows` rows are split by `lengths`, or, for None, as evenly as possible.
 
     Raises: ArgumentError if the lengths are invalid, or do not add up to `rows`.
     """
@@ -250,7 +250,7 @@ def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]
 
 
 def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] | None:
-    """The number of rows that each rank contributes; None if the ranks must exchange it. rows: of this rank
+    """The number of rows that each rank contributes; None if they must exchange it. rows: this rank's number
 
     Raises: ArgumentError if `lengths` is invalid, or contradicts `rows`.
     """
@@ -307,7 +307,7 @@ def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
 
 
 def describe_lengths(lengths: object, known: object) -> str:
-    """The lengths as text, the same for sequences and integers of any type. known: the lengths as lists of int"""
+    """The text " lengths [...]", equal for all types of sequences; "" for None. known: the lengths as lists of int"""
     if lengths is None:
         return ""
     return f" lengths {lengths if isinstance(lengths, str) else known}"

@@ -42,7 +42,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     rank, size: this rank and the number of ranks
     ranks: for each rank of this communicator, its rank in `init()`'s communicator
-    local_rank, local_size, node: this rank's number among the ranks of its node, their number, and the node's number
+    local_rank, local_size, node: this rank's number on its node, how many ranks the node has, and the node's number
     backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds that a step of a collective may take; after that the collective raises CollectiveTimeout
 
@@ -195,7 +195,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.queue.run(self._new_call(Plan("duplicate"), steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
-        """A communicator of the ranks that pass the same color. Collective: every rank of this one calls it.
+        """Splits this communicator into several, one for each color, of the ranks that pass that color. Collective.
 
         color: an integer of 64 bits; None: this rank is in none of the new communicators
         key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
@@ -222,13 +222,13 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.queue.run(self._new_call(Plan("split"), steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
-        """A communicator of these ranks. Every member must call this, and no other rank.
+        """Makes a communicator of `ranks`. Each of these ranks must call this, and no other rank.
 
-        ranks: of this communicator, without repetition, in their order in the new one; the same on all members
+        ranks: ranks of this communicator, each once, in the order of the new communicator; the same on all members
         timeout: the new communicator's time limit of each call (s); None: that of this communicator
         Raises: ArgumentError if this rank is not among them, one of them does not exist or is repeated, or timeout is
         not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left;
-        TooManyCommunicators if MPI has no room for another communicator; BackendError as `connect_nccl`.
+        TooManyCommunicators if MPI has no room for another communicator; what `connect_nccl` raises.
         """
         members = tuple(check_int(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
         if len(set(members)) != len(members) or self.rank not in members:
@@ -267,7 +267,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return Communicator((yield from use_shared_memory(transport)), timeout, self.registry, ranks)
 
     def _descendant(self, members: Sequence[int] | None, color: str = "") -> Steps[Transport | None]:
-        """The transport of a communicator that all ranks of this one make together: see `make_group`."""
+        """Makes the transport of a new communicator. Every rank of this communicator takes part: see `make_group`."""
         # Counted only now that all ranks are here: a call that only some of them make must not change the count.
         number = next(self._descendants)
         return (yield from make_group(self.transport, members, f"{self.transport.key}.{number}{color}", 2 * number))

@@ -1,4 +1,4 @@
-"""Array headers, which say the dtype and the shape of the array that follows, and exchanges of lengths.
+"""Exchanges of lengths between ranks, and array headers, which hold dtype and shape of the array that follows.
 
 Before a scatter the root sends a header of known size, with each rank's length. In an eager message the header follows
 two tags.

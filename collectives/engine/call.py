@@ -73,10 +73,10 @@ class Plan:
 
     A communicator keeps plans for later calls. Calls change only `recorded`, and the state of `inline`.
 
-    name: of the collective; more: as text, the arguments that must be equal on all ranks, without array and scale; for
-    send and recv, the other rank and the tag
-    dtype, shape: of the array of this rank; None if it has none
-    agreed: the shape, or the part of it, that must be the same on all ranks, as must the dtype; None: both may differ
+    name: the collective's name; more: a text of the arguments that must be equal on all ranks, without array and scale;
+    for send and recv, a text of the other rank and the tag
+    dtype, shape: dtype and shape of this rank's array; None if it has none
+    agreed: None if dtype and shape may differ between ranks; else the shape, or the part of it, that must not differ
     checksum: a number that each rank shows the others, and that may differ: the length along axis 0, or a checksum
     prefix: (n,) uint8 that other ranks can get by `Transport.root_prefix` and `all_prefixes`
     shown: whether other ranks may read the array as soon as they have the signature

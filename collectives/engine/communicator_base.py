@@ -42,7 +42,7 @@ def table(calls: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number:
     """The text of a MismatchError: one line per different call, with the ranks that made it.
 
     calls: name, other arguments, array and site of each rank's call; ranks: the numbers of these ranks
-    me: the rank that raises the error; number: of the call on the communicator
+    me: the rank that raises the error; number: the call's number on the communicator
     """
     ranks_by_call: dict[tuple[str, ...], list[int]] = {}
     for rank, texts in zip(ranks, calls, strict=True):
@@ -114,7 +114,7 @@ class CommunicatorBase:
         return call
 
     def _run(self, call: CollectiveOp[Any], async_op: bool, ordered: bool = True, awaited: bool = True) -> Any:
-        """Runs a call, or starts it. ordered: it runs after all earlier collectives; awaited: as in `submit`"""
+        """Runs a call; with `async_op`, starts it. ordered: after all earlier collectives; awaited: as in `submit`"""
         if async_op:
             self.queue.submit(call, ordered, awaited)
             return Work(call)
@@ -150,8 +150,8 @@ class CommunicatorBase:
 
         Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if the calls differ. If only the ranks of a node compared their calls, only
-        these ranks raise it, and the communicator is broken. Also raises the exception of a function given as scale; an
-        exception after which the queue would go on becomes a CollectivesError.
+        these ranks raise it, and the communicator is broken. If a function given as scale failed: its exception, or a
+        CollectivesError in place of an exception in `RECOVERABLE`.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
@@ -201,7 +201,7 @@ _LONGEST_TIMEOUT = 1e9
 
 
 def check_timeout(timeout: Any) -> float:
-    """A time limit in seconds, at most 30 years. Raises: ArgumentError if it is not an int or float above 0."""
+    """Returns a time limit (s), lowered to 30 years if longer. Raises: ArgumentError if it is no number above 0."""
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
     return min(timeout, _LONGEST_TIMEOUT)

@@ -121,7 +121,7 @@ class HostArrays:
         preallocated: None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Runs a call, or starts it. preallocated: from `preallocate`; timeout: s; None: the communicator's"""
+        """Runs a call; with `async_op`, starts it. preallocated: unused; timeout: s; None: the communicator's"""
         comm = self._comm
         call: CollectiveOp[Any] = CollectiveOp(plan, timeout or comm.timeout, self, source, target, out, scale)
         if plan.inline is None:

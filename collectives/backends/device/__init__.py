@@ -6,5 +6,5 @@ Except for `cuda`, nothing here is loaded before a communicator first gets an ar
     device_transport      the interface of transports, and two of them: in a world of one, and through host memory
     nccl_transport        moves arrays over NCCL, on a stream of its own
     negotiation           chooses the transport, on all ranks together
-    cuda                  the only module of `collectives` that imports CuPy, but `nccl.library` finds NCCL through it
+    cuda                  all uses of CuPy, except that `nccl.library` takes the NCCL library from CuPy
 """

@@ -58,7 +58,7 @@ def has_one_visible(visible: str | None) -> bool:
 def _has_several_gpus() -> bool:
     try:
         return len(os.listdir(_GPUS)) > 1
-    except OSError:  # No GPU if /proc/driver exists. Otherwise unknown: then `why_absent` looks further.
+    except OSError:  # If /proc/driver exists, there is no GPU. Without it this is unknown, and `why_absent` decides.
         return not _GPUS.parents[1].exists()
 
 
@@ -74,7 +74,7 @@ def why_absent() -> str | None:
 
 
 def load(index: int | None = None) -> Cuda:
-    """A device by its number, which is not checked; None: this thread's current device.
+    """Returns the `Cuda` of device `index`, which is not checked; of this thread's current device if it is None.
 
     Raises: CollectivesError if CuPy cannot be imported, or finds no current device.
     """
@@ -144,7 +144,7 @@ class Cuda:
         return self.xp.empty(shape, dtype)
 
     def pinned(self, nbytes: int) -> Array:
-        """(nbytes,) uint8 of host memory that the device can copy asynchronously from and to."""
+        """Allocates pinned host memory, (nbytes,) uint8, for asynchronous copies from and to the device."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
 
     def copy_d2h(self, host: Array, device: Any, stream: Any) -> None:

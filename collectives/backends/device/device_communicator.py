@@ -1,9 +1,9 @@
 r"""The part of a communicator for arrays on a GPU. `Communicator`'s methods use it if they get such arrays.
 
 Device calls and host calls go through one queue, in the communicator's order. What ranks must exchange first (lengths,
-the choice of a transport) goes over the host transport. `wait` orders streams. The host waits only until the collective
-is on its stream. If the collective goes through host memory, this includes the copy from the device and the collective
-of the host transport.
+the choice of a transport) goes over the host transport. `wait` makes the current stream wait for the collective. The
+host waits only until the collective is on its stream. If the collective goes through host memory, this includes the
+copy from the device and the collective of the host transport.
 
 Reductions are computed in the dtype that `collectives.reduction` defines. Arrays are converted to it on the
 communication stream. All other collectives move rows as bytes. send and recv always go through host memory, because
@@ -152,7 +152,7 @@ class DeviceCommunicator:
 
     def close(self) -> None:
         """Frees the resources of the device transport. No call may be in progress on this rank."""
-        with contextlib.suppress(CollectivesError):  # The communicator is broken, which its calls report.
+        with contextlib.suppress(CollectivesError):  # A broken communicator's error is raised by its calls, not here.
             self.watchdog.close()
         if self._device_transport is not None:
             with contextlib.suppress(CollectivesError):
@@ -262,14 +262,14 @@ class DeviceArrays:
         self._stream: Any = None  # The communication stream.
         self._done: Any = None
         self._captured = cuda.capturing(self._caller_stream)
-        # An error of this rank alone. It is raised after the operation, in which the other ranks need this one.
+        # An error of this rank alone. It is raised after the operation: the other ranks need this rank's part in it.
         self._error: Exception | None = None
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`.
 
-        If that stream is a thread's own default stream, this fails after `record_ready`: the array returned is only for
-        the operation, after which the call raises ArgumentError.
+        After `record_ready` it cannot be made on a thread's own default stream. Then the operation gets a scratch array
+        instead, and the call raises ArgumentError when the operation is over.
         """
         if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
             self._error = ArgumentError(
@@ -350,7 +350,7 @@ class DeviceArrays:
         return self.new(shape, dtype)
 
     def complete(self, operation: Steps[None]) -> Steps[None]:
-        """Returns the steps that put an operation of the transport on its stream."""
+        """Returns `operation` itself, whose steps put an operation of the transport on its stream."""
         return operation
 
     def copy(self, target: Any, source: Any) -> None:
@@ -396,7 +396,7 @@ class DeviceArrays:
         scale: Any = None,
         preallocated: Any = None,
     ) -> Any:
-        """Runs a call in the communicator's order, or starts it. preallocated: from `preallocate`
+        """Runs a call in the communicator's order; with `async_op`, starts it. preallocated: from `preallocate`
 
         Raises: ArgumentError in a capture over a transport that cannot be captured.
         """
@@ -417,7 +417,7 @@ class DeviceArrays:
         yield from self._comm.verify(call)
         transport = yield from self._device.transport()
         if self._captured and not transport.capturable:
-            # Not an ArgumentError, after which the queue would go on: ranks outside of a capture begin the operation.
+            # Ranks that do not capture begin the operation. So the error must stop the queue; ArgumentError does not.
             raise CollectivesError(f"{call.name}: {_NOT_CAPTURABLE}")
         self.begin(transport.stream)
         try:

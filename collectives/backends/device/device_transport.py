@@ -1,9 +1,9 @@
 """Device transports: their interface, the transport of a world of one, and the transport through host memory.
 
-A host `Transport` moves host arrays, and its methods return tests. A device transport moves device arrays, and its
-methods return steps, which put a collective on the transport's one `stream`, after the work that is there already. The
-steps end when the collective is on the stream. All arrays are one-dimensional and contiguous, and stay alive until an
-event after the collective is complete.
+A host `Transport` moves host arrays, and its methods return tests, which tell whether the operation is complete. A
+device transport moves device arrays, and its methods return steps, which put a collective on the transport's one
+`stream`, after the work that is there already. The steps end when the collective is on the stream. All arrays are
+one-dimensional and contiguous. They stay alive until an event is complete that was recorded after the collective.
 
 The transport through host memory copies an array into pinned memory, moves it by the host transport, and copies the
 result back to the device.
@@ -24,7 +24,7 @@ from collectives.transport import Steps, Test, Transport
 class DeviceTransport(ABC):
     """One rank's end of a communicator for device arrays.
 
-    name: in errors; stream: the CUDA stream on which collectives are enqueued
+    name: the transport's name in errors; stream: the CUDA stream on which collectives are enqueued
     capturable: whether collectives can be part of a CUDA graph
     averages: whether the transport computes MEAN of floats and complex numbers itself; if not, its caller divides a SUM
     timeout: seconds within which the event after a collective must be complete; None if the stream does not
@@ -139,7 +139,7 @@ class HostStagedTransport(DeviceTransport):
         """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Each array may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
-        self.staged = (self.staged, sent, received)  # With the arrays of earlier transfers of the same collective.
+        self.staged = (self.staged, sent, received)  # Keeps also the arrays of the collective's earlier transfers.
         if sent is not None:
             self._cuda.copy_d2h(sent, source, self.stream)
             yield functools.partial(self._cuda.is_complete, self._cuda.record_event(self.stream))

@@ -207,5 +207,5 @@ def _reals(array: Any) -> Any:
 
 
 def _numbered(joined: Any | None, counts: Sequence[int]) -> list[tuple[int, Any]]:
-    """Each rank with its part; an empty list for None."""
+    """Splits `joined` by `counts`, and returns pairs of (rank, part); an empty list if `joined` is None."""
     return [] if joined is None else list(enumerate(parts_of(joined, counts)))

@@ -38,11 +38,11 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """What one rank can do.
+    """Whether one rank can use NCCL, and with which GPU, version and options.
 
-    reason: why the rank cannot use NCCL, "" if it can; node: the number of its node
-    gpu: distinguishes its GPU from all others of its node; nccl: NCCL's version, for example (2, 30, 4)
-    allows_shared_gpu: whether NCCL_MULTI_RANK_GPU_ENABLE=1 is set there; config: the NCCL options that are set, as text
+    reason: why the rank cannot use NCCL, "" if it can; node: the number of the rank's node
+    gpu: distinguishes the rank's GPU from all others of the node; nccl: NCCL's version, for example (2, 30, 4)
+    allows_shared_gpu: whether the rank has NCCL_MULTI_RANK_GPU_ENABLE=1; config: the NCCL options that are set, as text
     """
 
     reason: str = ""
@@ -57,7 +57,7 @@ def decide(capabilities: Sequence[Capability]) -> tuple[bool, str]:
     """Whether to use NCCL for device arrays, and why.
 
     NCCL is used if every rank can use it, in the same version and with the same options, on a GPU of its own. From NCCL
-    2.30 on ranks may share a GPU if all of them allow it.
+    2.30 on, ranks may share a GPU if every rank allows it.
     """
     reasons = [f"rank {rank}: {capability.reason}" for rank, capability in enumerate(capabilities) if capability.reason]
     if reasons:
@@ -166,7 +166,7 @@ def _connect(
     def connect() -> NcclCommunicator:
         return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=cuda.use, config=config)
 
-    connected = run_in_thread(connect, "collectives-connect")  # It blocks until the other ranks connect.
+    connected = run_in_thread(connect, "collectives-connect")  # `connect` blocks until all ranks connect.
     yield connected.done
     try:
         return connected.result(), ""

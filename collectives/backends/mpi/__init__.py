@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def join(expected: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
     """Joins MPI's world. If the node has several ranks, limits BLAS to a part of the cores, and chooses the rank's GPU.
 
-    Neither is done if environment variables show that the launcher or the user has done it. Raises: as `MPIWorld`.
+    Each of the two is left out if environment variables show that the launcher or the user did it.
+    Raises: what `MPIWorld` raises.
     """
     # Imported late, so that importing this package does not load MPI: a world of one may not need it.
     from collectives.backends.device.cuda import take_local_gpu

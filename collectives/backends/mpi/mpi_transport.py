@@ -87,7 +87,7 @@ class MPITransport(Transport):
         self.rank_info = membership.rank_info(members, members.index(membership.rank))
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
-        # How many more calls are compared; None: all. On one node all are compared, which costs little there.
+        # For how many more calls the ranks compare signatures; None: for all, as on one node, where this costs little.
         self._checks = None if self.local_size == self.size else membership.checks
 
     def exchange_signatures(

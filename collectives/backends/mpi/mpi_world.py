@@ -111,7 +111,7 @@ class MPIWorld:
         return rank_info_of([self._hosts[member] for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
-        """MPI's op for arrays of that dtype."""
+        """The MPI op that computes `op` on arrays of this dtype: MPI's own, or one that calls NumPy."""
         MPI = self.MPI
         # MPI_MAX's result with a NaN depends on the order of operands, so ranks would get different values. Open MPI's
         # sums of short integers saturate in vector units and wrap around elsewhere (its issue 8045).
@@ -137,14 +137,14 @@ class MPIWorld:
         return self._rendezvous is None
 
     def leave(self, exit_notice: ExitNotice) -> None:
-        """Starts to send this rank's exit notice to every other rank. Each later test of an MPI call continues that."""
+        """Starts to send this rank's exit notice to every other rank. Later tests of MPI calls continue the sends."""
         message = exit_notice.encode()
         for rank in range(self.size):
             if rank != self.rank:
                 self._sent.append((self._exit_comm.Isend([message, self.MPI.BYTE], rank, _EXIT_TAG), message))
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        """The exit notices that have arrived, by rank. A rank that has died without one has the status LOST."""
+        """The exit notices that have arrived, by rank; for ranks that `Rendezvous` knows to have died, status LOST."""
         with self._lock:  # Several threads may wait in collectives and call this.
             status = self.MPI.Status()
             while (message := self._exit_comm.Improbe(tag=_EXIT_TAG, status=status)) is not None:
@@ -166,8 +166,7 @@ class MPIWorld:
     def finalize(self) -> None:
         """Ends MPI, unless the user started it. Every rank must call this."""
         if self._ours:
-            # MPI may hang here if a collective has timed out, and the user has caught the error: it may still be in
-            # flight.
+            # MPI may hang here if the user has caught a collective's timeout: the collective may still be in flight.
             with _ended_by_a_timer(_FINALIZE):
                 self.MPI.Finalize()
             if self._rendezvous is not None:
@@ -198,7 +197,7 @@ def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
 def _signal_dispositions_kept() -> Iterator[None]:
     """Restores signal handlers after an MPI was loaded and started, since MPIs replace the user's.
 
-    Includes handlers of C code, which Python does not see. MPICH and UCX replace the handlers of SIGUSR1 and SIGHUP,
+    Handlers of C code, which Python does not see, are restored, too. MPICH and UCX replace the handlers of SIGUSR1 and SIGHUP,
     Open MPI those of crash signals.
     """
     sigaction = ctypes.CDLL(None).sigaction

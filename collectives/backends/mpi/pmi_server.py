@@ -46,7 +46,7 @@ _POLL = 0.2
 
 
 class KeyValueSpace:
-    """Answers the PMI-1 requests of the ranks' MPICH, one line of text per message: a key-value space and a barrier.
+    """Answers PMI-1 requests of the ranks' MPICH for a key-value space and a barrier. A message is one line of text.
 
     size: number of ranks; keys: the initial contents
     """
@@ -82,7 +82,7 @@ class KeyValueSpace:
             send(f"cmd={command}_result rc=-1 msg=not_supported")
 
     def rank_died(self, rank: int) -> None:
-        """Ends the ranks that wait for a dead rank in a PMI barrier: MPI ends its process when it gets this answer."""
+        """Answers the ranks that wait in a PMI barrier that `rank` has died. MPI ends its process at this answer."""
         self._dead = rank
         if self._barrier:
             print(f"collectives: rank {rank} ended while other ranks wait for it in MPI", file=sys.stderr, flush=True)

@@ -110,7 +110,7 @@ class Rendezvous:
     """This rank's connection to the PMI server of a job. Its creation waits until all ranks have joined.
 
     Raises: WorldError if not all ranks have joined after `timeout` seconds, rank 0 ends before that or cannot start the
-    server, this rank cannot find the server, or has joined already; also as `secret`.
+    server, this rank cannot find the server, or has joined already; what `secret` raises.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:

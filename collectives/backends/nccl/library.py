@@ -218,7 +218,7 @@ class Nccl:
         return self._functions[name](*arguments)
 
     def checked(self, name: str, *arguments: Any) -> None:
-        """Makes a call without a communicator. Raises: NcclError if it fails; BackendError as `call`."""
+        """Calls a function that takes no communicator. Raises: NcclError if it fails; what `call` raises."""
         result = self.call(name, *arguments)
         if result != SUCCESS:
             raise NcclError(f"{name} returned {self.explain(result)}")

@@ -70,8 +70,8 @@ class NcclCommunicator:
     Pointers and streams are plain integers (device addresses, `cudaStream_t`). Counts are numbers of values, not bytes,
     and may exceed 2**31. `dtype` is a NumPy dtype; bfloat16 is that of ml_dtypes. The buffers must live until the
     stream has completed the operation. A collective returns when its operation is enqueued on the stream; in a `group`,
-    it returns before, and the group's end enqueues it. An event recorded on the stream after that is complete when the
-    operation is.
+    it returns earlier, and the end of the group enqueues the operation. To learn when the operation is complete, record
+    an event on the stream after that.
 
     Every collective raises: NcclError with NCCL's own text; CollectiveTimeout after the time limit, or if NCCL reports
     a timeout; DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason, or
@@ -135,7 +135,7 @@ class NcclCommunicator:
             return int(nccl.call(name, byref(handle), size, id_structure, rank, byref(structure)))
 
         try:
-            # It blocks if NCCL_COMM_BLOCKING overrides the configuration.
+            # The call blocks if NCCL_COMM_BLOCKING overrides the configuration.
             result = run_within(timeout, initialize, f"nccl-connect-{rank}")
         except StillRunning:
             communicator._handle = None  # NCCL may still be writing to it.
@@ -188,19 +188,19 @@ class NcclCommunicator:
         self._run("ncclReduceScatter", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
     def send(self, pointer: int, count: int, dtype: Dtype, peer: int, stream: int) -> None:
-        """Sends (count,) dtype to `peer`, which receives as many. Several at once must be in a `group`."""
+        """Sends (count,) dtype to `peer`, which receives as many. Simultaneous transfers need one `group`."""
         self._run("ncclSend", pointer, *self._typed(count, dtype), peer, stream=stream)
 
     def recv(self, pointer: int, count: int, dtype: Dtype, peer: int, stream: int) -> None:
-        """Receives (count,) dtype from `peer`, which sends as many. Several at once must be in a `group`."""
+        """Receives (count,) dtype from `peer`, which sends as many. Simultaneous transfers need one `group`."""
         self._run("ncclRecv", pointer, *self._typed(count, dtype), peer, stream=stream)
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Calls in the body, on this communicator only, start together at its end, as one operation.
+        """Starts all calls of the body together, as one operation, at its end. All must be on this communicator.
 
-        The group also ends if the body raises: the calls made until then are started, and other ranks may wait for
-        the rest, so the communicator should be aborted.
+        If the body raises, the calls made until then are started, too. Other ranks may wait for the rest, so the
+        communicator should be aborted.
         """
         with self._call_lock:
             self._ready()
@@ -241,11 +241,11 @@ class NcclCommunicator:
         return NcclError(self._describe("an operation under way", state.value))
 
     def abort(self, reason: BaseException | None = None, timeout: float = 10.0) -> bool:
-        """Ends everything in progress on this rank, and the communicator. From any thread; may be repeated.
+        """Ends everything in progress on this rank, and frees the communicator. Any thread may call this, repeatedly.
 
         The buffers of operations in progress are invalid afterwards, although their events are complete.
-        reason: the error of calls that this ends, and of later ones, unless an earlier `abort` or `close` came first;
-        described in an NcclError if it is not a CollectivesError
+        reason: the error that the ended calls and later calls raise; an NcclError describes it if it is not a
+        CollectivesError. Ignored if an earlier `abort` or `close` came first
         timeout: s; how long to wait for NCCL, which may hang in its abort
         Returns: whether NCCL has finished without an error within the timeout; True if an earlier `abort` or `close`
         has begun to free the communicator.
@@ -274,7 +274,7 @@ class NcclCommunicator:
             return False
         try:
             handle = self._ready()
-            # It blocks if NCCL_COMM_BLOCKING overrides the configuration.
+            # The call blocks if NCCL_COMM_BLOCKING overrides the configuration.
             self._settle(name, self._call_within(timeout, name, handle), deadline)
         except (CollectivesError, StillRunning):
             self.abort(timeout=timeout)

@@ -77,7 +77,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def guard(self, communicator: NcclCommunicator) -> None:
-        """From now on, until `close`, polls this communicator for errors, and aborts it on failure."""
+        """Polls this communicator for errors from now on until `close`, and aborts it on failure."""
         with self._changed:
             self._communicator = communicator
             self._wake()

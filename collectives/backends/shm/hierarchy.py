@@ -39,8 +39,9 @@ from collectives.transport import (
 class HierarchicalTransport(LayeredTransport):
     """The transport of ranks on several nodes, at least one of which has several ranks.
 
-    inner: of all ranks; intra_node: of the ranks of this node, in order; leaders: of the first ranks of all nodes, in
-    the order of nodes, None on other ranks; nodes: each rank's node
+    inner: the transport of all ranks; intra_node: the transport of this node's ranks, in order
+    leaders: the transport of the first ranks of all nodes, in the order of nodes; None on other ranks
+    nodes: each rank's node
     """
 
     shares_memory = True

@@ -5,8 +5,8 @@ exchange nothing else: a call copies its array into this rank's buffer, checks t
 result from their buffers with NumPy. The views of buffers are computed once for a plan, and again only if the others'
 signatures show other lengths or checksums.
 
-A call whose signature differs, whose arrays are too large or are read in place, or whose `out` does not fit takes the
-same steps as on other transports. If the ranks have already shown each other their signatures, the call continues from
+A call takes the same steps as on other transports if its signature differs, its arrays are too large or are read in
+place, or its `out` does not fit. If the ranks have already shown each other their signatures, the call continues from
 that point.
 """
 
@@ -38,7 +38,7 @@ PrefixOf = Callable[[int], Array]
 class Piece(NamedTuple):
     """Rows `first` to `last` - 1, or all rows, of an array in a rank's inline buffer.
 
-    shape: of the whole array; start: the byte of the inline buffer at which the array begins
+    shape: the whole array's shape; start: the byte of the inline buffer at which the array begins
     """
 
     rank: int
@@ -117,7 +117,7 @@ def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size
 class Layout(NamedTuple):
     """How the result of a call is made if every rank's array is in its inline buffer.
 
-    dtype: of the arrays there; pieces: what this rank reads; combine: makes the result from the pieces
+    dtype: the dtype of these arrays; pieces: what this rank reads; combine: makes the result from the pieces
     result: the shape that `out` must have; None if the call has checked that already
     """
 

@@ -110,7 +110,7 @@ def create(nbytes: int) -> Segment:
     """
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # Sets the size of the file. If a sandbox limits memory, this call fails, and not the first write, by SIGBUS.
+        # Sets the size of the file. If a sandbox limits memory, this raises. Without it the first write gets SIGBUS.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
         token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
@@ -206,7 +206,7 @@ class SharedArrays:
         return NOWHERE
 
     def view(self, rank: int, location: ArrayLocation, nbytes: int) -> Array:
-        """(nbytes,) uint8: a rank's bytes at a location in its part."""
+        """Returns a rank's bytes at a location in its part, (nbytes,) uint8."""
         return self._open[location.segment].parts[rank][location.offset : location.offset + nbytes]
 
 
@@ -227,13 +227,13 @@ _REASON = 200
 def share_segment(
     transport: Transport, nbytes: int, reserved: tuple[int, int] | None = None
 ) -> Steps[tuple[list[int], Segment | None, str]]:
-    """One segment for each node with several ranks, created by the first of them and mapped by all.
+    """Shares a segment on each node with several ranks. The node's first rank creates it, and the others map it.
 
-    nbytes: of the segment of this rank's node
+    nbytes: the size of this node's segment
     reserved: start and length in bytes of this rank's part. This rank allocates the part at once, so that its pages are
     on the rank's NUMA node
-    Returns: each rank's node; this node's segment, None if this rank is alone on its node, or if there is a reason; the
-    reason why there are no segments, or "", the same on every rank
+    Returns: each rank's node; this node's segment; why there are no segments, or "", the same text on every rank. The
+    segment is None if this rank is alone on its node, or if there are no segments
     """
     segment: Segment | None = None
     several = transport.local_size > 1
@@ -348,7 +348,7 @@ class ControlBlock:
         return (parity * self.size + rank) * WORDS
 
     def inline_buffer(self) -> Array:
-        """(inline_bytes,) uint8: where this rank puts what travels with the signature of its next call."""
+        """This rank's inline buffer for its next call, (inline_bytes,) uint8. `publish` shows its content to the others."""
         return self.inline[(self.sequence + 1) & 1][self.me]
 
     def publish(self, signature: bytes) -> None:
@@ -378,7 +378,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """Whether all signatures of this call arrive within some 3 us. Testing again later would cost as much time."""
+        """Whether all signatures of this call arrive within about 3 us, which is as long as a later test would take."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

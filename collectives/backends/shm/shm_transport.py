@@ -292,7 +292,7 @@ class ShmTransport(LayeredTransport):
         return self.shared_arrays.view(rank, ArrayLocation(signature[word], signature[word + 1]), nbytes)
 
     def _leave(self) -> Test:
-        """Ends an operation. If it read arrays in place, its test waits until all ranks have read them."""
+        """Ends an operation. Returns: its test. If it read arrays in place, this is True once all ranks have read them."""
         if not self._direct:
             return completed
         self.control.advance()
