@@ -39,7 +39,7 @@ _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives"
 # since `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
 # `CallQueue.submit` itself starts collectives on arrays of at most this many bytes: copying a larger array would delay
-# the caller. It also starts larger ones in place, if the transport can have several collectives in flight.
+# the caller. If the transport can have several collectives in flight, it also starts larger ones that are in place.
 _SMALL = 1 << 16
 
 

@@ -66,7 +66,7 @@ _never_freed: list[Any] = []
 class CallQueue:
     """The calls of one communicator on one rank.
 
-    started: number of collectives; p2p_counts: returns the counts of sends and receives for the exit notice
+    started: number of collectives added; p2p_counts: returns the counts of sends and receives for the exit notice
     lock: guards the order of calls
     enter_helper: called in the helper thread before it takes steps
     """
@@ -121,7 +121,7 @@ class CallQueue:
             parent = f"goes on in process {os.getppid()}, of which this one was forked: wait for it there"
             call.abandon(WorldError(f"{call} {parent}"))
         self._reset()
-        if self._transport.name != "single":  # With other ranks the child must not act as the parent.
+        if self._transport.name != "single":  # There are other ranks, for which the child must not act as the parent.
             self.notify = lambda: None
             self._error = no_calls
             # All resources of this queue are the parent's.
@@ -134,7 +134,7 @@ class CallQueue:
     def run(self, call: CollectiveOp[T], ordered: bool = True) -> T:
         """Runs `call` now and returns its result. ordered: after all collectives that were submitted before it"""
         if self._stepper:
-            self._refuse_nested(call)  # Before it is counted.
+            self._refuse_nested(call)  # Before `_add` counts the call.
         call.waited_for = True
         self._add(call, ordered)
         try:
@@ -161,8 +161,8 @@ class CallQueue:
             if call.plan.small:
                 self._take(self._start, call)
             elif call.source is call.target and self._transport.in_flight > 1:
-                # So data are sent while this thread computes. The call is in place, so its start needs no copy, unless
-                # the array is converted for sending.
+                # This sends data while this thread computes. A call in place needs no copy at its start, unless the
+                # array is converted for sending.
                 self._take(self._start_ahead)
         if awaited and not call.done:
             self.wake_helper()
@@ -559,7 +559,7 @@ def _passed(deadline: Deadline | None) -> bool:
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Runs steps of ranks that have no communicator yet, and returns the result.
 
-    Raises: CollectiveTimeout, PeerLeft, and what the steps raise; other errors become a CollectivesError.
+    Raises: CollectiveTimeout, PeerLeft, and each CollectivesError of the steps. Other errors of the steps become one.
     """
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps

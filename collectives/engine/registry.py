@@ -1,4 +1,4 @@
-"""All communicators of one world on one rank, and their numbers of calls, which other ranks receive at exit."""
+"""All communicators of one world on one rank, and how many calls each has made, which other ranks learn at exit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collectives.time_limit import Deadline
 class CommunicatorRegistry:
     """The call queues of all open communicators of one world on this rank, and the call counts of closed ones.
 
-    requested: "nccl" if that was requested by name, else None. In a process that works for a rank: any backend that was
-    requested by name
+    requested: "nccl" if it was requested by name, else None. In a process that a rank has started: the name of any
+    backend that was requested
     nccl: the `NcclConfig` of all NCCL communicators of this world
     """
 
@@ -21,7 +21,7 @@ class CommunicatorRegistry:
         self.requested = requested
         self.nccl = nccl
         self._open: dict[str, CallQueue] = {}
-        self._closed: dict[str, int] = {}  # Call counts by communicator, and of sends and receives by pair of ranks.
+        self._closed: dict[str, int] = {}  # Like `calls`, for closed communicators.
         self._closed_with: dict[str, list[CallQueue]] = {}  # Queues to close together with the communicator.
 
     def join(self, key: str, queue: CallQueue) -> None:
@@ -42,7 +42,7 @@ class CommunicatorRegistry:
             self._close_followers(key)
 
     def calls(self) -> Mapping[str, int]:
-        """Call counts by communicator, and of sends and receives by pair of ranks; closed communicators too."""
+        """For each open or closed communicator, the counts of its collectives, and of sends and receives by ranks."""
         calls: dict[str, int] = {}
         for key, queue in self._open.copy().items():
             calls.update(_calls_of(key, queue))

@@ -51,7 +51,7 @@ class Membership(Protocol):
 
 
 class ExitStatus:
-    """The exit status with which this process will end, as far as it is known before.
+    """The exit status with which this process will end, as far as it can be known at exit.
 
     Python shows atexit handlers neither the argument of sys.exit nor whether an exception ended the script, so both are
     intercepted. A SystemExit that was caught is ignored if calls were made after it.
@@ -98,7 +98,7 @@ def exit_code(status: object) -> int:
 def job_status(own_status: int, before: Sequence[int], after: Sequence[int]) -> int:
     """The job's status: the first known failure, 1 for LOST; otherwise STOPPED if any rank stopped on request, else 0.
 
-    own_status: of this rank; before: statuses that had arrived when this rank left, in order
+    own_status: this rank's status; before: statuses that had arrived when this rank left, in order
     after: statuses that arrived later; those in `before` may be among them
     """
     statuses = [*before, own_status, *after]
@@ -148,9 +148,9 @@ def shut_down(
 
 
 def _wait_for_notices(membership: Membership, status: int, deadline: Deadline) -> bool:
-    """Waits until all exit notices have arrived, and this rank's own are sent; once a failure is known, only briefly.
+    """Waits until all exit notices have arrived and this rank's own are sent, at most until `deadline`.
 
-    Returns: whether a failure is known
+    Once a failure is known, waits at most `_GRACE` longer. Returns: whether a failure is known
     """
     failed_at: float | None = None
     while True:

@@ -21,7 +21,7 @@ VERSION = 5
 #: magic, VERSION, SIZE, pid, rank, world size (-1: unknown), the program's own step count (-1: none yet), the number of
 #: synchronized backwards (-1: none yet), FIGURES.
 HEADER = Struct("=8s7q6d")
-# Index of 8-byte words of the header.
+# Indices of the header's 8-byte words.
 RANK_WORD = 4
 SIZE_WORD = 5
 STEP_WORD = 6

@@ -1,6 +1,6 @@
 """Reads the flight record of any process of the same user, at any moment, and shows records as text.
 
-The process that is read does nothing for it: it may be stopped, compute with the GIL held, or write a million calls a
+The process whose record is read takes no part. It may be stopped, compute with the GIL held, or write a million calls a
 second. A call counts only if two readings of the ring agree on it. Its text is read between the two: as long as a call
 is in the ring, its text is not overwritten.
 
@@ -18,7 +18,7 @@ from collectives.errors import RecordError, align_columns
 from collectives.flight import layout
 from collectives.flight.layout import CALLS, FIGURES, NOT_KNOWN, TEXTS_AT, unpack_text
 
-# Not from `typing`, whose import would cost an agent a tenth of its memory.
+# `TYPE_CHECKING` is not imported from `typing`: that import would cost an agent a tenth of its memory.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,10 +38,10 @@ class RecordedCall(
     """One call of a process. Times are of the monotonic clock, in ns; 0: not yet.
 
     order: the call's number among all calls of the process, from 1
-    number: among the collectives of its communicator, from 0; for send, recv and create_group, among the communicator's
-    calls of that name
+    number: the call's number among the collectives of its communicator, from 0. send, recv and create_group are counted
+    apart, by name
     communicator: its key, and its purpose if it has one; state: "queued", "started", "done" or "failed"
-    name, dtype, shape, more: as text, e.g. all_reduce, float32, (512, 10), sum; file, line: of the user's code
+    name, dtype, shape, more: texts, e.g. all_reduce, float32, (512, 10), sum; file, line: place in the user's code
     """
 
     __slots__ = ()
@@ -63,8 +63,8 @@ class RecordedCall(
 class Position(namedtuple("Position", "time file line function within")):
     """Where the main thread's Python code was.
 
-    time: of the sample; monotonic clock, ns
-    file, line, function: the innermost frame of the user's code; if there is none, of a library
+    time: when the sample was taken (ns of the monotonic clock)
+    file, line, function: the innermost frame of the user's code; if there is none, see `main_thread_position`
     within: file, line and function of the innermost frame overall, if that is another frame; else None
     """
 
@@ -82,10 +82,10 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
     """What a process did last.
 
     rank, size: -1 while the process does not know them
-    calls: the last ones, in the order in which they began, without those being written at this moment
+    calls: the process's last calls, in the order in which they began, without those being written at this moment
     position: the last sample, None if there is none
-    step: the number of the last finished step, by the program's own count, or else by that of `ddp.DataParallel`; None
-    if neither counts steps
+    step: the number of the last finished step. The program counts steps, or else `ddp.DataParallel` does; None if
+    neither does
     figures: the values of FIGURES, in that order
     """
 
@@ -93,11 +93,11 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
 
     @property
     def current(self) -> tuple[RecordedCall | None, int]:
-        """The last call and 0, if that has ended; otherwise the newest call in progress, and how many calls are queued.
+        """The call that the process is in, and how many calls are queued.
 
-        If consecutive collectives of a communicator are in progress at once, the first of them is returned, because
-        they complete in order. If the last call is queued, and none is in progress: the last call and 0. Before any
-        call: (None, 0).
+        This is the newest call in progress. If consecutive collectives of its communicator are in progress at once, it
+        is the first of them, because they complete in order. If the last call has ended, or none is in progress: the
+        last call and 0. Before any call: (None, 0).
         """
         if not self.calls:
             return None, 0
@@ -197,11 +197,11 @@ class FlightReader:
         return FlightRecord(pid, rank, world_size, calls, self._position(), step, figures)
 
     def newest(self, now: int) -> dict[str, object]:
-        """The newest state of the process, as a message. Raises: RecordError as `record`.
+        """The newest state of the process, as a message. Raises: what `record` raises.
 
-        now: of the monotonic clock, ns
+        now: the time by the monotonic clock (ns)
         step: the number of the last finished step; None if nothing counts steps
-        calls: number of calls begun; call: the last one as text, or the one in progress; call_on: its communicator;
+        calls: number of calls begun; call: text of `FlightRecord.current`; call_on: this call's communicator
         call_state: queued, started, done or failed; call_age: seconds in that state. None before any call
         where: line and function of its Python code; where_age: age of that sample in seconds. None without a sample
         one key for each figure of FIGURES that is known
@@ -266,7 +266,7 @@ class FlightReader:
 
 
 def _text(slots: bytes, number: int) -> list[str] | None:
-    """The fields of a call text; None if it has been overwritten. slots: of all texts"""
+    """The fields of a call text; None if it has been overwritten. slots: all texts' slots"""
     start = layout.text_at(number) - TEXTS_AT
     slot = unpack_text(slots[start : start + layout.TEXT_SIZE], 7)
     return slot[1] if slot is not None and slot[0] == number else None
@@ -349,7 +349,7 @@ def on_communicator(label: str) -> str:
 def describe_last(record: FlightRecord, now: int) -> str:
     """What a process did last, as text.
 
-    now: of the monotonic clock, ns
+    now: the time by the monotonic clock (ns)
 
     `last call all_reduce #417 (train.py:88) sum float32 (512, 10), done 31.2 s ago; step 208; its Python stood at
     data.py:31 in load (0.4 s before)`
@@ -388,7 +388,7 @@ _HEADINGS = (
 def calls_table(records: Sequence[FlightRecord], now: int, last: int = 10) -> str:
     """The last calls of several ranks, and where their Python code is, as aligned text.
 
-    now: of the monotonic clock, ns; last: number of calls shown for each rank
+    now: the time by the monotonic clock (ns); last: number of calls shown for each rank
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
     positions = []

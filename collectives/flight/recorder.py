@@ -4,7 +4,7 @@ The memory is a memfd of this process: it leaves no file behind, and other proce
 Recording a call waits for nothing. Only a new call text takes a lock, since calls come from several threads.
 
 A rank that never reaches a collective is in some loop of the user's code. When its peers time out, their errors should
-say where. So if there are several ranks, a thread of each samples once a second where the main thread's Python code is.
+say where. So if there are several ranks, each has a thread that once a second records where the main thread's code is.
 If the main thread computes without releasing the GIL, there is no new sample, and the age of the last one shows that.
 """
 
@@ -41,7 +41,7 @@ _FIRST_WORD = CALLS_AT // 8
 class Recorder:
     """The flight record of this process, as its writer.
 
-    rank, size: of the world, -1 while unknown
+    rank, size: this process's rank and the number of ranks; -1 while unknown
     fd: the file descriptor of the memfd; None if the system refuses one, or in a forked child. Then only this process
         can read the record, by `peek`
     oldest: texts up to this number may soon be overwritten, and must be interned again before they are used
@@ -128,10 +128,10 @@ class Recorder:
     def intern(
         self, communicator: str, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int
     ) -> int:
-        """The number of a call text, for the `begin` that follows.
+        """Writes a call text if it is new. Returns: its number, which is valid for the `begin` that follows
 
-        dtype, shape: hashable, formatted by `str`; None without an array
-        more: other arguments, such as op and root; file, line: of the user's code
+        dtype, shape: hashable objects, formatted by `str`; None without an array
+        more: other arguments, such as op and root; file, line: place in the user's code
         """
         key = (communicator, name, dtype, shape, more, file, line)
         number = self._texts.get(key, 0)
@@ -209,7 +209,7 @@ def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> No
     """Records this rank's progress, which hang reports, `ddp-top`, `ddp-launch --metrics-port` and others show.
 
     n: the number of the step that this rank has just finished (0 or more); None: one more than before, starting at 1
-    loss: of this rank, a number or an array of one element; an array on a GPU makes the call wait for the GPU
+    loss: this rank's loss, a number or an array of one element; an array on a GPU makes the call wait for the GPU
     samples: number processed since the last call, without those that a `ddp.data.DataLoader` counts itself
 
     A model in `ddp.DataParallel` counts its synchronized backwards itself. Reports show that count until the first call
@@ -293,7 +293,7 @@ def _stack(thread: int) -> list[FrameType]:
     disables collections.
     """
     collects_garbage = gc.isenabled()
-    # An iterator without items, which calls `gc.disable` when the first is asked for.
+    # An iterator without items. It calls `gc.disable` when `chain` asks it for its first item.
     disable_gc: Iterator[None] = filter(None, itertools.starmap(gc.disable, [()]))
     frames: list[FrameType] = []
     innermost = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, [()]))

@@ -148,7 +148,7 @@ def _connect(
     cuda: Cuda, nccl: Nccl, transport: Transport, timeout: float, config: NcclConfig | None
 ) -> Steps[tuple[NcclCommunicator | None, str]]:
     """This rank's end of a new NCCL communicator, or None and the reason why there is none."""
-    message = np.zeros(1 + UNIQUE_ID_BYTES, np.uint8)  # Whether rank 0 has an id, then the id.
+    message = np.zeros(1 + UNIQUE_ID_BYTES, np.uint8)  # First 1 if rank 0 has an id, else 0. Then the id.
     trouble = ""
     if transport.rank == 0:
         try:

@@ -149,7 +149,7 @@ class MPIWorld:
             status = self.MPI.Status()
             while (message := self._exit_comm.Improbe(tag=_EXIT_TAG, status=status)) is not None:
                 text = bytearray(status.Get_count(self.MPI.BYTE))
-                message.Recv([text, self.MPI.BYTE])  # Matched and small, so it has arrived.
+                message.Recv([text, self.MPI.BYTE])  # Does not block: a small message that is matched has arrived.
                 self._left[status.Get_source()] = ExitNotice.decode(bytes(text))
             for rank in self._rendezvous.died() if self._rendezvous is not None else ():
                 self._left.setdefault(rank, ExitNotice(status=LOST, calls={}))
@@ -197,8 +197,8 @@ def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
 def _signal_dispositions_kept() -> Iterator[None]:
     """Restores signal handlers after an MPI was loaded and started, since MPIs replace the user's.
 
-    Handlers of C code, which Python does not see, are restored, too. MPICH and UCX replace the handlers of SIGUSR1 and SIGHUP,
-    Open MPI those of crash signals.
+    Handlers of C code, which Python does not see, are restored, too. MPICH and UCX replace the handlers of SIGUSR1 and
+    SIGHUP, Open MPI those of crash signals.
     """
     sigaction = ctypes.CDLL(None).sigaction
     actions = {}

@@ -71,7 +71,7 @@ class NcclCommunicator:
     and may exceed 2**31. `dtype` is a NumPy dtype; bfloat16 is that of ml_dtypes. The buffers must live until the
     stream has completed the operation. A collective returns when its operation is enqueued on the stream; in a `group`,
     it returns earlier, and the end of the group enqueues the operation. To learn when the operation is complete, record
-    an event on the stream after that.
+    an event on the stream afterwards.
 
     Every collective raises: NcclError with NCCL's own text; CollectiveTimeout after the time limit, or if NCCL reports
     a timeout; DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason, or
@@ -312,7 +312,7 @@ class NcclCommunicator:
 
     def _typed(self, count: int, dtype: Dtype) -> tuple[int, int]:
         """Count and dtype as NCCL takes them."""
-        assert count >= 0, count  # ctypes would convert it to a huge number.
+        assert count >= 0, count  # ctypes would convert a negative count to a huge one.
         return count, self.nccl.dtype_code(dtype)
 
     def _run(self, name: str, *arguments: Any, stream: int) -> None:

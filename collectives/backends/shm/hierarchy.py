@@ -72,7 +72,7 @@ class HierarchicalTransport(LayeredTransport):
         return self._inner.signatures()
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
-        # Not through the node's shared memory: the signatures there describe the next operation on it.
+        # The node's shared memory is not used: the signatures there describe the next operation on it.
         return self._inner.root_prefix(buffer, root)
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:

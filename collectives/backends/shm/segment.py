@@ -348,7 +348,7 @@ class ControlBlock:
         return (parity * self.size + rank) * WORDS
 
     def inline_buffer(self) -> Array:
-        """This rank's inline buffer for its next call, (inline_bytes,) uint8. `publish` shows its content to the others."""
+        """This rank's inline buffer for its next call, (inline_bytes,) uint8. `publish` shows it to the others."""
         return self.inline[(self.sequence + 1) & 1][self.me]
 
     def publish(self, signature: bytes) -> None:

@@ -292,7 +292,7 @@ class ShmTransport(LayeredTransport):
         return self.shared_arrays.view(rank, ArrayLocation(signature[word], signature[word + 1]), nbytes)
 
     def _leave(self) -> Test:
-        """Ends an operation. Returns: its test. If it read arrays in place, this is True once all ranks have read them."""
+        """Ends an operation. Returns: a test. If arrays were read in place, it is True once all ranks have done so."""
         if not self._direct:
             return completed
         self.control.advance()
