@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collectives.start import init as init
     from collectives.start import run_threads as run_threads
 
-# For each public name its module, which `__getattr__` imports when the name is first used.
+# For each public name, its module, which `__getattr__` imports when the name is first used.
 _MODULES = {
     "ArgumentError": "errors",
     "BackendError": "errors",

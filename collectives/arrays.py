@@ -23,8 +23,8 @@ from collectives.native import BFLOAT16, Array
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# NumPy has two types of 64-bit integers, as C has long and long long, and MPI distinguishes them. NUMBERS has only one
-# of the two, np.int64 (np.uint64 if unsigned), and this set has the other. `as_array` views the other type as the one.
+# NumPy has two types of 64-bit integers, as C has long and long long. MPI distinguishes them, so NUMBERS has only
+# np.int64 and np.uint64. This set has the other types, whose arrays `as_array` views as the types in NUMBERS.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
 # The exceptions that a library may raise when it cannot share its memory.
@@ -234,7 +234,7 @@ def check_lengths(lengths: Sequence[int], size: int, name: str = "lengths") -> l
 
 
 def even_lengths(total: int, size: int) -> list[int]:
-    """Splits `total` rows as `np.array_split` does: the first ranks get one more. `even_lengths(7, 3) == [3, 2, 2]`"""
+    """The ranks' lengths if `total` is split as by `np.array_split`: `even_lengths(7, 3) == [3, 2, 2]`."""
     return [total // size + (rank < total % size) for rank in range(size)]
 
 

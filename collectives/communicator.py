@@ -195,7 +195,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.queue.run(self._new_call(Plan("duplicate"), steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
-        """Splits this communicator into several, one for each color, of the ranks that pass that color. Collective.
+        """Splits this communicator. Makes one communicator for each color, of the ranks that pass it. Collective.
 
         color: an integer of 64 bits; None: this rank is in none of the new communicators
         key: the new communicator orders its ranks by key, and by their rank here if keys are equal; None: the rank here
@@ -239,7 +239,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
-        # Counted for each list of members, since a rank sees only its own groups. So the key has a hash of the members.
+        # Groups are counted for each list of members, since a rank sees only its own groups. So the key has their hash.
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self.transport.key}.group {digest}.{number}"
 
@@ -268,7 +268,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def _descendant(self, members: Sequence[int] | None, color: str = "") -> Steps[Transport | None]:
         """Makes the transport of a new communicator. Every rank of this communicator takes part: see `make_group`."""
-        # Counted only now that all ranks are here: a call that only some of them make must not change the count.
+        # The count changes only now that all ranks are here: a call that only some ranks make must not change it.
         number = next(self._descendants)
         return (yield from make_group(self.transport, members, f"{self.transport.key}.{number}{color}", 2 * number))
 

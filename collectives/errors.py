@@ -116,7 +116,7 @@ _MAX_PARTS = 8
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. Ranks after 8 parts are only counted."""
+    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`. After 8 ranges the rest is only counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Exchanges of lengths between ranks, and array headers, which hold dtype and shape of the array that follows.
+"""Array headers, and exchanges of lengths. A header holds the dtype and the shape of the array that follows it.
 
 Before a scatter the root sends a header of known size, with each rank's length. In an eager message the header follows
 two tags.

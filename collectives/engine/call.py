@@ -76,7 +76,7 @@ class Plan:
     name: the collective's name; more: a text of the arguments that must be equal on all ranks, without array and scale;
     for send and recv, a text of the other rank and the tag
     dtype, shape: dtype and shape of this rank's array; None if it has none
-    agreed: None if dtype and shape may differ between ranks; else the shape, or the part of it, that must not differ
+    agreed: the shape, or a part of it, that must be equal on all ranks, and the dtype with it; None: both may differ
     checksum: a number that each rank shows the others, and that may differ: the length along axis 0, or a checksum
     prefix: (n,) uint8 that other ranks can get by `Transport.root_prefix` and `all_prefixes`
     shown: whether other ranks may read the array as soon as they have the signature
@@ -139,7 +139,7 @@ class CollectiveOp(Generic[T]):
     preallocated: memory for the result of a gather on a GPU, if its shape is known before the call
     """
 
-    # Without slots, or as a dataclass, its creation takes half a microsecond longer.
+    # Without slots, or as a dataclass, creating a call takes half a microsecond longer.
     __slots__ = (
         "_callbacks",
         "arrays",
@@ -197,7 +197,7 @@ class CollectiveOp(Generic[T]):
         self.posted = False
         # The operation's test. Kept, since a backend's request owns the buffers that it still reads and writes.
         self.test: Test | None = None
-        # The deadline of `test`, set once it has not been True for a while.
+        # The deadline of `test`, set once `test` has been False for a while.
         self.deadline: Deadline | None = None
         # For a send, a receive or create_group: the ranks that can answer the call, and a function that returns the
         # ranks whose exit ends it. None for collectives.

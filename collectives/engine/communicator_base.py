@@ -150,8 +150,8 @@ class CommunicatorBase:
 
         Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if the calls differ. If only the ranks of a node compared their calls, only
-        these ranks raise it, and the communicator is broken. If a function given as scale failed: its exception, or a
-        CollectivesError in place of an exception in `RECOVERABLE`.
+        these ranks raise it, and the communicator is broken. Also raises the exception of a failed scale function; a
+        CollectivesError instead, if that exception is one of `RECOVERABLE`.
         """
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():

@@ -395,7 +395,7 @@ class CallQueue:
     def _advance(self, call: CollectiveOp[Any], first: bool = False, ahead: bool = False) -> bool:
         """Takes the steps of one call that can be taken now. Returns: whether there was any.
 
-        first: at most one step; ahead: up to the start of its operation, perhaps before its turn
+        first: takes at most one step; ahead: only starts the call's operation, perhaps before the call's turn
         """
         test_before = call.test
         try:
@@ -542,7 +542,7 @@ class CallQueue:
         call.set_outcome(None, error)
 
     def _keep(self, call: CollectiveOp[Any]) -> None:
-        """Keeps the buffers of a failed call."""
+        """Keeps the buffers of a failed call until the process ends."""
         _never_freed.append((call.test, call.steps, call.source, call.target, call.preallocated, call.out))
 
 

@@ -42,7 +42,7 @@ class CommunicatorRegistry:
             self._close_followers(key)
 
     def calls(self) -> Mapping[str, int]:
-        """For each open or closed communicator, the counts of its collectives, and of sends and receives by ranks."""
+        """The number of collectives of each communicator, open or closed, and its `p2p_counts`, in one dict."""
         calls: dict[str, int] = {}
         for key, queue in self._open.copy().items():
             calls.update(_calls_of(key, queue))

@@ -64,7 +64,7 @@ class Position(namedtuple("Position", "time file line function within")):
     """Where the main thread's Python code was.
 
     time: when the sample was taken (ns of the monotonic clock)
-    file, line, function: the innermost frame of the user's code; if there is none, see `main_thread_position`
+    file, line, function: the innermost frame of the user's code; if there is none, the innermost frame of a library
     within: file, line and function of the innermost frame overall, if that is another frame; else None
     """
 
@@ -266,7 +266,7 @@ class FlightReader:
 
 
 def _text(slots: bytes, number: int) -> list[str] | None:
-    """The fields of a call text; None if it has been overwritten. slots: all texts' slots"""
+    """The fields of a call text; None if it has been overwritten. slots: the slots of all texts"""
     start = layout.text_at(number) - TEXTS_AT
     slot = unpack_text(slots[start : start + layout.TEXT_SIZE], 7)
     return slot[1] if slot is not None and slot[0] == number else None

@@ -74,7 +74,7 @@ def why_absent() -> str | None:
 
 
 def load(index: int | None = None) -> Cuda:
-    """Returns the `Cuda` of device `index`, which is not checked; of this thread's current device if it is None.
+    """Returns the `Cuda` of device `index`, which is not checked. None means this thread's current device.
 
     Raises: CollectivesError if CuPy cannot be imported, or finds no current device.
     """

@@ -220,7 +220,7 @@ class DeviceCommunicator:
         return host.view(source.dtype).reshape(source.shape)
 
     def to_device(self, received: Array | tuple[Array, int], out: Any) -> Any:
-        """Copies a received array into `out`, for the later work of the current stream. Returns: `out`
+        """Copies a received array into `out`, which later work of the current stream may use. Returns: `out`
 
         received: the result of `recv`. If that is a pair of array and sender's rank, a pair is returned here, too
         Raises: ArgumentError if `out` has another shape or dtype.
@@ -268,8 +268,8 @@ class DeviceArrays:
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Makes an array for the caller in the arena of the caller's stream, before or after `record_ready`.
 
-        After `record_ready` it cannot be made on a thread's own default stream. Then the operation gets a scratch array
-        instead, and the call raises ArgumentError when the operation is over.
+        After `record_ready` this is impossible on a thread's own default stream. Then the result is a scratch array for
+        the operation, and the call raises ArgumentError when the operation is over.
         """
         if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
             self._error = ArgumentError(
@@ -350,7 +350,7 @@ class DeviceArrays:
         return self.new(shape, dtype)
 
     def complete(self, operation: Steps[None]) -> Steps[None]:
-        """Returns `operation` itself, whose steps put an operation of the transport on its stream."""
+        """Returns `operation` itself: its steps put the operation on the transport's stream."""
         return operation
 
     def copy(self, target: Any, source: Any) -> None:
@@ -417,7 +417,7 @@ class DeviceArrays:
         yield from self._comm.verify(call)
         transport = yield from self._device.transport()
         if self._captured and not transport.capturable:
-            # Ranks that do not capture begin the operation. So the error must stop the queue; ArgumentError does not.
+            # Ranks that do not capture begin the operation. So this error must stop the queue. ArgumentError would not.
             raise CollectivesError(f"{call.name}: {_NOT_CAPTURABLE}")
         self.begin(transport.stream)
         try:
@@ -480,10 +480,9 @@ class DeviceArrays:
         return self.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale as a number, or as a 0-d array on the device. A function is called here, right before the launch.
+        """The scale as a number, or as a 0-d array on the device. If it is a function, this calls it; None if it fails.
 
         Earlier collectives come before this point of the communication stream, so the function may use their results.
-        None if the function fails.
         """
         if not callable(scale):
             return scale

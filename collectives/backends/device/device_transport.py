@@ -76,7 +76,7 @@ class DeviceTransport(ABC):
 
     @abstractmethod
     def all_to_all(self, x: Any, out: Any, table: Sequence[Sequence[int]]) -> Steps[None]:
-        """table: bytes, [source][destination]; x: (sum of this rank's row,) uint8; out: (sum of its column,) uint8."""
+        """table[source][destination]: bytes; x: (sum of this rank's row,) uint8; out: (sum of its column,) uint8."""
 
     def close(self) -> None:
         """Frees the transport's resources. Nothing may be in progress on this rank."""
@@ -139,7 +139,7 @@ class HostStagedTransport(DeviceTransport):
         """Copies `source` to the host, calls `transfer`, and copies the result to `target`. Each array may be None."""
         sent = self._pinned(source)
         received = self._pinned(target)
-        self.staged = (self.staged, sent, received)  # Keeps also the arrays of the collective's earlier transfers.
+        self.staged = (self.staged, sent, received)  # Includes the arrays of the collective's earlier transfers.
         if sent is not None:
             self._cuda.copy_d2h(sent, source, self.stream)
             yield functools.partial(self._cuda.is_complete, self._cuda.record_event(self.stream))

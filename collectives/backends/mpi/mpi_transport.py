@@ -41,8 +41,8 @@ from collectives.transport import (
 #: The largest count of an MPI before 4.0.
 INT = 2**31 - 1
 
-# `reduce` of at least this many bytes is a reduce_scatter, and a gather of the parts. MPICH's own algorithm makes only
-# a short step per test.
+# A `reduce` of at least this many bytes runs as a reduce_scatter and a gather of the parts. MPICH's own reduce makes
+# only a short step per test.
 _SCATTER_FROM = 8 << 20
 
 # The tag of the parts that collectives exchange by sends and receives. It is above the tags of eager messages and of
@@ -164,8 +164,8 @@ class MPITransport(Transport):
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         sends = table[self.rank]
         receives = [row[self.rank] for row in table]
-        # By sends and receives, whatever the size: MPICH's own algorithm makes one step per test, and there are pauses
-        # between tests.
+        # Sends and receives are used for all sizes: MPICH's own all-to-all makes one step per test, and there are
+        # pauses between tests.
         return self._exchange(enumerate(parts_of(x, sends)), enumerate(parts_of(out, receives)))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
@@ -225,8 +225,8 @@ class MPITransport(Transport):
         if self._arriving is not None:
             _unfinished.append(self._arriving)
         if self.key != "world":
-            # MPI_Comm_free is collective by the standard, but local in MPICH and Open MPI. Needed because MPICH has
-            # room for only about 2,000 communicators.
+            # MPI_Comm_free is collective by the standard, but local in MPICH and Open MPI. It is needed because
+            # MPICH has room for only about 2,000 communicators.
             self._comm.Free()
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:

@@ -59,8 +59,8 @@ class MPIWorld:
     checks: for how many calls of each communicator ranks of different nodes compare signatures; None: all
     node: the ranks of this node, including this one; cores: the cores of each of these ranks, in that order
 
-    Raises: WorldError if MPI sees another world than the expected one, or as `Rendezvous`; BackendError if MPI cannot
-    be loaded, was not started with MPI_THREAD_MULTIPLE, or is an Open MPI without its own launcher.
+    Raises: WorldError if MPI sees another world than the expected one; what `Rendezvous` raises; BackendError if MPI
+    cannot be loaded, was not started with MPI_THREAD_MULTIPLE, or is an Open MPI without its own launcher.
     """
 
     def __init__(self, expected: world.World | None, timeout: float, checks: int | None = 100) -> None:
@@ -279,7 +279,7 @@ def _ended_by_a_timer(seconds: float) -> Iterator[None]:
 
 
 def _combining(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
-    @np.errstate(all="ignore")  # MPI calls it from any thread that makes progress.
+    @np.errstate(all="ignore")  # MPI calls `combine` from any thread that makes progress.
     def combine(source: Any, target: Any, datatype: Any) -> None:
         total = np.frombuffer(target, dtype)
         ufunc(np.frombuffer(source, dtype), total, out=total)

@@ -82,7 +82,7 @@ class KeyValueSpace:
             send(f"cmd={command}_result rc=-1 msg=not_supported")
 
     def rank_died(self, rank: int) -> None:
-        """Answers the ranks that wait in a PMI barrier that `rank` has died. MPI ends its process at this answer."""
+        """Answers the ranks that wait in a PMI barrier with an error. With this answer, MPI ends their processes."""
         self._dead = rank
         if self._barrier:
             print(f"collectives: rank {rank} ended while other ranks wait for it in MPI", file=sys.stderr, flush=True)

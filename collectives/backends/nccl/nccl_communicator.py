@@ -95,9 +95,9 @@ class NcclCommunicator:
         self._handle: c_void_p | None = handle  # NCCL may write to it until the communicator is ready.
         # Held while the handle is taken away, or used by a call that cannot block.
         self._handle_lock = threading.Lock()
-        self._call_lock = threading.RLock()  # Held by the calling thread, in a group until its end.
+        self._call_lock = threading.RLock()  # Held during each call, and during a whole group.
         self._grouped = False
-        self._stopped = False  # No further calls; those in progress end at their next poll.
+        self._stopped = False  # Then no further calls start; those in progress end at their next poll.
         self._final_error: Exception = CommunicatorClosed(f"rank {rank}: a call on a closed NCCL communicator")
 
     @classmethod
@@ -197,10 +197,10 @@ class NcclCommunicator:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Starts all calls of the body together, as one operation, at its end. All must be on this communicator.
+        """Starts all calls of the body together, as one operation, when the body ends.
 
-        If the body raises, the calls made until then are started, too. Other ranks may wait for the rest, so the
-        communicator should be aborted.
+        All calls must be on this communicator. If the body raises, the calls made until then are started, too. Other
+        ranks may wait for the rest, so the communicator should be aborted.
         """
         with self._call_lock:
             self._ready()

@@ -110,7 +110,7 @@ def create(nbytes: int) -> Segment:
     """
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # Sets the size of the file. If a sandbox limits memory, this raises. Without it the first write gets SIGBUS.
+        # Sets the size of the file. If a sandbox limits memory, this call raises, and no later write causes SIGBUS.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
         token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)

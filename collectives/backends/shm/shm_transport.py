@@ -292,7 +292,7 @@ class ShmTransport(LayeredTransport):
         return self.shared_arrays.view(rank, ArrayLocation(signature[word], signature[word + 1]), nbytes)
 
     def _leave(self) -> Test:
-        """Ends an operation. Returns: a test. If arrays were read in place, it is True once all ranks have done so."""
+        """Ends an operation. Returns: a test. If ranks read arrays in place, it is True when all have read them."""
         if not self._direct:
             return completed
         self.control.advance()
