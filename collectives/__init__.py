@@ -4,7 +4,7 @@
     comm = collectives.init()
     total = comm.all_reduce(array)
 
-Importing this package loads none of its modules, and not NumPy. So the launcher and its agents can import single small
+Importing this package loads neither NumPy nor its own modules. So the launcher and its agents can import single small
 modules, such as `collectives.world` and `collectives.errors`.
 """
 

@@ -220,7 +220,7 @@ Lengths = Sequence[int] | Literal["equal"] | None
 
 
 def check_lengths(lengths: Sequence[int], size: int, name: str = "lengths") -> list[int]:
-    """Returns lengths along axis 0, one per rank, as a list of int. name: of the argument, for errors
+    """Returns lengths along axis 0, one per rank, as a list of int. name: the argument's name, for errors
 
     Raises: ArgumentError unless `lengths` are `size` integers of at least 0.
     """

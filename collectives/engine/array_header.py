@@ -19,7 +19,7 @@ from collectives.errors import MismatchError, name_ranks
 from collectives.reduction import Array
 from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transport
 
-# Head of an eager message: the user's tag, and the tag of the array if it follows separately. `_pack`'s bytes follow.
+# Head of an eager message: the user's tag, and the tag of the array if it is sent separately. `_pack`'s bytes follow.
 _HEAD = struct.Struct("<qq")
 # Number of dimensions, and the dtype. The shape follows.
 _DTYPE = struct.Struct("<q32s")
@@ -78,7 +78,7 @@ def exchange_lengths(
 ) -> Steps[list[int]]:
     """Every rank's number of rows: from the signatures, else `known_lengths`, else by an exchange. Collective.
 
-    Raises: MismatchError as `exchange_rows`, and if `known_lengths` are not the lengths in the signatures.
+    Raises: what `exchange_rows` raises; MismatchError if `known_lengths` are not the lengths in the signatures.
     """
     if signatures is not None:
         lengths = [signature[ROWS] for signature in signatures]

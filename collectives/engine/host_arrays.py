@@ -67,7 +67,7 @@ class HostArrays:
         return
 
     def reduction_target(self, plan: Plan, source: Array, out: Any, in_place: bool) -> Array | None:
-        """`out` as an array; None without `out` or result. Raises: ArgumentError if the result does not fit into it."""
+        """`out` as an array; None without `out`, or without a result. Raises: ArgumentError if `out` does not fit."""
         if out is None or plan.result is None:
             return None
         array = source if in_place else as_array(out, "out")

@@ -34,7 +34,7 @@ _PER_THREAD = 2
 def take_local_gpu(local_rank: int, environ: Mapping[str, str] = os.environ) -> None:
     """Makes the GPU whose number is the local rank, modulo the number of GPUs, this thread's current device.
 
-    If only one device is visible, the current device is not device 0, or CuPy cannot be used, nothing changes.
+    Does nothing if only one device is visible, if the current device is not device 0, or if CuPy cannot be used.
     """
     if has_one_visible(environ.get("CUDA_VISIBLE_DEVICES")) or ("cupy" not in sys.modules and not _has_several_gpus()):
         return

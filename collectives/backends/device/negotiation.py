@@ -95,8 +95,8 @@ def negotiate(
 
     cuda: this rank's device; None if it cannot use one; why_not: the reason why it cannot
     requested: "nccl" if NCCL was requested by name; config: options of NCCL's communicator
-    Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it; BackendError on a rank
-    without a device.
+    Raises: BackendError on every rank if NCCL was requested, and a rank cannot use it; BackendError on a rank without a
+    device.
     """
     if cuda is not None and transport.size == 1 and requested != "nccl":
         return SingleDeviceTransport(cuda)

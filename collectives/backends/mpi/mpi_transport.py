@@ -1,4 +1,4 @@
-"""Collectives over MPI. Nonblocking calls, each tested until complete, so that a time limit can end every wait.
+"""Collectives by nonblocking MPI calls. Each is tested until it is complete, so a time limit can end every wait.
 
 An MPI before 4.0 counts in C's int. For such an MPI, operations on more items are split: reductions and broadcasts into
 pieces one after the other, everything else into sends and receives between the ranks.

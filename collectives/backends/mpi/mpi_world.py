@@ -98,7 +98,7 @@ class MPIWorld:
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
         self.cores = [frozenset(cores[rank]) for rank in self.node]
         if self.node[0] == base.rank:
-            # The files that every rank of the node has mapped: their names are not needed any more.
+            # Every rank of the node has mapped these files, so their names are not needed any more.
             unlink_files(set.intersection(*[set(map(tuple, mapped[rank])) for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class MPIWorld:
         world.report(joined=True)
 
     def rank_info(self, members: Sequence[int], rank: int) -> RankInfo:
-        """The numbers of `rank` in a communicator. members: for each rank of the communicator, its rank in the world"""
+        """The `RankInfo` of `rank` in a communicator. members: for each rank of it, its rank in the world"""
         return rank_info_of([self._hosts[member] for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
@@ -256,7 +256,7 @@ def _load() -> Any:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends the process if the body takes longer. Under a launcher, the launcher ends it; otherwise a timer does."""
+    """Ends the process if the body takes longer than `seconds`: by the launcher if there is one, else by a timer."""
     if not world.supervised():
         with _ended_by_a_timer(seconds):
             yield
@@ -270,7 +270,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_a_timer(seconds: float) -> Iterator[None]:
-    """Ends the process and prints its stack if the body takes longer; also works while C code holds the GIL."""
+    """Prints the stack and ends the process if the body takes longer than `seconds`, even if C code holds the GIL."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
     try:
         yield
@@ -297,7 +297,7 @@ def _mismatch(expected: world.World, size: int, library: str) -> str:
 
 
 def rank_info_of(hosts: Sequence[str], rank: int) -> RankInfo:
-    """A rank's numbers, from all ranks' host names. Nodes are counted in the order of their first ranks."""
+    """A rank's `RankInfo`, from all ranks' host names. Nodes are counted in the order of their first ranks."""
     host = hosts[rank]
     return RankInfo(
         rank=rank,
@@ -375,7 +375,8 @@ def limit_threads(node: Sequence[Cores], local_rank: int) -> None:
     """
     threads = blas_threads(node, local_rank, os.environ)
     if threads is not None:
-        from threadpoolctl import threadpool_limits  # Imported late: a world of one, and ddp-launch's ranks, skip it.
+        # Imported late, because a world of one and ddp-launch's ranks do not need it.
+        from threadpoolctl import threadpool_limits
 
         threadpool_limits(threads)
         os.environ[BLAS_VARIABLES[0]] = str(threads)  # For libraries loaded later, and for child processes.

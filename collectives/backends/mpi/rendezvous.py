@@ -80,7 +80,7 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
     torchrun's restart count is included so that no rank joins a server of an earlier start. MASTER_ADDR is not
     included, since it may be another name of rank 0's host on each host.
 
-    Raises: WorldError as `addresses`; also if the ranks meet over a network that is not trusted, and have no secret.
+    Raises: what `addresses` raises; WorldError if the ranks meet over an untrusted network and have no secret.
     """
     host, _ = addresses(world, environ)[0]
     if not (_is_loopback(host) or environ.get(SECRET) or environ.get(TRUST) == "1"):
@@ -140,7 +140,7 @@ class Rendezvous:
         os.register_at_fork(after_in_child=self._control.close)
 
     def environment(self) -> contextlib.AbstractContextManager[None]:
-        """Removes an outer engine's variables. Returns: a context with the variables by which MPI finds the server."""
+        """Removes an outer engine's variables. Returns: a context that sets variables by which MPI finds the server."""
         for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
             del os.environ[name]
         return settings(

@@ -95,7 +95,7 @@ class HierarchicalTransport(LayeredTransport):
         yield self.intra_node.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, epilogue: Epilogue | None = None) -> Test:
-        # Sends about twice as much over each node's link as a tree to the root. The other ranks discard the total.
+        # This sends about twice as much over each node's link as a tree would. Only the root keeps the total.
         return self.all_reduce(x, np.empty_like(x) if out is None else out, op, epilogue)
 
     @in_steps

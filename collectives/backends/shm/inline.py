@@ -208,7 +208,7 @@ class InlineCalls:
         return (yield from self._after_exchange(call))
 
     def _combine(self, call: CollectiveOp[Any], digest: int) -> bool:
-        """Completes the call if all ranks make the same call, with arrays in their inline buffers, and the result fits.
+        """Completes the call if all ranks make the same call, with arrays in their inline buffers, and `out` fits.
 
         Returns: whether the call is complete
         """

@@ -1,8 +1,8 @@
 """The transport of ranks on one node, which moves arrays through shared memory.
 
-If the communicator has no ranks on other nodes, an inner transport of the same ranks was used to set up the shared
-memory. It also does everything that is rare or not time-critical: point to point, new communicators, exit notices.
-Otherwise the inner transport holds only the ranks' numbers.
+If all ranks of the communicator are on one node, an inner transport of the same ranks sets up the shared memory. It
+also does everything that is rare or not time-critical: point to point, new communicators, exit notices. If there are
+ranks on other nodes, the inner transport holds only the ranks' numbers.
 """
 
 from __future__ import annotations
