@@ -18,8 +18,8 @@ def nonce() -> str:
 def proof(secret: bytes, *words: str) -> str:
     """The answer to a challenge, which only holders of the secret can compute.
 
-    words: first the role of the side that answers, so that neither side can repeat an answer of the other; then
-        everything that the answer should confirm, including the challenge
+    words: first the role of the side that answers, then everything that the answer confirms, including the challenge.
+        Because of the role, a side cannot send an answer back to the side that gave it
     """
     # surrogatepass: JSON from an unknown process may contain surrogates, which UTF-8 cannot encode.
     return hmac.digest(secret, " ".join(words).encode("utf-8", "surrogatepass"), "sha256").hex()

@@ -29,7 +29,7 @@ class MonitoredSection:
         So a rank that enters too late, or is stopped for too long, makes the exchange time out
     patience: seconds without `progress` after which a rank counts as stuck, even if it is alive; None: never
 
-    failed: after the block, the ranks that left it by an exception, in order, the same on every rank
+    failed: set at the end of the block: the ranks whose block raised, in rank order; the same on every rank
 
     Raises at the end of the block: CollectiveTimeout on every rank if a rank was stuck; then `comm` must not be used
     any more, since that rank may still be in its block. PeerLeft and other errors, as any collective does. If this
@@ -57,8 +57,8 @@ class MonitoredSection:
         try:
             self._thread.start()
         except RuntimeError:
-            # From Python 3.12 on no thread can start once the script has ended. The other ranks wait for this one
-            # until its block ends, which must be within the time limit of one collective.
+            # From Python 3.12 on, no thread can start once the script has ended. Then `__exit__` calls `_monitor`, and
+            # the other ranks wait in their exchange until then. So the block must end within the time limit of `comm`.
             self._thread = None
         return self
 

@@ -27,7 +27,7 @@ LEVELS = {
 
 
 def cpu_flags() -> set[str]:
-    """The CPU's features, as /proc/cpuinfo names them."""
+    """The CPU's features, as /proc/cpuinfo names them; empty if it cannot be read."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -90,20 +90,20 @@ for _kernel in _conversions.values():
 
 
 def copy(target: Array, source: Array) -> None:
-    """Copies source into target, converted to target's dtype; they have the same shape and share no memory."""
+    """Copies source into target, converted to target's dtype. Both must have the same shape and share no memory."""
     convert = _conversions.get((source.dtype, target.dtype))
     a = source.flags
     b = target.flags
     plain = a.c_contiguous and a.aligned and b.c_contiguous and b.aligned and b.writeable
     if convert is not None and plain and source.size == target.size > _FEW:
-        # As bytes: bfloat16 arrays do not support the buffer protocol, and the failed attempt takes microseconds.
+        # As bytes: `address` first tries the buffer protocol. bfloat16 arrays lack it, and trying takes microseconds.
         convert(source.size, address(source.view(np.uint8)), address(target.view(np.uint8)))
     else:
         np.copyto(target, source, casting="unsafe")
 
 
 def astype(x: Array, dtype: np.dtype[Any], order: Literal["C", "K"] = "K") -> Array:
-    """A copy of x in that dtype. order: its memory layout, as in NumPy"""
+    """A copy of x, converted to `dtype`. order: the memory layout of the copy, as in NumPy"""
     if (x.dtype, dtype) not in _conversions or x.size <= _FEW or not x.flags.c_contiguous:
         return x.astype(dtype, order=order)
     out = np.empty(x.shape, dtype)

@@ -60,9 +60,9 @@ def _bar_class() -> Any:
 
 
 def columns() -> int:
-    r"""Width of a line on the terminal that shows stderr, if `\r` repaints a line there; otherwise 0.
+    r"""The line width of the terminal that shows stderr; 0 if there is none, or if `\r` does not repaint its lines.
 
-    The terminal is stderr itself, or that of ddp-launch, whose prefix takes some columns of each line.
+    The terminal is stderr itself, or that of ddp-launch. Then the width excludes the prefix that ddp-launch prints.
     """
     if os.environ.get("TERM") == "dumb" or sys.stderr is None:
         return 0
@@ -80,8 +80,8 @@ def progress_bar(
     """A tqdm bar over `steps`, or over `total=` units that `update(n)` counts; shown on rank 0, on stderr.
 
     rank: this process's rank; None: the one that its engine gave it, 0 without an engine
-    log: if no terminal shows stderr, print a line at most every 10 s and, unless `leave=False`, at the end; False:
-        nothing
+    log: what to print if no terminal shows stderr. True: a line at most every 10 s and, unless `leave=False`, one at
+        the end; False: nothing
     delay: seconds before anything is shown; with a delay, a log gets no lines for work that takes less than 10 s
     options: passed on to tqdm
 

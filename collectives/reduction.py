@@ -75,10 +75,10 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
 
 @cache
 def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
-    """The order in which `count` values are combined, as a binary tree.
+    """The order in which a binary tree combines `count` values: pairs (a, b), which add b's value to a's.
 
-    Its left branch has the first values, as many as the largest power of two below `count`; its right branch the rest.
-    `tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))` is `((0 + 1) + (2 + 3)) + 4`: each pair (a, b) adds b's value to a's.
+    The left branch has the first values, as many as the largest power of two below `count`. The right branch has the
+    rest. `tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))` is `((0 + 1) + (2 + 3)) + 4`. first: number of the first value
     """
     if count == 1:
         return ()
@@ -100,7 +100,7 @@ def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
 
 
 def wire_op(op: ReduceOp) -> ReduceOp:
-    """The op that the transport computes; `divide_and_scale` does the rest of a mean."""
+    """The op that the transport computes. For a mean it is SUM, which `divide_and_scale` divides."""
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
@@ -130,7 +130,7 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 
 def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
-    """The scale as a number. None for None, and for a function, which is called later.
+    """The scale as a number; None if it is None, or a function, which is called later.
 
     Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is not a real number.
     """
@@ -148,7 +148,7 @@ _ONE = 0x3FF0000000000000
 
 
 def scale_bits(scale: float | None) -> int:
-    """A number for the digest that ranks compare. Different for each scale; 0 for None and 1.0, which scale nothing."""
+    """A number that stands for the scale in the digest that ranks compare; 0 for None and 1.0, which change nothing."""
     if scale is None:
         return 0
     bits: int = _INT64.unpack(_DOUBLE.pack(scale))[0]
@@ -179,7 +179,7 @@ def divide_and_scale(total: Array, op: ReduceOp, size: int, scale: float | None)
         else:
             np.divide(total, size, out=total)
     if scale is not None and (factor := _factor(scale)) != 1.0:
-        # A Python float: NumPy would apply a float64 scalar in float64, but a Python float in the array's float32.
+        # `factor` is a Python float, so NumPy multiplies in the array's dtype. A float64 scalar would make it float64.
         np.multiply(total, factor, out=total)
 
 
@@ -204,7 +204,7 @@ class Reduction(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the total may overwrite the input: in an all_reduce both have the same length on every rank."""
+        """Whether the total may overwrite the input. True for an all_reduce, where both have the same length."""
         return self.name == "all_reduce"
 
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:

@@ -117,23 +117,23 @@ def init(
     backend: "auto" takes "mpi" if an engine, torchrun or another launcher started several ranks, else "single", which
     loads no MPI library. `ddp-launch --backend` sets what "auto" takes. A backend requested by name is never replaced
     by another. Arrays on GPUs work with every backend. Between several ranks they go over NCCL if all ranks can use it,
-    which the ranks find out together at the first array on a GPU. "nccl" checks that at once, and raises on every rank
-    if one of them cannot use it
+    which the ranks find out together at the first array on a GPU. "nccl" means "auto", but the ranks find out at once,
+    and all raise if one of them cannot use NCCL
     timeout: seconds; the time limit of every collective, of joining and of exit; math.inf: none. A process whose MPI
     does not start in time is ended, without an exception
     check: "first": ranks on different nodes compare the first 100 calls of each communicator; "always": all calls, at
-    the cost of one small exchange per call. Ranks that share memory on one node compare every call in both cases. The
-    same on every rank
+    the cost of one small exchange per call. Ranks that share memory on one node compare every call in both cases. It
+    must be the same on every rank
     nccl: options of NCCL's communicators (thread blocks, network, ...); the same on every rank
 
     Inside `run_threads`, returns the calling rank's communicator. In a process that one of several ranks has forked or
     started (a worker of a DataLoader, a subprocess, a pool), returns a communicator that has the rank's numbers, and
     whose calls raise WorldError.
 
-    With several ranks it also divides the node's cores and GPUs among them, unless a launcher has done so. BLAS gets as
-    many threads as this rank's share of the node has cores, unless OMP_NUM_THREADS or a similar variable is set. If
-    this rank's current GPU is the first of several, the GPU with the number of its local rank, modulo the number of
-    GPUs, becomes the current one.
+    With several ranks, `init` also divides the node's cores and GPUs among them, unless a launcher has done so. BLAS
+    gets as many threads as this rank's share of the node has cores, unless OMP_NUM_THREADS or a similar variable is
+    set. If this rank's current GPU is the first of several, the GPU with the number of its local rank, modulo the
+    number of GPUs, becomes the current one.
 
     Raises: WorldError if the world is not the one that the launcher promised, or cannot be reached; BackendError if the
     backend is unknown, cannot be used, or differs from the one in use; ArgumentError if check or timeout is invalid;
@@ -162,7 +162,7 @@ def init(
 
 
 def requested_backend(backend: str, environ: Mapping[str, str]) -> str:
-    """The backend's name: the script's choice, or for "auto" that of `ddp-launch --backend`.
+    """The backend's name: the script's choice or, if that is "auto", the choice of `ddp-launch --backend`, if any.
 
     Raises: BackendError if there is no such backend.
     """
@@ -216,7 +216,7 @@ def _join(backend: str, timeout: float, checks: int | None, nccl: NcclConfig | N
     pid = os.getpid()
 
     def leave() -> None:
-        if os.getpid() == pid:  # The exit of a forked child is not this rank's.
+        if os.getpid() == pid:  # A forked child also calls this at its exit. Then this rank has not left.
             shut_down(membership, registry, status.status(), timeout, world.supervised())
 
     atexit.register(leave)
@@ -231,7 +231,7 @@ def joined() -> Communicator | None:
 
 
 def child_environment(comm: Communicator | None, expected: World | None, pid: int | None = None) -> dict[str, str]:
-    """The environment variables that tell a process which rank it works for.
+    """The environment variables that tell a process which rank it works for; none if comm and expected are None.
 
     comm: the communicator of all ranks; None if this rank has not joined them yet
     expected: the world that the engine promised; None without an engine
@@ -250,9 +250,9 @@ def child_environment(comm: Communicator | None, expected: World | None, pid: in
 def inherited_rank_info(environ: Mapping[str, str]) -> RankInfo | None:
     """The numbers of the rank for which this process works; None if it does not work for a rank.
 
-    If WORKER_OF contains a pid, it is valid only in descendants of that process that also inherited the engine's
-    variables: a program that was started without them is a world of its own. The ranks of a torchrun that the rank
-    started do not work for it either.
+    If WORKER_OF contains a pid, it is valid only in descendants of that process. They must also have inherited the
+    engine's variables: a program that was started without them is a world of its own. If the rank has started
+    torchrun, the ranks of torchrun do not work for it either.
     """
     if WORKER_OF not in environ or started_by_torchrun(environ):
         return None

@@ -67,7 +67,7 @@ class Deadline:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds left; 0 once the time is up.
+        """Seconds left; 0 once the time is up. Never 0 while the job is suspended.
 
         A caller that has waited this long calls this again, since a suspension may have extended the limit.
         """

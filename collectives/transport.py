@@ -46,7 +46,7 @@ class ExitNotice:
         return not is_clean(self.status)
 
     def encode(self) -> bytes:
-        """This notice as JSON. Keys that differ only by consecutive numbers share an entry if their counts agree."""
+        """This notice as JSON. It has one entry for keys with consecutive numbers, same other text and same count."""
         runs: list[list[Any]] = []  # [text before the number, text after it, first, last, calls]
         for head, tail, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
             if runs and runs[-1] == [head, tail, runs[-1][2], number - 1, count]:
@@ -70,7 +70,7 @@ _NUMBER = re.compile(r"(.*\.)(0|[1-9]\d*)(.*)")
 
 
 def _numbered(key: str) -> tuple[str, str, int]:
-    """Splits a key around the last number that follows a dot: (text before it, text after it, number); -1 for none.
+    """Splits a key around the last number that follows a dot. Returns: text before it, text after it, number or -1.
 
     `_numbered("world.3:1") == ("world.", ":1", 3)`, `_numbered("world") == ("world", "", -1)`
     """
@@ -158,7 +158,7 @@ Signatures = Sequence[Sequence[int]]
 class Signature(NamedTuple):
     """What a rank shows the others before a call.
 
-    digest: a hash of what must be equal, which ranks compare
+    digest: a hash of everything that must be equal on all ranks; the ranks compare it
     rows: `Plan.checksum`: the length along axis 0, or a checksum
     nbytes: not used; transports with shared memory write the size of the array into this word themselves
     """
@@ -220,7 +220,7 @@ class Transport(ABC):
     def inline_calls(
         self, plan: Any, steps: Callable[..., Steps[Any]], after_exchange: Callable[..., Steps[Any]]
     ) -> Any:
-        """A fast path for calls of this plan whose arrays travel with the signatures; None if there is none.
+        """A fast path for calls of `plan`: it exchanges the arrays together with the signatures. None if there is none.
 
         steps: returns all steps of a call; after_exchange: returns those after the exchange of signatures
         """
@@ -231,9 +231,9 @@ class Transport(ABC):
     def exchange_signatures(
         self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        """Shows the others this rank's signature of its next call; complete when they have shown theirs.
+        """Shows the other ranks the signature of this rank's next call. The test is True once all have shown theirs.
 
-        A transport that does not compare this call shows nothing, and is complete at once: see `signatures`.
+        A transport that does not compare this call shows nothing. Then the test is True at once: see `signatures`.
 
         payload, out: the arrays that the next operation of this transport reads and writes, if any
         prefix: (n,) uint8, which other ranks get by `root_prefix` and `all_prefixes`; n is equal on all ranks that pass
@@ -249,7 +249,7 @@ class Transport(ABC):
         return None if self._signatures is None else self._signatures.tolist()
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
-        """The transports whose ranks compare signatures, each with its ranks' numbers in this transport."""
+        """The transports whose ranks compare signatures, and for each its ranks, as numbered in this transport."""
         return [(self, range(self.size))]
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
@@ -261,7 +261,7 @@ class Transport(ABC):
         return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
-        """The ranks for which this one waits, as far as it knows."""
+        """The ranks for which this rank waits, as far as this rank knows."""
         return []
 
     def pid(self, rank: int) -> int | None:
@@ -339,7 +339,7 @@ class Transport(ABC):
 
     @abstractmethod
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
-        """Makes a transport of `members`, ranks of this one, in this order. Its calls never mix with those of this one.
+        """Makes a transport of the ranks `members` of this transport, in this order. Calls of the two never mix.
 
         Only the members call it, and each waits until all have called it.
         number: the same on all members; groups that may be made at the same time have different numbers
@@ -406,7 +406,7 @@ def make_group(transport: Transport, members: Sequence[int] | None, key: str, nu
     Returns: this rank's new transport, or None
     Raises: TooManyCommunicators on every rank if one of them has no room.
     """
-    yield transport.barrier()  # `group` needs all members to be there.
+    yield transport.barrier()  # `group` may block until all members call it. After the barrier all are about to.
     group: Transport | None = None
     failure = None
     if members is not None:
@@ -431,7 +431,7 @@ def completed() -> bool:
 
 
 def differ(signatures: Signatures) -> bool:
-    """True if the ranks' signatures are not of the same call."""
+    """True if the signatures show that the ranks make different calls."""
     first = signatures[0][DIGEST]
     return any(signature[DIGEST] != first for signature in signatures)
 
@@ -442,7 +442,7 @@ def chunks(length: int, step: int) -> list[tuple[int, int]]:
 
 
 def then(test: Test, epilogue: Epilogue | None, total: Array | None) -> Test:
-    """A test that applies `epilogue` to the total once `test` is True, and is True after that."""
+    """A test that applies `epilogue` to `total` when `test` becomes True. If one of these is None: `test` itself."""
     if epilogue is None or total is None:
         return test
     done = False

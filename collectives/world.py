@@ -33,9 +33,9 @@ PEER_FAILED_AT = 16
 RESIZE_AT = 24
 #: Set by `ddp-launch`: a token of the job, then the slots that keep the ranks' state for the next start, each as a
 #: file descriptor below /proc ("4711/fd/5"). "" if there are no slots, for example if the job is never started
-#: again. First come two slots for each rank. The launcher holds them, or the rank's agent if the rank cannot open
-#: the launcher's. Then come the slots that agents of an earlier start still hold. Each slot is a memfd, whose name
-#: is STATE_MEMORY_NAME, a hyphen and the token.
+#: again. First come two slots for each rank. The launcher holds them, or if the rank cannot open files of the
+#: launcher, the rank's agent does. Then come the slots that agents of an earlier start still hold. Each slot is a
+#: memfd, whose name is STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
 #: Set by `ddp-launch`: the number of the newest start whose ranks have all copied their state to STATE_MEMORY, or "-1".
@@ -48,7 +48,7 @@ DEBUG_RANK = "DDP_DEBUG_RANK"
 WORKER_OF = "DDP_WORKER_OF"
 
 #: The exit code of a rank that stopped on request with its state saved: the same command continues the job. It is
-#: EX_TEMPFAIL of sysexits.h, "try again later". No signal (128 + N), Python or engine uses it.
+#: EX_TEMPFAIL of sysexits.h, "try again later". Signals (128 + N), Python and engines use other codes.
 STOPPED = 75
 
 
@@ -72,8 +72,8 @@ class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_
 
 _OMPI = "OMPI_COMM_WORLD"
 
-# Engine, then its variables for rank, size, local rank and local size. The order matters. srun may set PMI_* for MPICH,
-# and always sets its own. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
+# Engine, then its variables for rank, size, local rank and local size. The order matters. srun always sets SLURM_*,
+# and may set PMI_* for MPICH. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
 _ENGINE_VARIABLES = (
     ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -132,7 +132,7 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     flight: the file descriptor of this rank's flight record
     leaving: an exit status other than 0
     stopped: the step after which the rank has stopped on request, its state saved; it exits with STOPPED next
-    joining: seconds that the rank waits at most for all ranks to join the world; None: it no longer waits
+    joining: maximum seconds that the rank waits for all ranks to join the world; None: it no longer waits
     joined, left: the rank became part of a world in which others may wait for it, or has left that world
     resizable: the rank is in a loop in which the job can be resized, to at most this number of ranks; 0: to any number
     resizing: the step after which the rank leaves that loop; next it saves its state, and exits with STOPPED
@@ -141,11 +141,11 @@ def report(environ: Mapping[str, str] = os.environ, **message: object) -> None:
     quit: how the user ended the debugger, and with it the job
     """
     if supervised(environ) and REPORT in environ:
-        import json  # Imported late: an agent imports this module before the fork, and its rank keeps all of it.
+        import json  # Imported late, because what an agent imports before the fork stays in its rank.
 
         try:
             with open(int(environ[REPORT]), "wb", closefd=False) as pipe:
-                # The first newline ends a line that another program of this rank may have begun there by mistake.
+                # The first newline is for a line that another program wrote here by mistake, and did not end.
                 pipe.write(b"\n" + json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # The agent has exited, so this rank is about to be killed.

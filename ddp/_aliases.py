@@ -1,4 +1,4 @@
-"""Makes more module paths of PyTorch importable, such as `ddp.utils.data`, which has the names of `ddp.data`.
+"""Makes further module paths importable, named as in PyTorch: `ddp.utils.data` has the names of `ddp.data`.
 
 The keys of MODULES are the paths of modules, and those of NAMES the paths of single names. A module is imported when an
 import or an attribute first asks for it. einops finds its layers and its backend for our tensors through this module.
@@ -22,7 +22,8 @@ _DISTRIBUTIONS = (
     "bernoulli beta categorical dirichlet gamma independent kl multivariate_normal normal transformed_distribution "
     "uniform"
 )
-# Path of a module -> (the module whose names it has, or "" for none; where names differ: name here -> name there).
+# Path of a module -> (the module from which it takes its names, or "" if it has none; its name -> name there, if not
+# the same).
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
     "ddp.autograd.functional": ("ddp.autograd.jacobians", {}),
@@ -35,7 +36,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # scripts import it even if they export nothing
-    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # not imported by `ddp.optim`: it imports `ddp.nn`
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # `ddp.optim` does not import it, because it needs `ddp.nn`
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
@@ -105,7 +106,7 @@ class _Einops:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                sys.meta_path.remove(_Einops)  # not in find_spec: its caller may not import einops
+                sys.meta_path.remove(_Einops)  # only now: who calls `find_spec` may not import einops
                 execute(module)
                 importlib.import_module("ddp._einops")
 

@@ -28,15 +28,15 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 class Block:
     """Shared memory of `nbytes` bytes, mapped into this process; made by `create` and `adopt`.
 
-    Arrays over the block keep it alive, with its mapping and, until `close`, its descriptor. A forked child shares the
-    memory.
+    Arrays over the block keep the block and its mapping alive, also after `close`, which closes only the descriptor. A
+    forked child shares the memory.
     """
 
     __slots__ = ("__weakref__", "_bytes", "_fd", "nbytes", "token")
 
     def __init__(self, fd: int, token: str, nbytes: int) -> None:
         self._bytes: Array = np.frombuffer(mmap.mmap(fd, nbytes or 1, **_UNTRACKED), np.uint8, nbytes)
-        # Last: if mmap fails, fd is still the caller's.
+        # Set after mmap: if mmap fails, the caller still owns `fd`, and closes it.
         self._fd = fd
         self.token = token
         self.nbytes = nbytes

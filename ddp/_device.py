@@ -37,7 +37,7 @@ class device:
     type: str
     index: int | None
     xp: Any  # the array module; resolved by __getattr__ on CUDA devices
-    # Whether ops take extra steps here: 1 if there are several GPUs, 2 for CUDA_LAUNCH_BLOCKING=1, else 0.
+    # Which extra steps ops take on this device: 2 with CUDA_LAUNCH_BLOCKING=1, else 1 with several GPUs, else 0.
     watched: int
 
     def __new__(cls, type: str | int | device, index: int | None = None) -> device:
@@ -142,7 +142,7 @@ _lost: list[bool] = []
 
 
 def _forked() -> None:
-    """Called in a forked child, in which the parent's CUDA context cannot be used."""
+    """Called in a forked child. If the parent used CUDA, disables it here: its CUDA context cannot be used."""
     if _cuda_processes:
         _lost.append(True)
         for known in _known.values():
@@ -318,7 +318,7 @@ class BaseGenerator:
 
 
 S = TypeVar("S", bound=BaseGenerator)
-_device = device  # the class, for methods of classes whose attribute `device` hides it
+_device = device  # another name of the class, for code where `device` is something else
 _PCG64 = struct.Struct("<32sBIQ")
 _UINT64 = 2**64 - 1
 _kind: list[type[BaseGenerator]] = [BaseGenerator]  # the class of generators made here: ddp.Generator, once it exists

@@ -1,4 +1,4 @@
-"""Makes einops take our tensors: it looks for backends among the subclasses of its own `AbstractBackend`.
+"""Makes einops take our tensors. einops looks for backends among the subclasses of its own `AbstractBackend`.
 
 The layers `Rearrange` and `Reduce` can be imported from `einops.layers.ddp`, as PyTorch's from `einops.layers.torch`.
 """

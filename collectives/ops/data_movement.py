@@ -76,7 +76,7 @@ class DataMovement(CommunicatorBase):
         out: (n_0 + n_1 + ..., ...), used on the root only
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit; MismatchError on every rank if
-        lengths differ from the n_r, in a call that the ranks compare.
+        the ranks compare this call (see `check` of `init`), and lengths differ from the n_r.
         """
         return self._gather("gather", x, self._check_root(root), lengths, out, async_op)
 
@@ -85,7 +85,7 @@ class DataMovement(CommunicatorBase):
 
         x, lengths: as in `gather`; out: (n_0 + n_1 + ..., ...)
         Returns: (n_0 + n_1 + ..., ...)
-        Raises: ArgumentError if lengths or out do not fit; MismatchError as `gather`.
+        Raises: ArgumentError if lengths or out do not fit; MismatchError as in `gather`.
         """
         return self._gather("all_gather", x, None, lengths, out, async_op)
 
@@ -157,9 +157,9 @@ class DataMovement(CommunicatorBase):
     ) -> Any:
         """Splits the root's x along axis 0, one part for each rank.
 
-        x: (n, ...) on the root; ignored elsewhere, except that it may show that the root's x is on a GPU
-        lengths: of the parts, used on the root only; None: as `np.array_split` splits, as evenly as possible, longer
-        parts first
+        x: (n, ...) on the root. On another rank x is not sent, but an x on a GPU shows that the root's x is on a GPU
+        lengths: the rows of each part, used on the root only; None: as `np.array_split` splits, as evenly as possible,
+        longer parts first
         out: (n_r, ...). If the root's x is on a GPU, every other rank must pass an x or an out on a GPU
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
@@ -235,14 +235,14 @@ class DataMovement(CommunicatorBase):
 
         x: (n_r, ...); the n_r may differ, the rest and the dtype may not
         lengths: the rows that this rank sends to each rank; None: as `np.array_split` splits. In both cases the ranks
-        first exchange the lengths. Nothing is exchanged with "equal" (every rank sends n / size rows to each), or if
-        the whole table is given, `lengths[source][destination]`
+        first exchange the lengths. They do not if `lengths` is "equal" (every rank sends n / size rows to each), or the
+        whole table `lengths[source][destination]`
         out_lengths: the rows that this rank expects from each rank, which are checked; None: not checked
         out: (rows received, ...)
         Returns: (rows received, ...), the parts from all ranks joined in rank order
         Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
-        dtypes or row shapes differ and lengths are exchanged, also for a call that the ranks do not compare; or if the
-        ranks compare the call, and the rows that a rank sends differ from the table.
+        lengths are exchanged, and dtypes or row shapes differ, even if the ranks do not compare the call; or if the
+        ranks compare the call, and a rank sends other numbers of rows than the table says.
         """
         arrays = self._arrays(x)
         source = _splittable(arrays, x, "all_to_all")
@@ -283,7 +283,7 @@ class DataMovement(CommunicatorBase):
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
             yield from call.arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
             if out_lengths is not None and list(out_lengths) != received:
-                # Raised only now, because the other ranks wait for this one's rows.
+                # Raised after the exchange, because the other ranks wait for the rows of this rank.
                 raise ArgumentError(
                     f"rank {self.rank}: {name} expected rows {list(out_lengths)} from the ranks, and got {received}"
                 )
@@ -323,7 +323,10 @@ def checksum(sends: Sequence[int]) -> int:
 
 
 def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
-    """Checks the table that follows from the caller's `lengths`. Raises: MismatchError if ranks send other rows."""
+    """Compares the caller's `table` with the checksums in `signatures`.
+
+    Raises: MismatchError if a rank sends other numbers of rows than the table says.
+    """
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
         raise MismatchError(f"lengths say that all send rows as in {table}, which is not so for {name_ranks(wrong)}")

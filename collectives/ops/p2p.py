@@ -3,10 +3,10 @@
 An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows with a tag that
 the message names, so that it can be received in place whatever else is in flight between the two ranks.
 
-`Transport.arrived` returns the eager messages of all ranks and tags. `P2PQueue` matches them with receives in the order
-in which they were sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and tags are not limited
-to those that MPI supports. `P2PQueue` has no lock: only the steps of calls change it, and one thread at a time takes
-steps.
+`Transport.arrived` returns the eager messages of all ranks and tags. `P2PQueue` matches them with receives: messages in
+the order of sending, receives in the order of posting, as in MPI (4.1, §3.5). So a receive may accept any source, and
+tags are not limited to those that MPI supports. `P2PQueue` has no lock: only the steps of calls change it, and only one
+thread at a time runs steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class P2PQueue:
         self.fetched = [0] * transport.size
 
     def post(self, src: int | None, tag: int) -> Receive:
-        """Posts a receive; `matched` is its test."""
+        """Posts a receive. `matched` returns True once the receive has its message."""
         receive = Receive(src, tag)
         for index, message in enumerate(self._unexpected):
             if self._match(receive, message):
@@ -70,7 +70,7 @@ class P2PQueue:
         return receive
 
     def matched(self, receive: Receive) -> bool:
-        """Distributes the eager messages that have arrived. Returns: whether this receive has got its message"""
+        """Distributes eager messages that have arrived, until `receive` has its message. Returns: whether it has"""
         while receive.message is None and (arrived := self._transport.arrived()) is not None:
             self.deliver(decode_eager(*arrived))
         return receive.message is not None
@@ -122,7 +122,7 @@ class P2PQueue:
         return left_before(notices, self._key(self._transport.rank, dst, "received"), self.fetched[dst])
 
     def counts(self) -> dict[str, int]:
-        """For the exit notice: the numbers of eager messages sent, and of large arrays that receives have matched."""
+        """The counts for the exit notice, by key: eager messages sent, and large arrays matched with a receive here."""
         me = self._transport.rank
         sent = {self._key(me, dst, "sent"): n for dst, n in enumerate(self.sent) if n}
         return sent | {self._key(src, me, "received"): n for src, n in enumerate(self._received) if n}
@@ -191,9 +191,9 @@ class PointToPoint(CommunicatorBase):
         """Receives an array that rank src sends to this rank.
 
         src: a rank; None: any rank; tag: as in `send`; out: (...) of the sender's shape and dtype
-        Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
-        Raises: ArgumentError if there is no such rank or tag, or if out does not fit, in which case the message is
-        lost; PeerLeft if src leaves without sending; for src None, if every other rank leaves, or one fails.
+        Returns: a new array of the sender's shape and dtype, or out; if src is None: this array, and the sender's rank
+        Raises: ArgumentError if there is no such rank or tag, or if out does not fit (then the message is lost);
+        PeerLeft if src leaves without sending. If src is None, PeerLeft if every other rank leaves, or one fails.
         """
         if src is not None:
             src = check_int(src, 0, self.size - 1, "src should be None, for any, or a rank")

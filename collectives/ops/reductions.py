@@ -41,8 +41,8 @@ class Reductions(CommunicatorBase):
         called when all earlier calls of this communicator are complete, so it may depend on their results. Ranks
         compare the numbers, except those that a function returns for x on a GPU
         order: "tree": values are combined in one binary tree over ranks, so that the bits of a sum depend on neither
-        transport, nodes nor length. On a transport with an order of its own, an all-to-all gives each rank one part to
-        combine, and an all-gather joins the parts. None: the transport's order
+        transport, nodes nor length. If the transport combines in another order, an all-to-all gives each rank one
+        part to combine, and an all-gather joins the parts. None: the transport's order
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
         Raises: DtypeError if op or scale is not defined for the dtype; ArgumentError if there is no such op or order,
@@ -157,8 +157,8 @@ class Reductions(CommunicatorBase):
             body=body,
             layout=layout,
             result=reduction.shape,
-            # True only for a body of one operation: `reduce` and a reduction in tree order may take two, and arrays on
-            # a GPU are copied before the operation.
+            # Only a call whose body is one operation may run beside the next call. `reduce` and a reduction in tree
+            # order may take two operations, and arrays on a GPU are copied before the operation.
             beside=not (device_text or name == "reduce" or reduction.in_tree) and nbytes <= _BESIDE,
             depth=3,
         )

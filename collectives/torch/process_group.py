@@ -1,11 +1,11 @@
 """The process group: carries out PyTorch's calls by calls of a communicator.
 
 A backend in Python is a `ProcessGroup`. Python code calls it directly, and C++ code (DDP, functional collectives) calls
-it through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one type of device, inside a process group of
-PyTorch's own that has other backends for GPUs. That costs some 16 us a call. And PyTorch's wrapper of a `Backend` does
-not report the sender of a message received from any source, or whether a call is complete. So a `Backend` is made only
-if other backends are asked for, too. Up to 2.13, the process group instead holds a group of PyTorch's own, which has
-the backends of other devices, and passes calls on their tensors to that group.
+it through pybind11. From PyTorch 2.14 on, a backend can also be a `Backend` for one type of device. It is then part of
+a process group of PyTorch's own, which has other backends for GPUs. This costs some 16 us a call. And PyTorch's wrapper
+of a `Backend` does not report the sender of a message received from any source, or whether a call is complete. So a
+`Backend` is made only if other backends are asked for, too. Up to 2.13, the process group then holds a group of
+PyTorch's own, which has the backends of other devices. Calls on tensors of these devices go to that group.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
 def keep_other_backends() -> None:
     """Lets PyTorch up to 2.13 make and use other backends in addition to this one.
 
-    PyTorch makes no more backends after one that is a process group, so this one has to be the last. NCCL needs a batch
-    of sends and receives to be one call, to avoid a deadlock, and PyTorch combines them only in groups of its own. So
-    each send and receive gets the group of its tensor's device.
+    PyTorch makes no more backends after one that is a process group, so "ddp" has to be the last. With NCCL, a batch of
+    sends and receives could deadlock unless it is one call. PyTorch makes one call of them only in groups of its own.
+    So each send and receive gets the group for its tensor's device.
     """
     config: Any = importlib.import_module("torch.distributed.distributed_c10d").BackendConfig
     operation: Any = dist.P2POp
@@ -227,7 +227,7 @@ class GroupCalls:
     ) -> TorchWork:
         """Runs a reduction.
 
-        call: the communicator's method; out: an array or None; part: the index of the part of the total for `out`
+        call: the communicator's method; out: an array or None; part: an index; `out` gets that part of the total
         """
         number = hash(opts.reduceOp)
         name = _OPS.get(number, "sum")
@@ -257,8 +257,8 @@ class GroupCalls:
             return self._allreduce_sparse(tensor, tensors, opts)
         x = as_numbers(tensor)
         if self._comm.transport.in_flight == 1 and in_backward(sys._getframe(self._caller)):
-            # This thread, which computes, also completes the calls, before DistributedDataParallel waits for their
-            # futures. It does not do so over a network: there DistributedDataParallel waits for one bucket after the
+            # This thread waits for the calls when backward ends, before DistributedDataParallel waits for their
+            # futures. Over a network it does not, because DistributedDataParallel there waits for one bucket after the
             # other, and copies each bucket while others are under way.
             Variable._execution_engine.queue_callback(self._comm.queue.expect_wait())
         return self._reduce(self._comm.all_reduce, x, opts, x, tensors, tensors)
@@ -490,7 +490,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
     ) -> CollectivesGroup | None:
         """Makes a group of these ranks. Only they take part; other ranks get None.
 
-        ranks: of this group, in the order that they have in the new one; timeout: None: this group's
+        ranks: ranks of this group, in their order in the new group; timeout: None: the timeout of this group
         Raises: ArgumentError if a rank comes twice or does not exist.
         """
         if self._comm.rank not in ranks:
@@ -567,10 +567,10 @@ class GroupBesideOthers(CollectivesGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Any:
-        """As in `CollectivesGroup`, but all ranks of this group call it, and the new group has ascending ranks.
+        """Makes a group as in `CollectivesGroup`. But all ranks of this group call it, and it sorts `ranks`.
 
-        PyTorch's own groups differ from `CollectivesGroup` in the same two ways.
-        device_types: of the devices that the new group is for; None: all
+        PyTorch's own groups do both, too.
+        device_types: the devices that the new group is for; None: all
         """
         of_others = device_types and [device for device in device_types if device.type in self._other_types]
         others = None
@@ -659,7 +659,7 @@ def _one(tensors: Sequence[Any]) -> Any:
 
 
 class _Thread(threading.local):
-    in_event = False  # True while calls are started that are together one event of PyTorch's profiler
+    in_event = False  # True while `_run_together` starts calls: together they are one event of PyTorch's profiler
 
 
 _thread = _Thread()
@@ -673,7 +673,7 @@ def _start(
     after: Callable[..., object] | None = None,
     in_order: bool = True,
 ) -> TorchWork:
-    """Starts calls. If PyTorch's profiler runs, they are one event in it, unless they are part of another event."""
+    """Starts calls. If PyTorch's profiler runs, it shows them as one event, or as part of the event that is open."""
     event = None
     if torch.autograd._profiler_enabled() and not _thread.in_event:
         event = ProfilerEvent(f"ddp:{name}", inputs)

@@ -44,9 +44,9 @@ def set_variables() -> None:
 def add_rendezvous() -> None:
     """Makes `init_method="env://"`, the default, work without MASTER_ADDR and MASTER_PORT if a launcher set the ranks.
 
-    Rank 0 then serves the store at a free port, and broadcasts the address. It does the same if both variables are set
-    but this process has joined its world before: for a second default group, a rank that is early would find the store
-    of the first group at MASTER_PORT, which rank 0 is about to close.
+    Rank 0 then serves the store at a free port, and broadcasts the address. It does the same if both variables are set,
+    but this process has joined its world before: then this is a second default group. An early rank could find the
+    store of the first group at MASTER_PORT, which rank 0 is about to close.
     """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     from_variables = handlers["env"]
@@ -86,7 +86,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
 
 
 def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
-    """Connects the ranks as under torchrun, at an address that rank 0 writes into the store.
+    """Joins the world with the variables that torchrun would set. Rank 0 writes the address into the store.
 
     Returns: the communicator of all ranks
     """

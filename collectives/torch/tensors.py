@@ -69,7 +69,7 @@ def as_numbers(tensor: torch.Tensor) -> Array:
 
 
 def _completed(tensor: torch.Tensor) -> torch.Tensor:
-    """The result of a functional collective, once that is complete. Raises: ArgumentError for any other tensor."""
+    """Waits for a functional collective, and returns its result. Raises: ArgumentError for any other tensor."""
     trigger_wait = getattr(tensor, "trigger_wait", None)  # of an AsyncCollectiveTensor
     if trigger_wait is not None:
         return trigger_wait()
@@ -82,7 +82,7 @@ def _completed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_data(tensor: torch.Tensor) -> Array:
-    """As `as_numbers`, for tensors that are only moved. Dtypes that NumPy lacks, such as 8-bit floats, become bytes."""
+    """Like `as_numbers`, but only for moving data: dtypes that NumPy lacks, such as 8-bit floats, become bytes."""
     if tensor.dtype in DTYPES or not tensor.is_cpu:
         return as_numbers(tensor)
     return as_numbers(tensor.view(torch.uint8))

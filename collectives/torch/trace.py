@@ -1,9 +1,10 @@
-"""`ddp-launch --trace` for PyTorch's training: the calls that backwards make, in the form that `ddp.tracing` reads.
+"""`ddp-launch --trace` for training with PyTorch: records the collectives that each backward pass starts.
 
-A step is a backward that makes calls: DistributedDataParallel makes one call per bucket. `fully_shard` usually makes
-two per layer, an all-gather and a reduce-scatter. Nothing here runs unless the environment asks for a trace. Then
-forwards of modules and `torch.autograd.backward`, which `Tensor.backward` calls, are timed. The latest 1,000 steps are
-written at exit. All times are on rank 0's clock.
+The record has the format that `ddp.tracing` reads. A step is a backward pass that starts at least one collective.
+DistributedDataParallel starts one per bucket. `fully_shard` usually starts two per layer, an all-gather and a
+reduce-scatter. Nothing here runs unless the environment asks for a trace. Then forwards of modules are timed, and
+`torch.autograd.backward`, which `Tensor.backward` calls. The latest 1,000 steps are written at exit. All times are on
+rank 0's clock.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class StepRecorder:
     def __init__(self, world: Communicator, folder: str) -> None:
         self._steps: deque[dict[str, Any]] = deque(maxlen=1000)
         self._numbers = itertools.count()
-        self._calls: list[tuple[Work[Any], int]] = []  # of the backward that runs, each with its bytes
-        self._entered = self._left = 0  # first and last moment of a forward since the last backward
-        self._begun = self._computed = 0  # of the backward that runs: its start (0: none runs), the end of computing
+        self._calls: list[tuple[Work[Any], int]] = []  # the calls of the running backward, and the bytes of each
+        self._entered = self._left = 0  # since the last backward: the first and the latest time in `_pass`
+        self._begun = self._computed = 0  # start of the running backward (0: none runs), end of its computing
         self._ended = 0
         self._backward = torch.autograd.backward
         world.barrier()  # which all ranks leave at nearly the same moment

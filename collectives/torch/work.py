@@ -25,15 +25,15 @@ from collectives.torch.tensors import Tensors
 
 
 def in_backward(caller: FrameType) -> bool:
-    """Whether C++ code made this call in a backward, as DistributedDataParallel does, and not a Python function."""
+    """Whether C++ code made this call during a backward, as DistributedDataParallel does; False for Python code."""
     return torch._C._current_graph_task_id() >= 0 and caller.f_code.co_filename == graph.__file__
 
 
 class ProfilerEvent:
-    """What PyTorch's profiler shows of a call: its name, the shapes of its inputs, and the time until it is complete.
+    """An event of PyTorch's profiler for one call: its name, the shapes of its inputs, and the time that it takes.
 
-    It ends in a thread of its own: if an event ends in another thread than it began in, the profiler takes it for an
-    asynchronous call, as calls of PyTorch's own backends are.
+    `end` ends the event in a new thread. Because that is not the thread in which the event began, the profiler takes
+    it for an asynchronous call, as it does with the calls of PyTorch's own backends.
     """
 
     def __init__(self, name: str, inputs: Tensors) -> None:
@@ -55,8 +55,8 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     calls: in the order in which they were started; none if all is done; result: the tensors that will hold the result
     after: called once with the calls' results, in the first thread that waits for them
     in_order: False for sends and receives, which have no place in the order of calls
-    event: in PyTorch's profiler, if that is running; it has ended when `wait` returns
-    default_timeout: of a `wait` that is called without one; None: only the time limits of the calls
+    event: the event in PyTorch's profiler, if the profiler is running; `wait` returns after the end of the event
+    default_timeout: used by `wait` if it is called without a timeout; None: only the time limits of the calls hold
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def import_array_interface(xp: Any, source: Any) -> Array:
             UserWarning,
             stacklevel=5,
         )
-    # Without "stream", so that CuPy does not make the host wait. `source` lives as long as the new array.
+    # "stream" is set to None, so that CuPy does not make the host wait. The new array keeps `source` alive.
     array = xp.asarray(SimpleNamespace(source=source, __cuda_array_interface__={**interface, "stream": None}))
     stream = interface.get("stream")
     if stream is not None:

@@ -30,7 +30,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def dropout_seed(xp: Any, rng: Any) -> Any:
-    # In device memory, where kernels read it: the host does not wait, and every launch of a CUDA graph draws anew.
+    # Kernels read the seed in device memory. So the host does not wait, and each launch of a CUDA graph draws anew.
     return rng.random(2, dtype=xp.float64).view(xp.int64)
 
 
@@ -85,7 +85,7 @@ def _in_format(xp: Any, out: Any, x: Array) -> Any:
 
 
 def keep_image_format(op: Op) -> Pair:
-    """The op's formulas, with the results and the gradient of the images in the memory format of the images."""
+    """Wraps the formulas of `op`: results and the gradient of the images get the memory format of the images."""
 
     def forward(xp: Any, x: Array, *others: Any, **options: Any) -> tuple[Array, Any]:
         backward_op = _op_for(op, (x, *others))
@@ -104,10 +104,10 @@ def keep_image_format(op: Op) -> Pair:
 
 
 def keep_order(op: Op) -> Pair:
-    """The formulas of an elementwise op, with results in the memory format of the first floating operand.
+    """Wraps the formulas of an elementwise op: results get the memory format of the first floating operand.
 
-    CuPy's results are in C order. So the op computes on views, all transposed in the way that makes the view of that
-    operand C-contiguous.
+    CuPy's results are in C order. So the op computes on transposed views. All have the same order of axes: the order in
+    which the view of that operand is C-contiguous.
     """
 
     def forward(xp: Any, *inputs: Any, **options: Any) -> tuple[Array, Any]:

@@ -156,7 +156,7 @@ class TableCache:
         """Returns the table of `gradients`: arrays of `dtype` without gaps in memory."""
         graph = capturing.now
         if graph is not None:
-            # Filled once before the first launch: a copy within the capture would be repeated by every launch.
+            # The table is filled once, before the first launch. Every launch would repeat a copy within the capture.
             with graph.persistent(xp):
                 table = ArrayTable(xp, dtype, [(None, g, ()) for g in gradients])
             graph.before(functools.lru_cache(1)(lambda: table.fill(xp)))

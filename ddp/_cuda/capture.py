@@ -1,8 +1,8 @@
 """The capture of a CUDA graph, and the callbacks that Python code registers with it.
 
 A replay does not run Python, but repeats only the work of the device: values that the host computed are constants of
-the graph, and what the host counts or stores does not change. Code that depends on such state registers it with this
-thread's capture. `now()` returns that capture, or None outside of one.
+the graph, and what the host counts or stores does not change. Code that depends on such state registers callbacks
+with this thread's capture. `now()` returns that capture, or None outside of one.
 
     now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else `graphed_step`
                               captures the step anew
@@ -90,7 +90,7 @@ class Capture:
         return all(read() == value for read, value in self.guarded)
 
     def drawn(self, generator: Any) -> None:
-        """Called when the captured code draws from `generator`. Does nothing for a generator on the CPU.
+        """Prepares `generator`, from which captured code draws, for launches. Does nothing for a generator on the CPU.
 
         Every launch reads and writes the state of a generator on a GPU. Before each launch, a new seed or a restored
         state is copied to where the graph reads it.

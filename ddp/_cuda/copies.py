@@ -27,7 +27,7 @@ _MAX_STAGED = 64 << 20
 
 
 def empty_pinned(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """An array in pinned memory, from CuPy's pool."""
+    """An uninitialized array in pinned memory from CuPy's pool; an empty array is in ordinary memory."""
     dtype = np.dtype(dtype)
     count = math.prod(shape)
     if not count:

@@ -199,7 +199,7 @@ def _pathfinder_path() -> str:
 
 
 def candidates(xp: Any) -> Iterator[str]:
-    """Names of the library to try: the path that NVIDIA's pathfinder finds, a name for the dynamic linker, wheels."""
+    """Names of the library, in the order to try: from NVIDIA's pathfinder, for the dynamic linker, from wheels."""
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
     path = _pathfinder_path()
     if name in path:

@@ -1,7 +1,7 @@
-"""CUDA's errors as CudaError. A launch does not wait for its work, so a later call raises the error of that work.
+"""Turns CUDA's errors into CudaError. A launch does not wait for its work, so a later call raises the work's error.
 
 CuPy raises such an error from the next call to which CUDA reports it. The few calls that wait (`item`, copies to the
-CPU, `synchronize`, events) pass it to `translate`, whose error says that the call which waited need not be the cause.
+CPU, `synchronize`, events) pass it to `translate`. Its CudaError says so if another call may be the cause.
 """
 
 from __future__ import annotations

@@ -174,9 +174,9 @@ def _cudnn_forward(
 def reference_residual(xp: Any, residual: Any) -> Any:
     """The residual of the op's reference, if the reference computed the forward.
 
-    If cuDNN computed it without dropout, the result is not used: create_graph runs the forward of the reference again.
-    Raises: GraphError if cuDNN computed it with dropout: its kernels choose the dropped elements and do not return
-    them, so the reference cannot drop the same ones.
+    If cuDNN computed the forward without dropout, the caller does not use what this returns: create_graph runs the
+    forward of the reference again. Raises: GraphError if cuDNN computed it with dropout: its kernels do not tell which
+    elements they drop, so the reference cannot drop the same ones.
     """
     op, inner = residual
     if op is None and inner[1] is not None:

@@ -50,7 +50,7 @@ def cudnn_convolution(
     """Runs cuDNN's conv_fprop, conv_dgrad or conv_wgrad on two operands.
 
     shape: of the result; operands: by the names of cuDNN's parameters
-    Returns: None if cuDNN is off or does not support the case, if the dtypes differ, or if an operand is empty
+    Returns: the result; None if cuDNN is off or lacks support for the case, if dtypes differ, or an operand is empty
     """
     dtypes = {x.dtype for x in operands.values()}
     dtype = dtypes.pop()
@@ -111,7 +111,7 @@ def _channel_sums(xp: Any, g: Array) -> Array:
 def _prepare(
     xp: Any, x: Array, w: Array, groups: int, window: Window, transposed: bool
 ) -> tuple[Shape, Array, bool, Any]:
-    """Returns the shapes, the filters in the common format, whether it is channels last, and backward's residual."""
+    """Returns shapes, filters in the common format, whether this format is channels last, residual for backward."""
     shape = Shape.of(x.shape[0], w.shape, groups, window)
     channels_last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = as_format(xp, w, channels_last) if w.size else w

@@ -59,7 +59,7 @@ class TensorSpec(NamedTuple):
 
 
 def tensor_spec(x: Array, strides: tuple[int, ...] | None = None) -> TensorSpec:
-    """The description of x. strides: in elements, used instead of x's, which are arbitrary for axes of one element"""
+    """The description of x. strides: in elements; replace x's own strides, which mean nothing on axes of one element"""
     item = x.itemsize
     return TensorSpec(
         tuple(x.shape), tuple([n // item for n in x.strides]) if strides is None else strides, x.dtype.name
@@ -258,7 +258,7 @@ def _first_line(error: BaseException) -> str:
 class _NoTorch:
     """A finder for `sys.meta_path` that hides PyTorch from the thread that made it.
 
-    The frontend imports PyTorch if it is installed, which takes seconds, but does not need it.
+    The frontend does not need PyTorch, but imports it if it is installed. That takes seconds.
     """
 
     def __init__(self) -> None:
@@ -340,6 +340,6 @@ def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Arr
 
 
 def has_plan(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
-    """Whether cuDNN supports a graph. Builds its plan for `run_graph`. arrays: to time plans on; {} times none"""
+    """Whether cuDNN supports a graph. Also builds its plan, for `run_graph`. arrays: for timing plans; {}: no timing"""
     cudnn = library(xp)
     return cudnn is not None and cudnn.plan(key, io, build, arrays) is not None

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU by cuBLASLt: `gemm`, for matrices in most layouts without a copy, and with epilogues.
+"""Matrix products on a GPU by cuBLASLt. `gemm` reads most memory layouts without a copy, and can add an epilogue.
 
 For each new combination of shapes, strides, dtypes and alignments, cuBLASLt chooses an algorithm, and a plan with
 prepared arguments is cached. After that such a product is a look-up, an allocation and one call. cuBLASLt expects
@@ -147,7 +147,7 @@ def _plan(
     try:
         return MatmulPlan(library, library.handle(a.data.device_id), spec, shape, dtype)
     except UnsupportedMatmul as error:
-        if not fused:  # for a missing epilogue there is no warning: the caller launches the parts one by one
+        if not fused:  # without an epilogue, the caller launches the parts one by one, and needs no warning
             warnings.warn(f"a slow kernel multiplies instead: {error}", RuntimeWarning, stacklevel=3)
         return _unsupported
 
@@ -323,8 +323,8 @@ class MatmulPlan:
         self._shape = shape
         self._dtype = dtype
         self._objects: list[tuple[str, int]] = []  # the function that frees an object, and the object's address
-        # Held from setting the descriptor's pointer attributes, whose values `_pointers` stores, until the launch has
-        # read them.
+        # A thread holds the lock from setting the descriptor's pointer attributes until the launch has read them.
+        # `_pointers` stores the values of these attributes.
         self._lock = threading.Lock()
         self._pointers = [0, 0]
         self._compute_dtype = "float64" if spec.a.dtype == "float64" else "float32"
@@ -477,14 +477,14 @@ def workspace_size(xp: Any, device: int) -> int:
 
 
 def workspace(xp: Any, device: int, stream: int) -> int:
-    """The address of a stream's workspace, which is allocated at the first call and kept."""
+    """The address of a stream's workspace. Allocated at the first call; dropped if WORKSPACES others are newer."""
     graph = capture.now()
     workspaces = _workspaces if graph is None else _graph_workspaces.setdefault(graph, {})
     key = (device, stream, threading.get_ident() if stream == PER_THREAD else 0)
     memory = workspaces.get(key)
     if memory is None:
         if len(workspaces) >= WORKSPACES:
-            # Safe while work uses the oldest: the pool reuses a block in the order of the stream it was allocated on.
+            # Safe even if work still uses this memory: only later work of the same stream gets it from the pool.
             workspaces.pop(next(iter(workspaces)), None)
         memory = xp.empty(workspace_size(xp, device), "uint8")
         workspaces[key] = memory

@@ -95,7 +95,7 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     """The norm of the vector of all gradients, as a 0-d array.
 
     Gradients of different dtypes are converted: to float64 if one of them is float64, else to float32.
-    root: False: returns the sum of powers, without the root
+    root: False: returns the sum of powers, without the root. For order inf: the maximum, in both cases
     """
     dtypes = {g.dtype for g in gradients}
     common = np.float64 if _DOUBLE in dtypes else np.float32

@@ -135,7 +135,7 @@ def export_array(array: Array, device: device) -> ExportedArray:
         stream.cupy_stream.synchronize()
         owner = getattr(array.data.mem, "_owner", None)
         layout = (array.dtype, array.shape, array.strides)
-        if isinstance(owner, _ImportedMemory):  # of a third process: passes on that process's handle
+        if isinstance(owner, _ImportedMemory):  # memory of a third process: passes on its handle
             base = owner.lease.mapping.pointer
             handle = owner.handle if high > low else b""
             extent = (array.data.ptr - base, high - base)
@@ -169,7 +169,7 @@ def import_array(message: ExportedArray) -> Array:
             return xp.empty(message.shape, message.dtype)
         lease = _Lease(_mapping(xp, index, message.handle, reference.pid), reference)
     memory = _ImportedMemory(lease, message)
-    # The finalizer holds the lease after `memory` is gone, and passes it to `keep_alive`. At exit the driver unmaps.
+    # When `memory` is dropped, the finalizer passes the lease to `keep_alive`. At exit the driver unmaps instead.
     weakref.finalize(memory, _end_lease, xp, index, lease).atexit = False
     unowned = xp.cuda.UnownedMemory(lease.mapping.pointer, message.nbytes, memory, index)
     return xp.ndarray(message.shape, message.dtype, xp.cuda.MemoryPointer(unowned, message.offset), message.strides)

@@ -83,7 +83,7 @@ def product_by_kernel(xp: Any, a: Array, b: Array, out: Array | None = None) -> 
 
 
 def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
-    """The sum of g (rows, n) over its rows. out: memory for the result, which is used if g has 16 bits"""
+    """The sum of g (rows, n) over its rows. out: memory for the result; used only if g has 16 bits"""
     if g.dtype.itemsize > 2:
         return total(g, 0)
     # As a product with ones, which cuBLASLt sums in float32.
@@ -175,8 +175,8 @@ def linear_backward(
 class LayerResult(NamedTuple):
     """The result of act(x @ w^T + b), and what its backward needs.
 
-    aux: an array that the epilogue wrote for backward, with rows of `aux_ld` elements (bits for ReLU), or None if it
-        wrote none; without the epilogue, the values before GELU, or None for ReLU
+    aux: what the epilogue wrote for backward: an array with rows of `aux_ld` elements (bits for ReLU), or None.
+        Without the epilogue: the values before GELU; None for ReLU
     for_epilogue: whether an epilogue of cuBLASLt can read `aux`
     """
 

@@ -1,8 +1,8 @@
-"""Device memory: CuPy's pool over a counted cudaMalloc, a limit for this process, and the error of a failed allocation.
+"""Device memory: counts of CuPy's allocations, a limit for this process, and the error of a failed allocation.
 
-CuPy's pool calls `Allocator._cuda_malloc` only when it needs a cudaMalloc. An array that fits into a free block of the
-pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is tracked, which
-costs one more Python call for each array.
+CuPy's pool allocates by `Allocator._cuda_malloc`, which calls cudaMalloc and counts. An array that fits into a free
+block of the pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is
+tracked, which costs one more Python call for each array.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PrivatePool:
 class Allocator:
     """The allocator of CuPy's arrays.
 
-    name: "pool" (CuPy's pool over a counted cudaMalloc), "async" (cudaMallocAsync), "given" (a function of the user)
+    name: "pool" (CuPy's pool over `_cuda_malloc`), "async" (cudaMallocAsync), "given" (a function of the user)
     malloc: None for "pool"; pool: CuPy's pool behind `malloc`, which reports allocated bytes, or None
     """
 
@@ -109,7 +109,7 @@ class Allocator:
         _installed[:] = [self]
 
     def private_pool(self) -> PrivatePool:
-        """A new pool for a CUDA graph, over the counted cudaMalloc."""
+        """A new pool for a CUDA graph. It allocates by `_cuda_malloc`, so its memory counts towards the limit."""
         self._free_dropped_pools()
         cupy_pool = self._counted_pool()
         pool = PrivatePool(cupy_pool)
@@ -153,13 +153,13 @@ class Allocator:
         self._free_dropped_pools()
         if self._pool is not None:
             self._pool.free_all_blocks(stream)
-        # Blocks of arrays that were allocated before this allocator was installed.
+        # CuPy's own pool has blocks that were allocated before this allocator was installed.
         self.cupy.get_default_memory_pool().free_all_blocks(stream)
 
     def reset_peaks(self, device: int) -> None:
         """Resets the peaks to what is allocated at present.
 
-        After the first call, each allocation from the counted pool updates the peak of allocated bytes. An allocation
+        After the first call, each allocation from CuPy's pool updates the peak of allocated bytes. An allocation
         from the private pool of a CUDA graph updates the peak only if that pool grows.
         """
         counts = self.of(device)
@@ -304,7 +304,8 @@ def allocator(cupy: Any) -> Allocator:
     """The allocator of this process, installed at the first call.
 
     It is "pool" by default, "given" if the user called `cupy.cuda.set_allocator` before, or the one that `use` chose.
-    Inside of `cupy.cuda.using_allocator` none can be installed: then returns a new one, which CuPy does not use.
+    Inside of `cupy.cuda.using_allocator` none can be installed. If there is none yet, a call there returns a new one,
+    which CuPy does not use.
     """
     with _lock:
         if _installed and _installed[0].cupy is cupy:

@@ -3,8 +3,8 @@
 The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that GPU and
 CPU give the same bits, except that scalars with `pow` may differ in the last bits. Before the update, a small launch
 counts the steps and computes the scalars of the formula on the device. So a step that is skipped because a gradient is
-not finite is not counted, and the host need not wait to find out. Settings are arguments of the launch. For a CUDA
-graph, or if the learning rate is a tensor on the GPU, they are in device memory.
+not finite is not counted, and the host need not wait to find out. Settings are usually arguments of the launch.
+For a CUDA graph, or if the learning rate is a tensor on the GPU, they are in device memory instead.
 """
 
 from __future__ import annotations

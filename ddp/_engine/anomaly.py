@@ -36,7 +36,7 @@ def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
 
 
 class set_detect_anomaly(Assignment):
-    """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
+    """Turns anomaly mode of this thread on or off: as a statement, a context manager or a decorator.
 
     In this mode each recorded op stores the line of user code that ran it. If the backward of an op computes nan, an
     error that names this line stops backward. The mode is slow: use it for debugging.

@@ -1,8 +1,8 @@
-"""Reverse mode on a graph of nodes: count first, then run newest first, so that the last layers' gradients come first.
+"""Reverse mode on a graph of nodes: counts the gradients of each node, then runs the nodes, the newest first.
 
-A backward begins with a counting pass over what the roots can reach. A node runs when every gradient that it waits for
-has arrived, the newest of the ready ones first. A leaf is complete when its own count reaches zero. Its gradient-ready
-hook is called at once, while earlier layers still compute: so communication overlaps with backward.
+A backward begins with a counting pass over what the roots can reach. A node is ready when all its gradients have
+arrived. The newest ready node runs first, so the last layers finish first. A leaf is complete when its count is zero.
+Then its gradient-ready hook is called, while earlier layers still compute. So communication overlaps with backward.
 
 Nothing here recurses. Gradients are raw arrays, unless the caller passes `run_node`. The graph holds no reference
 cycles (tensor → node → older nodes → leaf → buffer), so reference counting frees memory as backward proceeds.
@@ -207,7 +207,7 @@ def _run(
             check_gradients(node, results)
         if not retain_graph:
             node.free()
-        del node, g  # frees them now; the loop above leaves the last of `results` in `g` until the next node runs
+        del node, g  # frees both; in the loop above, `g` then keeps the last of `results` until the next node has run
 
 
 def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:
