@@ -335,7 +335,7 @@ class Transport(ABC):
         Messages of one rank come in the order in which it sent them. Only one thread at a time may call this.
         """
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Groups, shared memory, closing ----------------------------------------------------------------------------------
 
     @abstractmethod
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
