@@ -73,7 +73,7 @@ class World(namedtuple("World", ("engine", "rank", "size", "local_rank", "local_
 _OMPI = "OMPI_COMM_WORLD"
 
 # Engine, then its variables for rank, size, local rank and local size. The order matters. srun always sets SLURM_*,
-# and for MPICH PMI_*, too. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
+# and may set PMI_*, too. Ranks of Open MPI's mpiexec in an allocation also have Slurm's variables of the batch step.
 _ENGINE_VARIABLES = (
     ("openmpi", f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),

@@ -148,7 +148,7 @@ class GroupCalls:
         self._close(0.0)
 
     def _close(self, grace: float) -> None:
-        """Closes the group. Calls that are not complete after `grace` seconds fail, also for threads that wait."""
+        """Closes the group. Calls that are not complete after `grace` seconds raise CommunicatorClosed."""
         self._comm.close()
         queue = self._comm.queue
         if not queue.drain(Deadline(grace)):
