@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file, and returns the descriptor. Opening a pipe could block, and a device may never end.
+    """Opens a regular file, and returns the descriptor. Refuses pipes, which may block, and devices, which may not end.
 
     flags: those of `os.open`; with O_NOFOLLOW, a symbolic link is refused as well
     Raises: OSError; if the file is not a regular one, the error has neither an errno nor the path.
@@ -74,8 +74,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Behind a symbolic link, the file is replaced and the link stays. The new file gets the permissions of the old one. A
     device, pipe or terminal is written to directly.
 
-    Raises: OSError, naming `path`, as `open_stream` does, or if no file can be made in its folder; OSError if writing
-    fails.
+    Raises: OSError that names `path`, from `open_stream`, or if no new file can be made in the folder; OSError if
+    writing fails.
     """
     stream = open_stream(path)
     if stream is not None:

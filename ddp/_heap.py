@@ -20,7 +20,7 @@ LARGEST = 32 << 20  # bytes, the largest threshold that glibc accepts
 
 
 def keep_freed() -> None:
-    """Makes glibc keep up to 1 GiB free at the end of its heap, and allocate blocks of less than 32 MiB there."""
+    """Makes glibc allocate blocks of less than 32 MiB on its heap, and keep up to 1 GiB free at the heap's end."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, LARGEST)

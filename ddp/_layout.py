@@ -1,7 +1,7 @@
 """Describes where each gradient is in the flat buckets of the reducer.
 
-A bucket is one array of one dtype. Each gradient starts at a multiple of 64 bytes, so that no two share a cache line
-if the bucket starts on one. The gaps stay zero, and are summed along with the rest.
+A bucket is one array of one dtype. Each gradient starts at a multiple of 64 bytes. So no two gradients share a cache
+line, if the bucket itself is aligned to 64 bytes. The gaps stay zero, and are summed along with the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINE = 64  # a cache line (bytes)
 
 @dataclass(frozen=True, kw_only=True)
 class BucketSlice:
-    """Where one gradient is: elements `start` to `stop` of the bucket with the index `bucket`. shape: its shape"""
+    """Where one gradient is: elements [start, stop) of the bucket with the index `bucket`. shape: of the gradient"""
 
     bucket: int
     start: int

@@ -1,6 +1,6 @@
 """The precision of float32 matrix products on a GPU, which the user sets and every product reads.
 
-It is separate from the CUDA code because it can be set before a GPU is used, or without one.
+This module is separate from the CUDA code, because the precision can be set before a GPU is used, or without a GPU.
 """
 
 from __future__ import annotations

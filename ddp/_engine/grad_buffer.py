@@ -61,8 +61,8 @@ class GradBuffer:
         return self.state is not EMPTY
 
     def accumulate(self, g: Array) -> None:
-        """Adds `g` (the leaf's shape) to the gradient, in place; to a copy if a graph may have saved the gradient."""
-        if g is self.array:  # an op has computed it in this memory: see `grad_out`
+        """Adds `g` (the leaf's shape) to the gradient: in place, except in GRAPH memory. An empty buffer copies `g`."""
+        if g is self.array:  # an op has computed `g` in this memory: see `grad_out`
             assert self.state is EMPTY or self.accumulating
             self.accumulating = False
         elif self.state is EMPTY:
@@ -78,10 +78,10 @@ class GradBuffer:
         self.read_error = None
 
     def grad_out(self, accumulate: bool = False) -> Array | AccumulateInto | None:
-        """The array that the next gradient may be computed in, so that accumulating it copies nothing.
+        """Returns the array in which an op may compute the next gradient, so that accumulating it copies nothing.
 
-        If the buffer holds a gradient: with `accumulate` an `AccumulateInto`, unless a graph may have saved the array;
-        otherwise None.
+        If the buffer holds a gradient already, returns None. With `accumulate`, returns an `AccumulateInto` instead,
+        unless a graph may have saved the array.
         """
         if self.state is not EMPTY:
             self.accumulating = accumulate and self.memory is not GRAPH
@@ -101,14 +101,14 @@ class GradBuffer:
         self.read_error = None
 
     def replace(self, array: Array) -> None:
-        """Uses `array`, a gradient with a graph, as the memory, and unbinds. The next gradient is added to a copy."""
+        """Uses `array` (a gradient with a graph) instead of any other memory. The next gradient is added to a copy."""
         self.array = array
         self.memory = GRAPH
         self.state = FULL
         self.read_error = None
 
     def lend(self) -> None:
-        """Called when a caller gets a tensor over the memory, so that `clear` drops the memory."""
+        """Notes that a caller has a tensor over the buffer's own memory, so that `clear` drops that memory."""
         if self.memory is OWN:
             self.memory = LENT
 
@@ -118,14 +118,14 @@ class GradBuffer:
             self.memory = OWN
 
     def clear(self) -> None:
-        """Empties the buffer. LENT memory and that of a graph are dropped, other memory stays for the next gradient."""
+        """Empties the buffer. Drops memory that is LENT or GRAPH; keeps other memory for the next gradient."""
         self.state = EMPTY
         if self.memory is LENT or self.memory is GRAPH:
             self.array = None
             self.memory = OWN
 
     def bind(self, buffer: Array) -> None:
-        """Keeps the gradient in `buffer` (the leaf's shape and dtype) from now on; copies an existing one there."""
+        """Keeps the gradient in `buffer` (the leaf's shape and dtype) from now on. An existing gradient is copied."""
         assert buffer.shape == self.shape, f"buffer of shape {buffer.shape} for a leaf of shape {self.shape}"
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
         if self.state is not EMPTY:
@@ -134,7 +134,7 @@ class GradBuffer:
         self.memory = BOUND
 
     def unbind(self) -> None:
-        """Keeps the gradient in memory of its own from now on; copies an existing one there."""
+        """Undoes `bind`: the gradient is in the buffer's own memory from now on. Copies an existing gradient there."""
         if self.memory is BOUND:
             assert self.array is not None
             self.array = None if self.state is EMPTY else self.array.copy()
@@ -150,7 +150,7 @@ class GradReadyHook(Protocol):
     order: int
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """Called before the first node runs, with all leaves with this hook that this backward will reach."""
+        """Called before the first node runs. leaves: all that have this hook and that this backward will reach"""
 
     def ready(self, leaf: Leaf) -> None:
         """Called when the leaf's gradient is complete and in its buffer, or when all uses of the leaf gave None."""

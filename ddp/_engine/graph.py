@@ -1,7 +1,7 @@
 """The parts of the graph: one node for each recorded op, and the versions of the tensors that the node saved.
 
-An op with several results has a `MultiOutputNode`, which waits for the gradients of all results. Each of these comes
-from a `SelectOutput` node of one result. So counts, hooks and sums over uses have one gradient per node.
+An op with several results has a `MultiOutputNode`, and a `SelectOutput` node for each result. The `SelectOutput` node
+gets the sum of its result's gradients, and passes it to the `MultiOutputNode`, which waits for all results.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Version:
 
     count: the number of writes
     epoch: increased by each write that autograd records, and when a tensor with views is first made to require grad.
-        The edge of a tensor from an earlier epoch is stale
-    base: a weak reference to the first tensor of which a view was made; to a later one if the first is gone
+        A tensor whose own epoch is earlier has a stale edge
+    base: a weak reference to the tensor of which the first view was made. If it is gone, the next view sets it anew
     saved_by: a weak reference to the node whose result this memory is, if the node saved it
     """
 
@@ -95,8 +95,8 @@ class Node:
         self.saved = saved
         self.versions = versions  # (version, its count when saved, position in `saved`) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
-        # Set if the residual changes with the inputs, so that the forward can run again: the inputs as arrays and
-        # numbers; (version, count, position among the inputs) of each tensor among them; and the parameters.
+        # What the forward needs to run again, if the residual changes with the inputs: the inputs (arrays and numbers),
+        # (version, count, position) of each input that is a tensor, and the parameters.
         self.call: tuple[Sequence[Any], Versions, dict[str, Any]] | None = None
         self.metadata: NodeMetadata | None = None
 
@@ -107,7 +107,7 @@ class Node:
         return self.metadata
 
     def check_versions(self) -> None:
-        """Raises: VersionError if a saved value was changed in place after it was saved."""
+        """Checks that no saved value was changed in place after it was saved. Raises: VersionError if one was."""
         for counter, count, position in self.versions:
             if counter.count != count:
                 what = repr(self.op.saves[position]) if position < len(self.op.saves) else f"saved tensor {position}"
@@ -121,7 +121,7 @@ class Node:
         """Computes the gradients of inputs, None where `needs` is False. Raises: VersionError; what the op raises.
 
         needs: which inputs get a gradient: those of `self.needs`, or fewer
-        grad_outs: for an op with `grad_out`: what `GradBuffer.grad_out` returned for each input that is a leaf, or None
+        grad_outs: only for an op with `grad_out`: for each input, a result of `GradBuffer.grad_out` or None
         """
         if self.metadata is not None and self.metadata.recompute is not None:
             self.metadata.recompute()
@@ -155,7 +155,7 @@ class ReusableNode(Node):
 
 
 class CollectiveNode(Node):
-    """A node whose backward is a collective, so it runs on every rank: with None if no gradient arrives."""
+    """A node whose backward is a collective. Every rank runs it, with None as the gradient if none arrives."""
 
     __slots__ = ()
 

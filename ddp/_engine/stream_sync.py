@@ -1,9 +1,9 @@
 """Runs backward on the CUDA streams that forward ran on.
 
-Before a stream reads a gradient that another stream computed, it waits for that stream. As in PyTorch, a node made
-while `ddp.cuda.stream(s)` was on runs its backward on `s`, and at the end the stream that `backward` was called on
-waits for all other streams. Gradients of leaves are added up on that last stream; for leaves on another GPU, on the
-current stream of that GPU. So code after `backward` needs no other synchronization than code after an op.
+Before a stream reads a gradient that another stream computed, it waits for that stream. As in PyTorch, the backward of
+a node runs on `s` if its op ran under `ddp.cuda.stream(s)`. At the end, the stream that `backward` was called on waits
+for all other streams. Gradients of leaves are added up on that stream; for leaves on another GPU, on the current stream
+of that GPU. So code after `backward` needs no other synchronization than code after an op.
 
 A backward uses a `StreamSync` only after `ddp.cuda.stream` or `set_stream` chose a stream, after a second GPU was used,
 or with CUDA_LAUNCH_BLOCKING=1: see `enable` and `on_other_gpu`.
@@ -73,7 +73,7 @@ class StreamSync:
         self._source = self._home  # the stream that computed the gradients being delivered
         self._computed: Any = None  # the event recorded after these gradients
         self._before = {self._home.device: self._home}  # the stream that was current on each device
-        self._used: dict[Any, None] = {}  # the other streams that were used
+        self._used: dict[Any, None] = {}  # the streams that were used, except `_home`
         self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
         self._node: Node | None = None
         self._several = any(type(edge) is not Leaf and self._stream_of(edge) != self._home for edge in edges)
@@ -138,7 +138,7 @@ class StreamSync:
     def end_delivery(self, edge: Edge, collects: bool) -> None:
         """Called after a result was added to the gradient of `edge`.
 
-        collects: whether `edge` reads the gradient only later
+        collects: whether `edge` has not read the gradient yet
         """
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.keep_alive(self._current, *arrays)
@@ -177,7 +177,7 @@ class StreamSync:
 
 def _device_of(result: Any) -> int | None:
     """The index of the GPU that a gradient is on; None for a gradient on the CPU, or if `result` is None."""
-    if isinstance(result, list):  # of an op with several results
+    if isinstance(result, list):  # the gradients of an op with several results
         result = next((gradient for gradient in result if gradient is not None), None)
     array = getattr(result, "gradient", result)
-    return getattr(getattr(array, "device", None), "id", None)  # NumPy's arrays are on "cpu"
+    return getattr(getattr(array, "device", None), "id", None)  # NumPy's `device` is the text "cpu", without `id`

@@ -40,7 +40,7 @@ def _thread_count_of(blas: ctypes.CDLL) -> Any:
 
 
 def blas_threads() -> int | None:
-    """The number of threads that NumPy's products run on; None if it is unknown."""
+    """The number of threads on which NumPy multiplies matrices; None if it is unknown."""
     products = sys.modules.get("numpy._core._multiarray_umath")
     count = None if products is None else _thread_count_of(ctypes.CDLL(products.__file__))
     return None if count is None else int(count())

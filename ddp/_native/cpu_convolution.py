@@ -19,13 +19,17 @@ from ddp.ops.arrays import Array
 from ddp.ops.convolution import Shape, Window
 
 MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
-MIN_CHANNELS = 16  # with fewer, Winograd's transforms take longer than the products that they save
+MIN_CHANNELS = 16  # with fewer, Winograd's transforms take longer than the multiplications that they save
 WINOGRAD_WINDOWS = (((3, 3), (1, 1)), ((2, 2), (1, 1)), ((4, 4), (2, 2)))  # kernel, stride
 WIDE = 16  # as in convolution.c
-MAX_FILTERS = 1024  # maximum of filters * channels: with more, a product of columns gives the filters' gradient faster
-MIN_POSITIONS = 64  # of a result: with fewer, one product for several images is faster than a product per image
-MAX_POSITIONS = 64  # of a depthwise result: with more, or more than 4 times as many in an image, `convolve` is faster
-MIN_WIDTH = 8  # of a result, without groups: below this, a product of columns is faster than `convolve`
+# Maximum of filters * channels for `convolve_filters`. Above it, a product of columns is faster.
+MAX_FILTERS = 1024
+# A result with fewer positions is faster as one product for several images than as one product per image.
+MIN_POSITIONS = 64
+# A depthwise result with more positions, or an image with more than 4 times as many, is faster by `convolve`.
+MAX_POSITIONS = 64
+# Without groups, a narrower result is faster by a product of columns than by `convolve`.
+MIN_WIDTH = 8
 IMAGE, FILTER, RESULT = range(3)  # as in depthwise.c
 assert library is not None
 _N = ctypes.c_ssize_t

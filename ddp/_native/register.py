@@ -1,7 +1,7 @@
-"""Attaches the native kernels of ops and of array functions. No other module attaches one.
+"""Attaches the native kernels of ops and of array functions. No other module attaches native kernels.
 
-A native kernel is a Python function for NumPy arrays, most of which call C kernels: functions of `kernels.c`. It passes
-cases that it cannot take to the array formula.
+Native kernels are Python functions for NumPy arrays. Most of them call C kernels, which are functions of `kernels.c`.
+They pass cases that they cannot take to the array formula.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
 
 
-# Blocks of rows, each summed by itself. Their number is constant, so sums have the same bits on any number of threads.
+# Maximum number of blocks of rows, each of which is summed by itself. The blocks do not depend on the number of
+# threads, so sums always have the same bits.
 _ROW_BLOCKS = 16
 
 
@@ -567,10 +568,10 @@ def _describe(
     causal: bool,
     masked: int,
 ) -> tuple[_Shape, Array]:
-    """The description of a call, and the offsets that it points to.
+    """Returns the struct that describes a call of an attention kernel, and the array of offsets that it points to.
 
     q, k: shapes; width: length of the rows of v; strides, itemsizes: of all arrays, in the order of the enum of
-    attention.c; masked: 0 for no mask, 1 for one of bool, 2 for one of numbers
+    attention.c; masked: 0 for no mask, 1 for a bool mask, 2 for a mask of numbers
     """
     lead = q[:-2]
     addresses = np.zeros((*lead, _ARRAYS), np.int64)
@@ -589,7 +590,7 @@ def _describe(
 
 
 def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float, causal: bool) -> _Shape:
-    """The description of a call. arrays: q, k, v, z, and in backward g, dq, dk, dv"""
+    """The struct that describes a call of an attention kernel. arrays: q, k, v, z, and in backward g, dq, dk, dv"""
     q, k, v = arrays[:3]
     assert q is not None
     assert k is not None
@@ -604,7 +605,7 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
-    """Scratch memory (threads, n): per thread, `rows` rows with a number per key, rounded up to whole vectors."""
+    """Scratch memory (threads, n): per thread, `rows` rows of one number per key, rounded up to whole vectors."""
     threads = min(_count_threads(math.prod(q.shape[:-1]) * k.shape[-2]), math.prod(q.shape[:-2]))
     return np.empty((threads, rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
 

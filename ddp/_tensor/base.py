@@ -143,7 +143,7 @@ class TensorBase:
         clear_grad(self, True)
 
     def check_replaceable(self) -> None:
-        """Raises: GraphError if this tensor's leaf has a gradient-ready hook, which a new leaf would not have."""
+        """Checks that this tensor may get a new leaf. Raises: GraphError if its leaf has a gradient-ready hook."""
         if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
@@ -291,7 +291,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if op.view and xp.may_share_memory(out, arrays[0]):
         alias(result, inputs[0])
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
-        if wide and run is op and not op.backward_supports_bfloat16:  # its backward cannot take bfloat16
+        if wide and run is op and not op.backward_supports_bfloat16:  # the op's backward cannot take bfloat16
             run = op.upcast
             residual = (residual, None)
         node = make_node(Node, op, run, xp, inputs, result, residual)
@@ -334,7 +334,7 @@ def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: 
 def record(node: Node, results: Sequence[TensorBase | None]) -> None:
     """Makes `node` the edge of its result. Results without a gradient, such as integers, get no edge.
 
-    node: a `MultiOutputNode` for several results: the edge of each result is then a new `SelectOutput` node
+    node: for several results, a `MultiOutputNode`. The edge of each result is then a new `SelectOutput` node
     """
     nodes: Sequence[Node] = (node,)
     if isinstance(node, MultiOutputNode):
@@ -388,7 +388,7 @@ def check_current(name: str, x: TensorBase) -> None:
 
 
 def stale_view(name: str, x: TensorBase) -> InplaceError:
-    """Returns the error for a stale edge of `x`: its memory was changed in place after the view was made."""
+    """Returns the error for a stale view `x`, whose memory was changed in place after the view was made."""
     return InplaceError(
         f"{name}: a tensor of shape {x.array.shape} shares memory with one that was changed in place inside the graph "
         "after this view was made, so its place in the graph is not true any more: make the view after the change, or "
@@ -463,7 +463,7 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
 
 
 def needs_guard(device: Device) -> bool:
-    """Whether an op must run in `guarded_run`; False if it already does. device: its `watched` is not 0."""
+    """Whether an op must run in `guarded_run`; False if it already does. device: one whose `watched` is not 0"""
     if modes.state.guarded:
         return False
     if device.watched == 2:

@@ -16,12 +16,12 @@ _OF_BOTH = (
 
 
 class ComplexTensor:
-    """real + i*imag. Transforms of `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return it.
+    """Complex numbers real + i*imag, as `ddp.fft`, `ddp.view_as_complex`, `ddp.polar` and `ddp.complex` return them.
 
-    real, imag: tensors of one shape and dtype, through which gradients flow. Complex tensors can be added to,
-    multiplied with and divided by others, tensors and numbers; they have `abs`, `angle`, `conj`, indices, and the shape
-    methods and sums of tensors. They are not `Tensor`s: compute everything else from `real` and `imag`. For a complex
-    parameter, make a real one of shape (..., 2), and apply `view_as_complex`.
+    real, imag: tensors of one shape and dtype, through which gradients flow. Complex tensors support +, - and * with
+    each other, tensors and numbers, and can be divided by them. They also have `abs`, `angle`, `conj`, indexing, and
+    the shape methods and sums of tensors. They are not `Tensor`s: compute everything else from `real` and `imag`. For a
+    complex parameter, make a real one of shape (..., 2), and apply `view_as_complex`.
     """
 
     def __init__(self, real: Tensor, imag: Tensor) -> None:

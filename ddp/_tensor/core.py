@@ -190,11 +190,11 @@ class Tensor(
 base._plain.append(Tensor)
 for _mixin in Tensor.__mro__[1:-1]:
     for _function in filter(inspect.isfunction, vars(_mixin).values()):
-        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # Python's error messages show it
+        if _function.__qualname__ == f"{_mixin.__name__}.{_function.__name__}":  # error messages show this name
             _function.__module__ = Tensor.__module__
             _function.__qualname__ = f"Tensor.{_function.__name__}"
 
-_WITH_NUMPY_NAMES = (  # methods that also take axis and keepdims instead of dim and keepdim
+_WITH_NUMPY_NAMES = (  # methods whose dim and keepdim may also be named axis and keepdims
     "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "
     "max mean median min nanmean nansum prod softmax sort squeeze std sum topk unsqueeze var"
 )

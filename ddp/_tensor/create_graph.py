@@ -176,7 +176,7 @@ for _function, _op in (
 def recorded_gradients(
     tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool, wanted: Sequence[Edge]
 ) -> list[Tensor | None]:
-    """The gradients of all `tensors` with respect to the edges `wanted`: tensors with a graph; None where none arrived.
+    """Returns the gradient of all `tensors` for each edge in `wanted`: a tensor with a graph, or None if none arrived.
 
     A collective's result on which no gradient here depends is added to the graph of every gradient, with the derivative
     0. Gradients of other ranks depend on that result, and differentiating them runs collectives in which this rank
@@ -364,8 +364,8 @@ _COMPOSITES: dict[str, Composite] = {
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
     """Returns a gradient as a tensor, whose graph has all values that it depends on.
 
-    read: the values that the backward read. Those that were compared, or all if the gradient has no graph, are added
-    to the graph with the derivative 0.
+    read: the values that the backward read. Values that were compared are added to the graph with the derivative 0. If
+    the gradient has no graph, all values are added.
     """
     if x is None:
         return None

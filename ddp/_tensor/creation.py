@@ -103,7 +103,7 @@ def parse_count(n: Any, name: str) -> int:
 
 
 def pin(x: Tensor) -> Tensor:
-    """Returns `x` in page-locked memory, requiring grad if `x` does. Raises: DeviceError if `x` is on a GPU."""
+    """Copies `x` to page-locked memory if there is a GPU; keeps requires_grad. Raises: DeviceError if x is on a GPU."""
     page_locked = x.detach().pin_memory()
     return page_locked.requires_grad_(x.requires_grad)
 
@@ -114,7 +114,7 @@ _QUIET = np.errstate(all="ignore")  # a decorator: numbers too large for a dtype
 class Options(TypedDict, total=False):
     """Options that functions such as `zeros` and `arange` take by name.
 
-    dtype: None: the default dtype, or that of the numbers given
+    dtype: if None, the default dtype or the dtype of the given numbers
     """
 
     dtype: Any
@@ -136,7 +136,7 @@ def new(
 
     usual: the dtype if `dtype` is None; None: the default dtype
 
-    Raises: ArgumentError if the array module cannot count the elements or hold a number.
+    Raises: errors of the array module become ArgumentError or DtypeError: see `as_ddp_error`.
     """
     dtype = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     target = resolve_device(device)
@@ -174,10 +174,10 @@ empty = _of_shape("empty", "Uninitialized memory: every element is to be written
 
 
 def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
-    """A tensor filled with `fill_value`. Without `dtype`: bool or int64 for such values, the default dtype for a float.
+    """A tensor filled with `fill_value`. Without `dtype`: bool for a bool, int64 for an int, the default for a float.
 
-    Raises: ArgumentError if the value is not a number, or one that an integer dtype cannot hold; ShapeError for a
-    negative size; DtypeError for sizes that are not integers, or an unknown dtype.
+    Raises: ArgumentError if the value is not a number, or if an integer dtype cannot hold it; ShapeError for a negative
+    size; DtypeError for sizes that are not integers, or an unknown dtype.
     """
     value = as_number(fill_value, "full")
     shape = parse_shape((size,), None, "full")
@@ -198,8 +198,8 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 
     With dtype=int64, floats are truncated first. Rounding may give a last number that is not before end.
 
-    Raises: ArgumentError if step is 0, also after truncation for a dtype that is not floating, if it leads away from
-    end, or if start, end or step is not a finite number; DtypeError for an unknown dtype.
+    Raises: ArgumentError if step is 0 (for a dtype that is not floating: after truncation), if step leads away
+    from end, or if start, end or step is not a finite number; DtypeError for an unknown dtype.
     """
     if end is None:
         start, end = 0, start
@@ -325,7 +325,7 @@ class Creation(TensorBase):
 
 
 def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
-    """Makes an uninitialized tensor of given sizes, or a copy of given data; shares the memory of a given tensor.
+    """Makes an uninitialized tensor from sizes, a copy from data, or a tensor over the memory of a given tensor.
 
     Raises: DtypeError for a tensor of another dtype, or for data that are not numbers; ArgumentError for several
     arguments that are not sizes; ShapeError for a negative size.
@@ -481,8 +481,8 @@ def tensor(
     pin_memory: in page-locked memory, if there is a GPU to copy to.
     Raises: ShapeError for ragged sequences; DtypeError for an unknown dtype, for elements that are not numbers, for
     integers beyond int64 in a sequence, and if requires_grad is set and the dtype is not floating; ArgumentError for
-    any other number, alone or in a sequence, that an integer dtype cannot hold (numbers of an array wrap around), or a
-    malformed device; DeviceError for a GPU that does not exist.
+    any other number that an integer dtype cannot hold, and for a malformed device; DeviceError for a GPU that does not
+    exist. Numbers in an array or a tensor do not raise: they wrap around.
     """
     array, new = array_of(data, dtype, "tensor")
     target = _target_device(data, array, device)
@@ -505,7 +505,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
 
 
 def _target_device(data: Any, array: Any, device: Where) -> _device.device:
-    """The device for a tensor of `data`: the one asked for, else that of a tensor or CUDA array, else the default."""
+    """The device for a tensor of `data`: `device`, else where a tensor or CUDA array is, else the default device."""
     named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
     return resolve_device(device) if named else device_of(array)
 

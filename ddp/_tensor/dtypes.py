@@ -1,8 +1,8 @@
 """The dtypes of results, by PyTorch's rules, as NumPy's dtype objects.
 
-The categories are bool < integers < floats. A Python number never widens a tensor of its own category or a higher one;
-neither does a 0-d tensor widen one with dimensions. bfloat16 is that of ml_dtypes: its `kind` is "V" and its `name`
-"bfloat16", so use `is_float` to ask whether a dtype is floating.
+The categories are bool < integers < floats. A tensor and a Python number give the dtype of the tensor, unless the
+number has a higher category. The same holds for a tensor with dimensions and a 0-d tensor. bfloat16 is the dtype of
+ml_dtypes: its `kind` is "V" and its `name` "bfloat16", so use `is_float` to ask whether a dtype is floating.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse(dtype: Any) -> Dtype:
 
 
 def is_float(dtype: Dtype) -> bool:
-    """Whether tensors of this dtype can require grad."""
+    """Whether the dtype is floating, so that its tensors can require grad."""
     return dtype in FLOATS
 
 

@@ -149,7 +149,7 @@ class Elementwise(TensorBase):
     def sub(self, other: Other, *, alpha: float = 1) -> Tensor:
         """self - alpha*other.
 
-        Raises: DtypeError for bool with an `alpha` of 1, or for integers and bool with another `alpha` that is a float.
+        Raises: DtypeError if both are bool and `alpha` is 1, or for integers or bool with a float `alpha` other than 1.
         """
         return add_scaled(ops.sub, self, other, alpha)
 

@@ -295,7 +295,10 @@ def angle(input: ComplexTensor) -> Tensor:
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """All combinations of one element of each vector: (n0 * n1 * ..., number of vectors); of one vector, the vector."""
+    """All combinations of one element from each vector: (n0 * n1 * ..., number of vectors).
+
+    A single vector is returned unchanged.
+    """
     if len(tensors) == 1:
         return tensors[0]
     return stack([grid.reshape(-1) for grid in meshgrid(*tensors, indexing="ij")], 1)

@@ -73,7 +73,7 @@ class Gradients(TensorBase):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Adds the gradients of this tensor with respect to the leaves that it depends on to the `grad` of each leaf.
+        """Computes the gradient with respect to each leaf of this tensor's graph, and adds it to the leaf's `grad`.
 
         gradient: of this tensor's shape; None: 1, if there is one element. retain_graph: keeps the graph for another
         backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be

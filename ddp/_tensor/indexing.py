@@ -1,4 +1,4 @@
-"""Indexing: splits an index into a basic one, which gives a view, and index arrays of that view, as in PyTorch."""
+"""Indexing: splits an index into a basic index, which gives a view, and arrays that index this view, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
 
 
 def _parse_part(part: Any, x: TensorBase) -> Any:
-    """Converts a part of an index: tensors, lists and arrays to arrays. Keeps int, slice, None, Ellipsis and bool."""
+    """Converts tensors, lists and arrays in an index to arrays on the device of `x`, or to numbers if they are 0-d.
+
+    Other integers become int. Parts that are int, slice, None, Ellipsis or bool stay.
+
+    Raises: RangeError for anything else, and for arrays of floats or uint8; ArgumentError for a step below 1.
+    """
     cls = type(part)
     if cls is slice and part.step is not None:
         _check_step(part)
@@ -214,9 +219,9 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
 def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
     """Checks `index`, which selects elements of `x` along `dim`. Returns its array and the non-negative dim.
 
-    A 0-d tensor counts as a vector of one element, and the other way round. Raises: ShapeError unless index has as many
-    dimensions as `x`, and none except `dim` is larger; DtypeError if index is not a tensor of integers; RangeError for
-    a dimension or an index that is out of range.
+    A 0-d index is valid for a vector `x`, and an index of shape (1,) for a 0-d `x`. Raises: ShapeError if a non-empty
+    index has another number of dimensions than `x`, or if an index is larger than `x` in a dimension other than `dim`;
+    DtypeError if index is not a tensor of integers; RangeError for a dimension or an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     shape = x.array.shape
@@ -291,7 +296,7 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
 
 
 def _dtype_or_class(x: Any) -> str:
-    """The dtype of a tensor, or the class name of any other object, even of a NumPy array, which has a dtype, too."""
+    """The dtype of a tensor, or the class name of any other object, such as a NumPy array."""
     return str(x.array.dtype) if isinstance(x, TensorBase) else type(x).__name__
 
 
@@ -327,9 +332,10 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
 def _scatter(
     x: TensorBase, name: str, dim: int, index: TensorBase, src: Any = None, *, value: Any = None, reduce: Any = None
 ) -> Call:
-    """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
+    """self with each src[i, j, ...] written to index[i, j, ...] along `dim`, and to i, j, ... along other dimensions.
 
-    index: int64, not larger than src in any dimension, nor than this tensor except along `dim`. reduce: None or "add".
+    src or value: a tensor of this dtype, or a number. index: int64, not larger than src, nor than self in another
+    dimension than `dim`. reduce: None, or "add" to add instead of writing.
     """
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
@@ -359,7 +365,7 @@ def _scatter(
 
 
 def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: TensorBase) -> Call:
-    """self with src[..i..] added at [..index[..i..]..] along `dim`."""
+    """self with each element of `src` added where `scatter` would write it."""
     return _scatter(x, name, dim, index, src, reduce="add")
 
 
@@ -368,8 +374,9 @@ def _check_vector(
 ) -> tuple[Any, Step, int]:
     """Checks `index`, a vector along `dim`. Returns its array, `index_along` of it, and the non-negative dim.
 
-    Raises: ShapeError if it is not a vector, or `x` is 0-d; DtypeError if it is not a tensor of integers; RangeError
-    for a dimension or an index that is out of range.
+    A 0-d index counts as a vector. negative: indices may count from the end. Raises: ShapeError if `index` has more
+    than one dimension, or `x` is 0-d; DtypeError if `index` is not a tensor of integers; RangeError for a dimension or
+    an index that is out of range.
     """
     axis = resolve_axis(x, dim, name)
     n = x.array.shape[axis] if x.array.ndim else 1
@@ -381,7 +388,7 @@ def _check_vector(
 
 
 def _check_slices(x: TensorBase, name: str, positions: Any, axis: int, source: Any) -> Any:
-    """Returns `source`. Raises: ShapeError, DtypeError unless it has a slice along `axis` of `x` for each position."""
+    """Returns `source`, if it has one slice along `axis` of `x` per position. Raises: ShapeError, DtypeError if not."""
     source = _check_source(x, name, source)
     shape = x.array.shape
     n = positions.size
@@ -460,8 +467,8 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
         selected = copy_if_needed(selected, x, value)
         value = value[:count]
         return target, ops.setitem, value, {"steps": ((selected,),)}
-    # On a GPU, without waiting for the number of places: each place takes the element of `source` whose index is the
-    # number of places before it.
+    # On a GPU, the host does not wait for the number of places. Each place takes the element of `source` whose index is
+    # the number of places before it.
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
     source_index = xp.cumsum(selected.reshape(-1), dtype="int64") - 1
@@ -520,11 +527,11 @@ class Indexing(TensorBase):
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
     def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
-        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, not larger than self except along `dim`.
+        """out[i, j, ...] is the element of self at index[i, j, ...] along `dim`, and at i, j, ... along the others.
 
-        sparse_grad: accepted, and changes nothing. Raises: ShapeError for an index of another number of dimensions, or
-        one that is larger; DtypeError if it is not a tensor of integers; RangeError for a dimension or an index that is
-        out of range.
+        index: int64, not larger than self except along `dim`. sparse_grad: accepted, and changes nothing.
+        Raises: ShapeError for an index of another number of dimensions, or one that is larger; DtypeError if it is not
+        a tensor of integers; RangeError for a dimension or an index that is out of range.
         """
         x = at_least_1d(self)
         positions, axis = check_gather(x, dim, index, "gather")
@@ -559,8 +566,8 @@ class Indexing(TensorBase):
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`.
 
-        Raises: ShapeError if `index` is not a vector; DtypeError if it is not a tensor of integers; RangeError for a
-        dimension or an index that is out of range.
+        Raises: ShapeError if `index` has several dimensions; DtypeError if it is not a tensor of integers; RangeError
+        for a dimension or an index that is out of range.
         """
         x = at_least_1d(self)
         result = read_index(x, _check_vector(x, "index_select", dim, index)[1])

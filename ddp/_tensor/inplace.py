@@ -41,8 +41,8 @@ P = ParamSpec("P")
 def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     """Whether autograd must record a write of `operands` into `x`. Raises: InplaceError if it cannot.
 
-    The methods of tensors call this before each write, recorded or not. If an op has saved its result for backward, and
-    the result is in this memory, a copy replaces the saved one.
+    The methods of tensors call this before each write, recorded or not. The memory of `x` may hold a result that its op
+    saved for backward. Then the saved result is first replaced by a copy.
     """
     if not modes.state.enabled or (
         x.edge is None and not any(isinstance(y, TensorBase) and y.edge is not None for y in operands)
@@ -111,7 +111,7 @@ def _copy_saved_result(x: TensorBase) -> None:
 
 
 def _copy_saved(node: Node, x: TensorBase) -> None:
-    """Replaces values that `node` saved in the memory of `x`, which is about to be overwritten, by copies."""
+    """Copies the values that `node` saved in the memory of `x`, which will be overwritten, and saves the copies."""
     saved = list(node.saved)
     changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
     for _, _, position in changed if saved else ():  # a checkpointed region has saved nothing
@@ -143,7 +143,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
 
 
 def update(x: Self, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> Self:
-    """Writes function(x, y) into `x`: by the array module's `ufunc` in place, unless autograd records the write."""
+    """Writes function(x, y) into `x`: by `ufunc` with out=x.array, unless the write is recorded or `x` is bfloat16."""
     if must_record(x, name, y):
         return assign(x, name, function(x, y))
     if isinstance(y, TensorBase) and y._device is not x._device and (y.array.ndim or y._device.type != "cpu"):

@@ -125,7 +125,7 @@ def _take_bfloat16(exporter: Any, source: device) -> Any:
 
 
 def is_bfloat16(exporter: Any) -> bool:
-    """Whether the dtype of another library's array is bfloat16, by its name."""
+    """Whether another library's array is bfloat16, judging by the name of the dtype."""
     return str(getattr(exporter, "dtype", "")).endswith("bfloat16")
 
 

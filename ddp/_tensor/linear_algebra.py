@@ -115,7 +115,10 @@ class LinearAlgebra(TensorBase):
     ger = outer
 
     def inner(self: Any, other: Any) -> Tensor:
-        """The sum of products over the last dimensions: (..., k), (..., k); for a 0-d factor, the plain product."""
+        """Sums products over the last dimensions: (n..., k), (m..., k) to (n..., m...).
+
+        If a factor is 0-d, the result is self * other.
+        """
         a = self.array
         b = other.array
         if not a.ndim or not b.ndim:
@@ -219,7 +222,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
 
     terms: the labels of each operand
 
-    Raises: ShapeError if sizes of one label differ, except from 1; DtypeError if dtypes differ in a sum of products.
+    Raises: ShapeError if two sizes of a label differ and none is 1; DtypeError if dtypes differ in a sum of products.
     """
     sizes: dict[int, int] = {}
     for x, labels in zip(operands, terms, strict=True):
@@ -296,8 +299,8 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     multiplied from left to right. Factors of different dtypes are promoted if nothing is summed over both, as in
     "i,j->ij".
 
-    Raises: ArgumentError for an equation that does not fit the operands; ShapeError if sizes of one label differ,
-    except from 1, which is broadcast; DtypeError for dtypes that differ in a sum of products.
+    Raises: ArgumentError for an equation that does not fit the operands; ShapeError if two sizes of a label differ and
+    neither is 1, which is broadcast; DtypeError for dtypes that differ in a sum of products.
     """
     if isinstance(equation, TensorBase):
         parts = [equation, *operands]
@@ -322,9 +325,9 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     dims: a number n: the last n dimensions of `a` with the first n of `b`; or a list for `a` and a list for `b`
 
-    Raises: ArgumentError for a number that is negative, or larger than a number of dimensions, for anything but a
-    number or two lists, and if a list names a dimension twice; RangeError if a list has a dimension that does not
-    exist; ShapeError if sizes of a pair differ, or the lists have different lengths; DtypeError if the dtypes differ;
+    Raises: ArgumentError for a negative number, for more dimensions than `a` or `b` has, for anything but a number or
+    two lists, and if a list names a dimension twice; RangeError if a list has a dimension that does not exist;
+    ShapeError if sizes of a pair differ, or the lists have different lengths; DtypeError if the dtypes differ;
     DeviceError if the devices differ.
     """
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):

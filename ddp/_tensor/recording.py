@@ -1,7 +1,7 @@
 """Recording arrays, with which the formulas of `ddp.ops` compute under create_graph.
 
 A `RecordingArray` has the methods of an array and holds a tensor; a `recording_module` has the functions of NumPy or
-CuPy for such arrays. A formula that gets these two runs as on arrays, but each step is an op on tensors, so that its
+CuPy for such arrays. With these two, a formula runs as on arrays, but each step is an op on tensors, so that its
 results have a graph. Tensors cannot be used instead, because some of their methods differ from those of arrays (`size`,
 `max`). Formulas may write, by `out=`, `+=` or `x[i] = y`. No memory changes then: the recording array gets a new
 tensor, and so does the recording array that it is a view of.
@@ -237,7 +237,7 @@ class _RecordingModule(RecordingModule):
     """An array module whose functions also take recording arrays; for arrays, they call the module's own."""
 
     def __getattr__(self, name: str) -> Any:
-        """Called when an attribute is first read: wraps a function, or reads another attribute, and stores it."""
+        """Called when an attribute is first read. Gets it, wraps it if it is a function, and stores it."""
         value = getattr(self.module, name)
         if callable(value) and not isinstance(value, type):
             value = _function(self.module, name, value)
@@ -245,7 +245,7 @@ class _RecordingModule(RecordingModule):
         return value
 
 
-recording_module = lru_cache(2)(_RecordingModule)  # of NumPy or CuPy
+recording_module = lru_cache(2)(_RecordingModule)  # one for NumPy, one for CuPy
 
 
 def _constant(array: Any) -> Any:

@@ -322,10 +322,10 @@ class Reductions(TensorBase):
         return self.sort(0).values
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
-        """(values, indices) of the k largest, or smallest, along `dim`.
+        """(values, indices) of the k largest, or smallest, along `dim`. sorted: in order, the most extreme first
 
-        Raises: RangeError if there are fewer, for a negative k, or for a dimension that does not exist; DtypeError if k
-        is not an integer.
+        Raises: RangeError if there are fewer elements, for a negative k, or for a dimension that does not exist;
+        DtypeError if k is not an integer.
         """
         xp, x, axis = _along(self, dim, "topk")
         k = parse_int(k, "topk", "k")
@@ -336,8 +336,8 @@ class Reductions(TensorBase):
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest along `dim`, k >= 1.
 
-        Raises: RangeError if there are fewer, for a smaller k, or for a dimension that does not exist; DtypeError if k
-        is not an integer.
+        Raises: RangeError if there are fewer elements, for k < 1, or for a dimension that does not exist; DtypeError if
+        k is not an integer.
         """
         xp, x, axis = _along(self, dim, "kthvalue")
         k = parse_int(k, "kthvalue", "k")

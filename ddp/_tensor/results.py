@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Size(tuple[int, ...]):
-    """The sizes of a tensor's dimensions: a tuple that also counts the elements. Slices and sums are Sizes too."""
+    """The sizes of a tensor's dimensions: a tuple with `numel`. Slices, concatenations and repeats are Sizes, too."""
 
     __slots__ = ()
 

@@ -147,7 +147,7 @@ def _sampled(
     device: Where = None,
     **options: Any,
 ) -> Tensor:
-    """Makes a tensor of what `sample(rng, dtype)` draws from `generator`, by default this thread's for the device.
+    """Makes a tensor of what `sample(rng, dtype)` draws. generator: by default, this thread's generator for the device
 
     usual: see `creation.new`
     """
@@ -283,7 +283,9 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
 
 @guarded_function
 def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
-    """Draws 1 for each element of `input` with that (floating) probability, or with `p`, else 0. Outside the graph.
+    """Draws 1 or 0 for each element of `input`, which is the probability of 1, unless `p` is given instead.
+
+    The result is outside the graph, and has the dtype of `input`.
 
     Raises: ArgumentError for probabilities outside [0, 1] (on a GPU, at the next call that waits for the GPU);
     DtypeError for integers without `p`, or if `input` is not a tensor; DeviceError for a generator on another device.
@@ -351,7 +353,7 @@ def _exponential(xp: Any, source: Any, shape: Ints) -> Any:
 
 
 def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
-    """For each number in `drawn` (N, S), the first category at which its row's running sum exceeds drawn * total."""
+    """For each number u in `drawn` (N, S), the first category at which the row's running sum exceeds u * its total."""
     sums = weights.cumsum(axis=1)
     row = xp.arange(len(sums))[:, None]
     # One search for all rows: the edges of row i are between i and i + 1.
@@ -435,7 +437,8 @@ class Sampling(TensorBase):
         """Fills the tensor with random integers in [low, high), or in [0, low) if only low is given.
 
         Rounding to a floating dtype may give the upper bound.
-        Without arguments: from 0 to the largest number up to which the dtype represents all integers (int64: one less).
+        Without arguments: in [0, n], where the dtype represents all integers up to n, but not n + 1. For int64, n is
+        one less.
         Raises: ArgumentError if the range is empty or exceeds that of the dtype; InplaceError if autograd must
         record the write and cannot.
         """

@@ -45,7 +45,7 @@ Dims = int | Sequence[int]
 class Shapes(TensorBase):
     """The methods of a tensor that change its shape, or take parts of it.
 
-    Views share memory with the tensor, as in NumPy; a reshape that the memory does not allow is a copy.
+    Views share memory with the tensor, as in NumPy. `reshape` copies where no view can have the new shape.
 
     Raises: RangeError for a dimension that the tensor does not have; DtypeError for one that is not an integer.
     """
@@ -181,7 +181,7 @@ class Shapes(TensorBase):
         return self.T
 
     def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
-        """Repeats dimensions of size 1, and new leading ones, to these sizes without copying; -1 keeps a size.
+        """Repeats dimensions of size 1 to these sizes without copying. Extra sizes come first; -1 keeps a size.
 
         Raises: ShapeError for any other change of size; DtypeError for sizes that are not integers; ArgumentError if
         they are given both by position and by name.
@@ -238,8 +238,8 @@ class Shapes(TensorBase):
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
         """Splits along `dim` into parts of these sizes.
 
-        Raises: ShapeError if they do not add up to its size, if one is negative, or for a 0-d tensor; RangeError;
-        DtypeError for sizes that are not integers.
+        Raises: ShapeError if they do not add up to the size of `dim`, if one is negative, or for a 0-d tensor;
+        RangeError; DtypeError for sizes that are not integers.
         """
         axis, n = _axis_and_size(self, dim, "split")
         sizes = parse_sizes((split_sizes,))
@@ -479,11 +479,11 @@ class Shapes(TensorBase):
         return apply(shape.roll, (self,), shifts=by, dims=tuple([resolve_axis(self, d, "roll") for d in along]))
 
     def tril(self, diagonal: int = 0) -> Tensor:
-        """Zero above the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        """A copy with zeros above a diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
         return apply(shape.tril, (_matrix(self, "tril"),), diagonal=diagonal)
 
     def triu(self, diagonal: int = 0) -> Tensor:
-        """Zero below the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
+        """A copy with zeros below a diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
         return apply(shape.triu, (_matrix(self, "triu"),), diagonal=diagonal)
 
     tril_ = in_place(tril)

@@ -34,7 +34,7 @@ T = TypeVar("T", bound="Storage")
 
 
 Array = np.ndarray[Any, Any]
-_LINE = 64  # a cache line (bytes); the memory of each root starts on one in its block
+_LINE = 64  # a cache line (bytes): in a block, each array that was moved there starts on one
 
 
 class Storage(TensorBase):
@@ -218,7 +218,7 @@ def for_each_class(hook: Callable[[type], Any]) -> None:
 
 
 def move_to_shared_memory(tensors: list[Any]) -> None:
-    """Moves those tensors that are not shared yet into one new block, and all other tensors over their memory."""
+    """Moves the tensors that are not shared yet into one new block. Other tensors over their memory move along."""
     tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
@@ -333,9 +333,10 @@ class Conversion(TensorBase):
         """Converts to another dtype, another device, or both: to("cuda:0"), to(ddp.float64), to(other_tensor).
 
         memory_format: ddp.channels_last stores the channels of a pixel side by side, which GPUs convolve faster.
-        copy: a copy even if nothing changes. non_blocking: the host does not wait for a copy from pinned memory to
-        a GPU, or from a GPU to the CPU, which goes to new pinned memory and is complete when the current stream has
-        done it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in this order.
+        copy: a copy even if nothing changes. non_blocking: the host does not wait for a copy from pinned memory to a
+        GPU, or from a GPU to the CPU. A copy to the CPU goes to new pinned memory, and is complete when the current
+        stream has done it (`ddp.cuda.synchronize()`, or an event). non_blocking and copy may follow by position, in
+        this order.
         Raises: DtypeError for an argument that is neither dtype, device nor tensor; ArgumentError for a malformed
         device; DeviceError for a GPU that does not exist; CudaError if a copy, or earlier work on the GPU, fails;
         ShapeError for ddp.channels_last of anything but (N, C, H, W).
