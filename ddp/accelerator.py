@@ -1,4 +1,4 @@
-"""PyTorch's functions for an accelerator of any type. Here, this is a CUDA device, if CuPy finds one."""
+"""PyTorch's functions for an accelerator of any type. Here the accelerator is a CUDA device, if CuPy finds one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autocast`: before an op runs, its floating inputs are cast to the dtype that suits the op."""
+"""`autocast`: casts the inputs of some ops before they run, to 16 bits for speed or to float32 for precision."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _READS_16_BITS = frozenset({"cross_entropy"})
 
 
 class autocast:
-    """`with autocast("cpu"): ...` computes products in `dtype`, and ops that need range or precision in float32.
+    """`with autocast("cpu"): ...` computes matrix products in `dtype`, and ops that need range or precision in float32.
 
     device_type: "cuda" or "cpu": ops on tensors of this type of device are affected
     dtype: float16 (the default on CUDA) or bfloat16 (the default on the CPU, which computes in float32 and rounds)
@@ -102,7 +102,7 @@ def is_autocast_enabled(device_type: str = "cuda") -> bool:
 
 
 class _CastRules:
-    """Casts the inputs of ops that `apply` runs, as the lists above say.
+    """Casts the inputs of ops that `apply` runs, by `LOW_PRECISION_OPS` and `FLOAT32_OPS`.
 
     rules: the 16-bit dtype by device type; check: called with each op and its inputs, while a CUDA graph is captured
     """
@@ -156,10 +156,10 @@ class _CastRules:
 
 
 def _cast_leaf(x: TensorBase, low: np.dtype[Any]) -> TensorBase:
-    """`x` in 16 bits, with a node that all later graphs can share."""
+    """Casts a leaf to 16 bits. All later graphs can share the graph node of the result."""
     state = modes.state
-    # Hidden from all observers except stream tracking: a checkpointed region's second run finds the cast in the cache,
-    # and does not make its node again.
+    # Only stream tracking observes this node. A checkpointed region must not count it: in the region's second run, the
+    # cast is in the cache, and no node is made.
     before = state.observers
     state.observers = tuple([observer for observer in state.observers if observer is stream_sync.note_stream])
     try:

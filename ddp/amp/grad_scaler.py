@@ -45,11 +45,11 @@ class GradScaler:
 
     Under DataParallel every rank has the same gradients, so all ranks skip the same steps.
 
-    On a GPU the scale is in device memory from the first loss on, and a training step does not wait for the GPU: the
-    optimizers of `ddp.optim`, and with NCCL ZeroOptimizer over them, skip a step on the GPU itself. The host waits in
-    `get_scale` and `state_dict`, and in `step` for an optimizer of your own, or one with parameters on several devices.
+    On a GPU, the scale is in device memory from the first loss on. The optimizers of `ddp.optim` skip a step on the GPU
+    itself, without waiting; so does a ZeroOptimizer over one of them with NCCL. The host waits in `get_scale` and
+    `state_dict`. It also waits in `step` for an optimizer of your own, or one with parameters on several devices.
 
-    Raises: ArgumentError unless growth_factor > 1 and 0 < backoff_factor < 1, or for a device that is not CUDA or CPU.
+    Raises: ArgumentError if growth_factor <= 1, backoff_factor is not in (0, 1), or the device is not CUDA or CPU.
     Source: Micikevicius et al. 2018, arXiv:1710.03740.
     """
 
@@ -94,7 +94,8 @@ class GradScaler:
     def unscale_(self, optimizer: ScalableOptimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale.
 
-        Raises: GraphError if called a second time before `update`; ArgumentError for more than 16 optimizers.
+        Raises: GraphError if called twice for this optimizer before `update`; ArgumentError for more than 16
+        optimizers; CaptureError as `scale`.
         """
         if not self._enabled:
             return
@@ -103,7 +104,7 @@ class GradScaler:
         gradients = _gradients(optimizer)
         state = self._on(next(iter(gradients), self._state.device))
         found_inf = state.take()
-        # An optimizer that divides its gradients itself, because it holds only parts of them, like ZeroOptimizer.
+        # A ZeroOptimizer holds only parts of the gradients, so it divides them itself.
         if hasattr(optimizer, "unscale_gradients"):
             with on(state.device):
                 optimizer.unscale_gradients(state.scale.array.reshape(1), found_inf)
@@ -122,8 +123,8 @@ class GradScaler:
 
         Returns: what the optimizer's `step` returns; None if the step is skipped
 
-        Raises: ArgumentError for a closure, whose loss would not be scaled; GraphError if called a second time before
-        `update`; what `unscale_` raises.
+        Raises: ArgumentError for a closure or other arguments, because the loss of a closure would not be scaled;
+        GraphError if called twice for this optimizer before `update`; what `unscale_` raises.
         """
         if closure is not None or args:
             raise ArgumentError("GradScaler.step: closures cannot be scaled; compute the loss before")
@@ -226,7 +227,7 @@ class GradScaler:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
     def _on(self, device: device) -> _ScaleState:
-        """Returns the state. Moves it first, if it is on the CPU, `device` is a GPU, and no flag is in use.
+        """Returns the state. If it is on the CPU and `device` is a GPU, moves it there first, unless a flag is in use.
 
         Raises: CaptureError if it would have to be moved in the capture of a CUDA graph.
         """
@@ -240,7 +241,7 @@ class GradScaler:
 
 
 def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
-    """The arrays of the existing gradients, by device. Counts a write to each gradient: the caller changes them."""
+    """The arrays of the gradients that exist, by device. Increments their versions, because the caller changes them."""
     by_device = defaultdict(list)
     for p in [p for group in optimizer.param_groups for p in group["params"]]:
         if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
@@ -280,7 +281,7 @@ class _ScaleState:
         return self._found_infs_infs[self._used - 1 : self._used]
 
     def adapt(self, growth: float, backoff: float, interval: int) -> None:
-        """Adapts the scale to the flags, and sets the flags to 0."""
+        """Lowers the scale if a flag is not 0, otherwise counts a good step and may raise it. Sets the flags to 0."""
         with on(self.device):
             update_scale(self.device.xp, self._scale, self._good, self._found_infs_infs, growth, backoff, interval)
         self._used = 0

@@ -37,8 +37,8 @@ def gradcheck(
     every element is checked
 
     Raises: GradcheckError naming the input, the element and both values, or if no output requires grad; DtypeError for
-    an input that requires grad and is not float64; ArgumentError if no input requires grad, or if one that does is not
-    a leaf or repeats elements in memory.
+    an input that requires grad and is not float64; ArgumentError if no input requires grad, or if an input that
+    requires grad is not a leaf or repeats elements in memory.
     """
     tensors = [x for x in as_list(inputs) if isinstance(x, Tensor)]
     try:
@@ -61,8 +61,8 @@ def gradgradcheck(
     inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64; those that
     require grad are checked like inputs. None: random numbers, all of which are checked.
 
-    Raises: as `gradcheck`, whose errors number grad_outputs after the inputs; ArgumentError for another number of
-    grad_outputs, or of another shape; GraphError if backward cannot run with create_graph.
+    Raises: as `gradcheck`, whose errors number grad_outputs after the inputs; ArgumentError if the number or a shape of
+    grad_outputs is wrong; GraphError if backward cannot run with create_graph.
     """
     arguments = as_list(inputs)
     if grad_outputs is None:

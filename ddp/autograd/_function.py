@@ -1,4 +1,4 @@
-"""`Function`: the base of ops that users write on tensors. They are recorded as nodes, as the built-in ops are."""
+"""`Function`: the base class of the user's own ops. They are recorded as nodes, as the built-in ops are."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FunctionContext:
 
 
 class _FunctionBackward:
-    """The op of one Function, as the engine sees it."""
+    """Runs the backward of one Function. Has the interface of an op, which the engine calls."""
 
     saves: tuple[str, ...] = ()
     grad_out = False
@@ -77,7 +77,7 @@ class _FunctionBackward:
         return [None if dx is None else dx.array for dx in gradients]
 
     def record_backward(self, node: Node, g: Any, needs: Sequence[bool]) -> list[Any]:
-        """Computes gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
+        """Computes differentiable gradients. g: a tensor, or a list with a tensor or None for each result."""
         ctx, _, outputs, device, origins = node.residual
         grads = gradient_tensors([None] * len(outputs), outputs, device, ctx.materialize_grads)
         for i, grad in enumerate(g if isinstance(g, list) else [g]):
@@ -146,7 +146,7 @@ class Function:
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Called after a forward that takes no ctx, to set the attributes of ctx; see the class."""
+        """Sets the attributes of ctx. Called after forward, which then has no parameter ctx; see the class."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -190,7 +190,7 @@ def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
-    """Prepares `x`, a result of forward: an unchanged input becomes a view, which can have an edge of its own."""
+    """Returns `x`, a result of forward. If `x` is an unchanged input, returns a view, which gets its own edge."""
     if isinstance(x, TensorBase):
         if _is_in(x, ctx._dirty):
             if modes.state.enabled and isinstance(x.edge, _engine.Leaf):
@@ -216,7 +216,7 @@ def _record(
     ]
     inputs = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else None for x in args]
     shapes = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
-    # The origin of a saved tensor: the number of a result, or the edge of another tensor.
+    # For each saved tensor: its number if it is a result of forward, otherwise its edge.
     origins = [next((i for i, y in enumerate(outputs) if y is x), None if x is None else x.edge) for x in ctx._to_save]
     residual = (ctx, inputs, shapes, device, origins)
     node_class = Node if len(outputs) == 1 else MultiOutputNode

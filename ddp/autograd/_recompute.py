@@ -1,7 +1,7 @@
 """Checkpointing of activations: a region keeps no saved values, and runs again when backward first asks for one.
 
-The region's nodes are in the graph as always, but without saved values. No backward runs inside another one, so the
-counts of leaves and the gradient-ready hooks are as without checkpoints. Source: Chen et al. 2016, arXiv:1604.06174.
+The region's nodes are in the graph as always, but without saved values. There is no nested backward, so gradient-ready
+hooks, and the numbers of gradients that leaves wait for, are unchanged. Source: Chen et al. 2016, arXiv:1604.06174.
 """
 
 from __future__ import annotations

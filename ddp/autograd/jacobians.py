@@ -1,7 +1,7 @@
 """Jacobians and Hessians of functions of tensors, and products with them.
 
-`func` takes the inputs, a tensor or a tuple of tensors, as its arguments, and returns a tensor or a tuple. Results for
-the inputs are a tuple if the inputs are one. Results for the outputs are a tuple if `func` returns one.
+`func` takes the inputs, a tensor or a tuple of tensors, as its arguments, and returns a tensor or a tuple. If `inputs`
+is a tuple, so are results for the inputs. If `func` returns a tuple, so are results for the outputs.
 
 v: tensors of the shapes of the inputs (jvp, vhp, hvp) or of the outputs (vjp); None: 1, for a single element
 create_graph: results can be differentiated; None: only if they depend on an input or another tensor that requires grad
@@ -30,7 +30,7 @@ Graph = bool | None
 def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
     """Computes func(*inputs), and v^T @ J: the gradients of the inputs, if v are the gradients of the outputs.
 
-    Raises: ShapeError if a tensor of v has another shape, or if v is None in place of a tensor of several elements;
+    Raises: ShapeError if a tensor of v has a wrong shape, or if v is None and would need several elements;
     ArgumentError for another number of tensors in v; DtypeError if an input is not a floating-point tensor, or an
     output or v is not a tensor; GraphError if strict and an output does not depend on an input.
     """
@@ -72,8 +72,9 @@ def jacobian(
 ) -> Any:
     """The derivatives of every output with respect to every input: of shape (*output, *input).
 
-    A tuple of outputs gives a tuple with a result for each; for a tuple of inputs each of these is a tuple, too. Runs
-    one backward per element of the outputs. vectorize, strategy: accepted, and change nothing. Raises: as vjp.
+    If `func` returns a tuple, the result is a tuple with one item per output. If `inputs` is a tuple, each item is a
+    tuple with one tensor per input. Runs one backward per element of the outputs.
+    vectorize, strategy: accepted, and change nothing. Raises: as vjp.
     """
     call = Call(func, inputs, create_graph)
     blocks = []
@@ -109,7 +110,7 @@ def hessian(
 class Call:
     """A call of `func` on new tensors that require grad and share the memory of the inputs.
 
-    Unless create_graph is False, a new tensor depends on its input if that requires grad.
+    If an input requires grad and create_graph is not False, its new tensor is part of the input's graph.
     """
 
     def __init__(self, func: Func, inputs: Tensors, create_graph: Graph) -> None:
@@ -125,7 +126,7 @@ class Call:
         self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
 
     def postprocess(self, tensors: Sequence[Tensor], like: Any) -> Any:
-        """Returns `tensors` as a tuple if `like` is one, otherwise the first. Detaches them unless create_graph."""
+        """Returns a tuple of `tensors` if `like` is a tuple, otherwise the first. Detaches them unless create_graph."""
         results = tuple([x if self.create_graph else x.detach() for x in tensors])
         return results if isinstance(like, tuple) else results[0]
 

@@ -9,8 +9,8 @@ __all__ = ["cuda", "cudnn", "get_float32_matmul_precision", "mps", "native", "se
 def set_float32_matmul_precision(precision: str) -> None:
     """Sets how exact matrix products of float32 on a GPU are, from now on and in all threads.
 
-    "highest", the default: float32. "high": factors may be rounded to TF32, whose mantissa has 10 bits, and which
-    tensor cores multiply several times as fast; sums are still float32. "medium": the same as "high". Products on the
+    "highest", the default: float32. "high": factors may be rounded to TF32, which has a mantissa of 10 bits; sums are
+    still float32. Tensor cores multiply TF32 several times as fast. "medium": the same as "high". Products on the
     CPU are always float32. Convolutions by cuDNN follow `ddp.backends.cudnn.allow_tf32` instead. Raises: ArgumentError
     for anything else.
     """

@@ -1,6 +1,6 @@
 """`ddp.backends.cudnn`: settings of cuDNN for convolution and attention, under PyTorch's names.
 
-ddp.backends.cudnn.enabled = False         # array formulas
+ddp.backends.cudnn.enabled = False         # ops use formulas of array functions instead of cuDNN
 ddp.backends.cudnn.benchmark = True        # plans are timed when a shape is first used, and the fastest is kept
 ddp.backends.cudnn.deterministic = True    # only plans that give the same bits every time
 ddp.backends.cudnn.allow_tf32 = False      # factors of float32 convolutions are not rounded to TF32

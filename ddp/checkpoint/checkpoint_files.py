@@ -128,7 +128,7 @@ def new_entry(array: Array, piece: PieceRange | None, rank: int, offset: int, sh
 
 
 def assemble_tensors(tables: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. tables: for each rank, the entries that it has written, by name
+    """Merges the entries of all ranks into one for each tensor. tables: for each rank, its entries by name
 
     Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave elements out.
     """
@@ -237,7 +237,7 @@ def write_shard(
 def list_folder(path: str) -> list[str]:
     """The names in a folder. All functions of this module that take a path take a URL, too.
 
-    Raises: OSError; at a URL also CheckpointError, as all functions of `remote_files`.
+    Raises: OSError; at a URL, what the functions of `remote_files` raise.
     """
     return remote_files.list_names(path) if is_url(path) else os.listdir(path)
 
@@ -255,14 +255,14 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
 def write_file(path: str, chunks: Iterable[memoryview]) -> int:
     """Writes a new file and syncs it to the disk. Returns its length. A file that exists at a URL is replaced.
 
-    Raises: FileExistsError if the path exists; other errors of class OSError.
+    Raises: FileExistsError if a path that is not a URL exists; other errors of class OSError.
     """
     if is_url(path):
         return remote_files.write_file(path, chunks)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     written = 0
     started = 0
-    # The block includes closing the file: a network file system may report only then that it is full.
+    # `with` closes the file before this function returns: a network file system may report only then that it is full.
     with os.fdopen(fd, "wb", _SMALL) as file:
         for chunk in chunks:
             written += file.write(chunk)
@@ -290,7 +290,7 @@ def sync_folder(path: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder of files, or what is left of it: in order of names, so the manifest before the shards."""
+    """Removes a folder of files, if it exists. The files go in order of names: the manifest before the shards."""
     if is_url(path):
         remote_files.remove_folder(path, MANIFEST_FILE)
         return

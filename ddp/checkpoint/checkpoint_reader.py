@@ -1,10 +1,10 @@
 """Finds and reads checkpoints on disk. Every byte is compared with its checksum before it is used.
 
 A checkpoint's folder is called `step-0000000120`. Until it is complete, and while it is removed, it is called
-`.step-0000000120.TOKEN.tmp` (except at a URL, where nothing can be renamed). A program that continues from an older
-step than the newest (because that one is damaged, or the user chose so) reaches the same steps again. Then it begins
-another generation, `step-0000000110.2`, whose checkpoints all count as newer than those of earlier generations. So no
-checkpoint is ever replaced, and the one that was written last is the newest."""
+`.step-0000000120.TOKEN.tmp` (except at a URL, where nothing can be renamed). If the newest checkpoint is damaged, or
+the user chooses so, a program continues from an older one, and reaches the same steps again. Then it begins another
+generation, `step-0000000110.2`. All its checkpoints count as newer than those of earlier generations. So no checkpoint
+is ever replaced, and the one that was written last is the newest."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ class Saved:
     def _progress_bar(
         self, verb: str, size: int, progress: Callable[[], None] = lambda: None
     ) -> Iterator[Callable[[int], None]]:
-        """Yields a function that is called with the number of bytes of each read.
+        """Yields a function, which the caller calls after each read, with the number of bytes.
 
-        The function calls `progress`. If `size` is large, it also moves a progress bar, which rank 0 shows after a
+        The function calls `progress`. If `size` is large, it also moves a progress bar. Rank 0 shows the bar after a
         second on a terminal, and after 10 s in a log.
         """
         label = f"{verb} {os.path.basename(self.path)}"

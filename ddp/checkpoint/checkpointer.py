@@ -152,7 +152,7 @@ class Checkpointer:
         step was saved already. A loop that is left by `break` or an error is not saved. Its last batch counts as a
         step, and another loop continues after it.
 
-        During an accumulation (there are gradients that no optimizer step has used) saves and stops wait for its end.
+        Saves and stops wait while there are gradients that no optimizer step has used yet (gradient accumulation).
 
         Raises: DtypeError if the loader lacks such a method or `epoch`; ArgumentError for invalid `epochs`, another
         loader than that of an earlier loop, a sampler with micro_batches if no model has them, or a loader whose
@@ -188,14 +188,14 @@ class Checkpointer:
         self._requests.requested[STOP] = True
 
     def signals(self) -> StopSignals:
-        """A context in which signals ask for a stop. For loops without `resume`, which does this itself."""
+        """A context in which signals ask for a stop. Only for loops without `resume`: `resume` does this itself."""
         return StopSignals(self._requests)
 
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
 
-        If `ddp-launch --resize` asked for the stop, the state is written to memory, or to the folder if ddp-launch
-        holds no memory for it or the write fails. Then ddp-launch starts the ranks that continue.
+        If `ddp-launch --resize` asked for the stop, the state is written to memory instead. It goes to the folder if
+        ddp-launch holds no memory, or the write to memory fails. Then ddp-launch starts the ranks that continue.
 
         Raises: SystemExit; the errors of `save`.
         """
@@ -220,10 +220,10 @@ class Checkpointer:
         sys.exit(world.STOPPED)
 
     def save(self) -> None:
-        """Saves the current state, as that of `step`. With async_save it returns before the state is on disk.
+        """Saves the current state. With async_save it returns before the state is on disk.
 
-        In the body of `resume` it is saved as the state of the next step, because the loader has counted the batch. So
-        call it after the optimizer's step.
+        Inside the loop over `resume`, the loader has counted the current batch already, so the state is saved as that
+        of step `step + 1` (of `step`, while micro-batches of the step remain). So call it after the optimizer's step.
 
         Raises: CheckpointError on all ranks if it fails, if an earlier save in the background has failed, or after
         `close`. A rank whose state has a value that a checkpoint cannot hold raises ArgumentError instead, which names
@@ -239,13 +239,13 @@ class Checkpointer:
             self._write()
 
     def load(self, path: str | os.PathLike[str] | None = None, strict: bool = True) -> bool:
-        """Loads a checkpoint into all objects. Returns False, without a change, if there is no checkpoint.
+        """Loads a checkpoint into all objects. Without `path`, returns False if this folder has no checkpoint.
 
         path: a checkpoint, or the folder of another run; None: the newest undamaged checkpoint of this folder. The
-            first `load` after a restart takes the state in memory instead, if that is not older
+            first `load` after a restart takes the state in memory instead, if it is not older than the checkpoint
         strict: False: objects that do not fit keep their state, with a warning. If one of several optimizers does not
-            fit, all keep their state; the same holds for schedulers. A model that lacks saved parameters or has others
-            loads those that both have, by name
+            fit, all keep their state; the same holds for schedulers. Names that only the model or only the checkpoint
+            has are skipped
 
         Raises: StateDictError, naming the differences, for another model, optimizer, scheduler or scaler, or if the
         state of an object in `user` is missing (a rank without differences raises CheckpointError); CheckpointError if
@@ -323,10 +323,10 @@ class Checkpointer:
 
     @property
     def _reached(self) -> int:
-        """The step of the current state.
+        """The step with which the current state is saved.
 
-        In the loop's body it is the next step, because the loader has counted the batch, unless further micro-batches
-        of the same step follow.
+        Inside the loop over `resume`, it is `step + 1`, because the loader has counted the batch already. While
+        micro-batches of the step remain, it is `step`.
         """
         return self.step + (self._in_step and not self._in_micro_batches())
 
@@ -335,7 +335,7 @@ class Checkpointer:
         return any(model.micro_batches is not None and model.micro_batches.pending for model in self._training.parallel)
 
     def _write(self, background: bool = False) -> None:
-        """Saves the state. background: a thread saves a copy of the state, after the return"""
+        """Saves the state. background: a thread saves a copy of the state, and this method does not wait for it"""
         captured = capture(self._training, self._store.ranks)
         sources = captured.sources
         state = captured.state
@@ -347,7 +347,7 @@ class Checkpointer:
         else:
             later = versions_changed_by_step(self._training.optimizers)
             snapshot = Snapshot(sources, later, self._copy_buffers)
-            # `write` does not refer to the sources, so that a new plan of buckets can free their memory.
+            # `write` refers to the copies only: a new plan of buckets can free the memory of the sources.
             write = functools.partial(self._store.write, self._reached, snapshot.arrays, state, own_state, pieces)
             self._requests.received[SAVED] = 0
             self._saving = BackgroundSave(snapshot, write, self._report_saved)
@@ -436,7 +436,7 @@ class Checkpointer:
         After such an error this rank does not use the memory again. Other errors are raised, and so is a
         CollectiveTimeout, which is an OSError.
 
-        together: `fn` is collective, and raises the errors that are logged on all ranks or on none; rank 0 logs them
+        together: `fn` is collective: it raises these errors on all ranks or on none, and only rank 0 logs them
         """
         try:
             fn()
@@ -463,8 +463,8 @@ class Checkpointer:
                 iterator = iter(loader)
                 training.began = epoch
                 if self._restored is not None and self._restored.step == self.step and self._restored.within:
-                    # The loader may have drawn a seed now. In the saved run it did so at the start of this pass, before
-                    # the random numbers were saved.
+                    # `iter` may have drawn a seed. The saved run drew it at the start of this pass, before its random
+                    # numbers were saved. So they are restored again.
                     self._restored.restore_random()
                 self._restored = None
                 for batch in iterator:
@@ -569,7 +569,7 @@ class Checkpointer:
             self._due = False
             self._saved_time = time.monotonic()
             requests.clear(SAVE)
-        # The first write to memory is collective; with copies, all are. During a background save, none can be.
+        # The first write to memory is collective; with copies, all are. None runs during a background save.
         together = self._copying or not self._room_known
         if self._hold_due and self._memory is not None and not (together and self._saving):
             began = time.monotonic()

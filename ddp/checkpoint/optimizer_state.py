@@ -2,8 +2,8 @@
 
 Both are saved as (parameter, start, stop, state of these elements), so that either can be loaded into the other, on any
 number of ranks. Parameters are saved by number, as in every optimizer's state dict, together with their names in the
-model. By the names, parameters are matched if an optimizer has them in another order, and the state of another model's
-optimizer is refused."""
+model. An optimizer may have its parameters in another order: they are matched by name. If the names differ, as in
+another model, the state is refused."""
 
 from __future__ import annotations
 

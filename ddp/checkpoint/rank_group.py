@@ -91,9 +91,9 @@ class RankGroup:
         """Calls `fn` on every rank and returns the results of all ranks, in rank order. Results are pickled.
 
         failed: the beginning of the error message; reraise: True: a rank whose `fn` raised raises that error instead
-        Raises: CheckpointError on every rank if `fn` raised on one. CheckpointError, and again at each later call, if
-        a rank made no progress for `PATIENCE` seconds, or was stopped for longer than the communicator's time limit, or
-        after `close`. PeerLeft or a related error if a rank has ended.
+        Raises: CheckpointError on every rank if `fn` raised on one, or if a rank made no progress for `PATIENCE`
+        seconds or was stopped for longer than the communicator's time limit. After the latter two, and after `close`,
+        every later call raises it. PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")
@@ -123,7 +123,7 @@ class RankGroup:
             with section:
                 result = attempt()
         except CollectiveTimeout as error:
-            # The ranks' later calls would not match.
+            # The collective calls of the ranks would no longer match each other.
             self._broken = f"in an earlier save, {error}"
             raise CheckpointError(f"{failed}: {error}") from error
         if section.failed:

@@ -238,7 +238,7 @@ def _checked_state(saved: Saved) -> dict[str, JSON]:
 
 
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
-    """Copies the model's state that `rank` has saved into `model`.
+    """Loads the model's state into `model`, as `rank` saved it.
 
     Raises: StateDictError, with all differences. Then nothing has changed, with the exceptions that
     `Module.load_state_dict` names.
@@ -270,8 +270,8 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     strict: False: names that exist only on one side are skipped, and returned
     Returns: missing_keys, which only the model has, and unexpected_keys, which only the checkpoint has
 
-    Raises: StateDictError, with all differences, or if the checkpoint has no model; not strict: only for different
-    sizes, or no model; CheckpointError if no checkpoint is undamaged, or no Checkpointer wrote it; DtypeError if
+    Raises: StateDictError, with all differences (if not strict, only those of sizes), or if the checkpoint has no
+    model; CheckpointError if no checkpoint is undamaged, or no Checkpointer wrote it; DtypeError if
     `model` is not a Module.
     """
     if not isinstance(model, Module):

@@ -57,8 +57,8 @@ class StopSignals:
             if self._interrupted is None:
                 self._interrupted = now
             second = now - self._interrupted > _TWICE
-        # Not active: this context was left, and another one, which was left later, has installed this handler again.
-        # A peer has failed: this rank would stop after the current step, which will not end.
+        # Not active: this context was left before a newer one, which then installed this handler again.
+        # A peer has failed: a stop waits for the end of the current step, which will not come.
         if not self._active or peer_failed() or second:
             if callable(previous):
                 previous(number, frame)

@@ -135,7 +135,7 @@ class BackgroundSave:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
         self._thread.start()
-        _unfinished.add(self)  # last: nothing would end the wait for a thread that could not start
+        _unfinished.add(self)  # last: if the thread cannot start, the process must not wait for it
 
     def result(self) -> Path | str | None:
         """Waits for the end of the save. Returns the checkpoint, or None if the state was changed during the copy.
@@ -178,6 +178,6 @@ def _wait_for_saves() -> None:
             _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
 
 
-# Functions of `atexit` run after the interpreter has joined all threads that are not daemons, and shut down the pools
-# of `concurrent.futures`, which a save needs. Functions registered here run before that, the latest first.
+# Functions of `atexit` run too late: the interpreter has already joined all threads that are not daemons, and has shut
+# down the pools of `concurrent.futures`, which a save needs. Functions registered here run earlier, the latest first.
 threading._register_atexit(_wait_for_saves)  # type: ignore[attr-defined]  # no public call runs so early

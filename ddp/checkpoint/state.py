@@ -87,7 +87,7 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
 
 
 def user_state(user: Any) -> Any:
-    """The state of `user`: objects with a `state_dict()` are replaced by its result, also as values of a dict."""
+    """Returns `user`, or a copy of the dict, with every object that has a `state_dict()` replaced by its result."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):
@@ -106,7 +106,7 @@ def missing_user_state(user: Any, saved: JSON) -> list[str]:
 def restore_user(user: Any, state: Any) -> None:
     """Restores what `user_state` returned. Objects load their state dict; other values of a dict are replaced.
 
-    Keys of the dict that are not in the state are deleted, unless their values are such objects.
+    Keys of the dict that are not in the state are deleted, unless their values have `load_state_dict`.
     """
     if hasattr(user, "load_state_dict"):
         user.load_state_dict(state)
@@ -186,7 +186,7 @@ class TrainedObjects:
 
 
 def unwrapped_state_dict(model: Module, keep_vars: bool = False) -> dict[str, Any]:
-    """The model's state dict with the names of the unwrapped modules, as checkpoints have them."""
+    """The model's state dict with the names that it has without DataParallel wrappers. Checkpoints use these names."""
     state = model.state_dict(keep_vars=keep_vars)
     for path, module in reversed([*model.named_modules(remove_duplicate=False)]):  # inner modules first
         if isinstance(module, DataParallel):
@@ -319,8 +319,8 @@ class Captured(NamedTuple):
 def capture(training: TrainedObjects, ranks: RankGroup, node: tuple[int, int] | None = None) -> Captured:
     """Collects the state as it is now. Contiguous arrays are not copied. Collective, unless `node` is given.
 
-    node: this rank's number on its node, and the number of ranks there. The ranks of each node then write all that is
-    equal on all ranks. There is no communication, so arrays that would be compared are saved per rank
+    node: this rank's number on its node, and the number of ranks there. If it is given, the ranks of each node together
+    write all that is equal on all ranks, and nothing is communicated: arrays that would be compared are saved per rank
 
     Raises: ArgumentError, naming the place, for a value that a checkpoint cannot hold, and CheckpointError on the other
     ranks.

@@ -56,7 +56,7 @@ FAILED = "a restart goes on from disk, not from memory"
 _log = logging.getLogger("ddp.checkpoint")
 _FORMAT = b"ddp-st03"
 _WORD = struct.Struct("=Q")
-# The format, the job's token, and the fields of `Stamp`; for the last one, `copied`, its length.
+# The format, the job's token, and the fields of `Stamp`. Of its last field, `copied`, it has only the length.
 _HEADER = struct.Struct("=8s32s16sQQQQQQQQQQQ")
 # The dtype of `Stamp.copied` in a slot.
 _COPIED = np.dtype(np.uint32)
@@ -174,8 +174,8 @@ def lay_out_slot(sources: Sequence[ArraySource]) -> tuple[list[int], int]:
 def holders_of_copies(nodes: Sequence[int]) -> list[int]:
     """For each rank, the rank on another node that gets a copy of its pieces. nodes: the node of each rank
 
-    Ranks choose in turn. Of the ranks on other nodes, each takes the one with the fewest copies so far; if there are
-    several, the first of them after itself in rank order, which continues at rank 0 after the last rank.
+    Ranks choose in turn. Each takes the rank on another node that has the fewest copies so far. If several have as few,
+    it takes the next one after itself in rank order, where rank 0 follows the last rank.
 
     `holders_of_copies([0, 0, 1, 1]) == [2, 3, 0, 1]`
     """
@@ -251,12 +251,12 @@ class StateMemory:
     def _open(self, path: str) -> Slot:
         """Opens the slot at `path`, which is /proc/PID/fd/FD. Raises: OSError if that is not a slot of this job.
 
-        On another host, PID may be of another process, or of none.
+        On another host, PID may belong to another process, or to none.
         """
         name = f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}"
         if os.readlink(path).startswith(name):  # opening another process's terminal or pipe would have side effects
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            # By now the path may be of another file.
+            # By now the path may lead to another file.
             if os.readlink(f"/proc/self/fd/{fd}").startswith(name) and os.fstat(fd).st_uid == os.geteuid():
                 return Slot(fd, self._token)
             os.close(fd)
@@ -272,8 +272,8 @@ class StateMemory:
     def check_room(self, needed: int) -> None:
         """Checks that there is memory to make both slots of this rank `needed` bytes long.
 
-        Raises: OSError if all ranks of this machine, growing by as much, would take more than half of the memory that
-        is available.
+        Raises: OSError if the slots' growth, times the number of ranks on this machine, is more than half of the
+        available memory.
         """
         if all(slot.size >= needed for slot in self._own):
             return
@@ -414,11 +414,11 @@ def choose_state(slots_by_rank: Sequence[Collection[Stamp]], same_pieces: bool =
     slots_by_rank: the stamps of the slots that each rank can read; same_pieces: as for `StateMemory.newest`
 
     If no slot of a rank can be read, the rank was lost with its host, or its agent, which held the slots, has ended. A
-    state is complete without these slots if others have what is equal on all ranks, and copies of that rank's pieces
-    of sharded optimizers.
+    state is complete without these slots if other slots hold the data that is equal on all ranks, and copies of the
+    lost rank's pieces of sharded optimizers.
 
-    With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, arrays of one rank
-    alone are not moved to other hosts: only the texts are.
+    With same_pieces, if there are as many ranks as before and each can read the slot that it wrote, the arrays that
+    only one rank has stay on their host. Only the texts of these slots are sent to the others.
     """
     everything = set().union(*slots_by_rank)
     for start, step, size in sorted({(stamp.start, stamp.step, stamp.size) for stamp in everything}, reverse=True):
@@ -504,9 +504,9 @@ class _SlotReader(NamedTuple):
 
 
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """Yields the bytes that each of this process's control groups (version 2) with a limit has left.
+    """Yields the free bytes of each control group (version 2) of this process that has a memory limit.
 
-    Inactive file cache counts as left.
+    Inactive file cache counts as free.
     """
     folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
     for group in (folder, *folder.parents):
@@ -518,7 +518,7 @@ def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs
 
 
 def offered() -> bool:
-    """Whether the launcher holds memory for the ranks of this world, which must have been joined."""
+    """Whether the launcher holds memory for the ranks of this world, and this process has joined the world."""
     return bool(os.environ.get(world.STATE_MEMORY)) and world.supervised() and joined() is not None
 
 

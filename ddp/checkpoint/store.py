@@ -10,8 +10,8 @@ A job that is killed before the rename leaves a folder with a temporary name. Th
 of checkpoints could be locked.
 
 At a URL nothing can be renamed. There the folder has its final name from the start, and is a checkpoint once its
-manifest exists. If a killed job leaves a folder without a manifest, it is removed by the next save of that step, or
-later, together with the checkpoints that are older than the `keep` newest."""
+manifest exists. If a killed job leaves a folder without a manifest, the next save of that step removes it. Without
+such a save, the folder is removed once it is older than the `keep` newest checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The CUDA devices of this process, and this thread's random generators on them.
 
-Among others, `is_available`, `device_count`, `is_bf16_supported` and the functions that seed generators can be called
-without CuPy or a GPU. Functions that need a GPU raise DeviceError. Functions with a `device` argument raise what
-`set_device` raises for an invalid one.
+Some functions can be called without CuPy or a GPU: for example, `is_available`, `device_count`, `is_bf16_supported` and
+those that seed generators. The others raise DeviceError then. For an invalid `device` argument, functions raise the
+same errors as `set_device`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _index(device: DeviceLike) -> int:
 
 
 def _cupy() -> Any:
-    """CuPy. Raises: DeviceError without a GPU."""
+    """Returns the module `cupy`. Raises: DeviceError without a GPU."""
     return _device.device("cuda").xp
 
 

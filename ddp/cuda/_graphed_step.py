@@ -67,14 +67,13 @@ def graphed_step(
     Tensors that `fn` returns are detached, and their memory is the graph's. The next call overwrites that memory, so
     keep a `clone()`. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
 
-    The step is captured again for arguments of other shapes, dtypes or constants, or with another requires_grad; if a
-    module has another mode, memory or requires_grad; if a gradient exists before the call that did not exist before the
-    captured call, or the reverse; with another autocast, grad, inference or anomaly mode, or another TF32 setting; with
-    other settings of `ddp.backends.cudnn`, if the step uses cuDNN; and if an optimizer's settings have changed, unless
-    the optimizer keeps them in device memory.
+    The step is captured again if one of these differs from the captured call: the shape, dtype or requires_grad of a
+    tensor among the arguments; another argument; the mode, memory or requires_grad of a module; which gradients exist
+    before the call; the autocast, grad, inference or anomaly mode; the TF32 setting; the settings of
+    `ddp.backends.cudnn`, if the step uses cuDNN; the settings of an optimizer, unless it keeps them in device memory.
 
     Python code runs only in warm-up calls and when the step is captured: prints, counters and hooks do not run at a
-    replay. The ops on CPU tensors that a capture does not refuse do not run at a replay, either: comparisons, `argmax`,
+    replay. A capture allows some ops on CPU tensors, which do not run at a replay, either: comparisons, `argmax`,
     random numbers, `fill_`, `add_` and other changes in place.
 
     Raises: ArgumentError if `fn` is not callable, or warmup or keep is below 1; DeviceError without a GPU. In a call:
@@ -114,9 +113,9 @@ class GraphedStep:
         self.reset()
 
     def reset(self) -> None:
-        """Drops all graphs. The next calls warm up again: once for each combination of arguments after a capture."""
+        """Drops all graphs. Each combination of arguments warms up again: once, or `warmup` times before a capture."""
         self._graphs: list[CapturedStep] = []  # the least recently used first
-        self._warmups: dict[Hashable, int] = {}  # by key of the arguments and modes: eager calls that are left
+        self._warmups: dict[Hashable, int] = {}  # number of warm-up calls left, by key of the arguments and modes
         self._pool: Any = None
         self._state: StepState | None = None
 
@@ -348,7 +347,7 @@ def _refuse_cpu() -> Iterator[None]:
     observers = state.observers
     # With an empty cache: a cast that was cached before the capture would not be part of the graph.
     state.autocast = _NoCasts() if autocast is None else type(autocast)(autocast.rules, autocast.caches, _check_inputs)
-    state.observers = (_check_node, *observers)  # for nodes of other functions than ops
+    state.observers = (_check_node, *observers)  # checks nodes that ops do not make, such as those of a `Function`
     try:
         yield
     finally:

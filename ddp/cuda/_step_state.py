@@ -112,7 +112,7 @@ class StepState:
             tuple(map(_training, self._modules)),
             tuple(map(id, map(_array, self._tensors))),
             tuple(map(_edge, self._tensors)),
-            # Without the optimizers that have a formula, because they upload changed settings before each launch.
+            # Optimizers with a formula are left out: before each launch they upload changed settings.
             self.settings([optimizer for optimizer in self._optimizers if not hasattr(optimizer, "formula")]),
         )
 
@@ -126,7 +126,7 @@ class StepState:
         )
 
     def replaced(self) -> list[str]:
-        """The paths of tensors in the modules that the last call of `now` did not find there."""
+        """The paths of the modules' tensors that were not there in the last call of `now`."""
         known = set(map(id, self._tensors))
         paths = []
         for root in self._roots:

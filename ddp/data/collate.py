@@ -105,7 +105,7 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _check_kind(samples: Sequence[Any], cls: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) > 1:  # if all have one class, it is a `cls`: the caller has checked the first
+    if len(set(map(type, samples))) > 1:  # the caller has checked the first, so one class needs no check
         for index, sample in enumerate(samples):
             if not isinstance(sample, cls):
                 first = type(samples[0]).__name__

@@ -144,7 +144,7 @@ class NpyDataset(_MappedDataset):
 
     paths: .npy files, (N, ...) each, with the same N; they are mapped, and the arrays of a sample are read-only views,
     or copies if the file's byte order is not this machine's
-    A sample's elements are far apart in an array in Fortran order, which is slow to read.
+    Samples of an array in Fortran order are slow to read, because their elements are far apart.
 
     Raises: DataFileError if a file is truncated, too long or not an .npy file, if the lengths differ, for a 0-d array,
     and for arrays of Python objects, since no pickle is ever loaded; ArgumentError without a path; OSError if a file

@@ -1,4 +1,4 @@
-"""`DataLoader`: batches of a dataset, one pass after the other, that can be resumed in the middle of a pass."""
+"""`DataLoader`: yields the batches of a dataset, pass after pass. It can be resumed in the middle of a pass."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class DataLoader:
             fork_server.fork_server(self._modules)  # now, so that it is ready when workers are wanted
 
     def __len__(self) -> int:
-        """The number of batches of a whole pass. Of an IterableDataset, several workers may make more or fewer.
+        """The number of batches of a whole pass. Several workers of an IterableDataset may make more or fewer.
 
         Raises: TypeError if the sampler, or an IterableDataset, has no length.
         """
@@ -238,7 +238,7 @@ class DataLoader:
         self._began = None
 
     def _sampler_of_rank(self) -> Any:
-        """`sampler` if it has a rank, as a DistributedSampler has; otherwise the sampler of `batch_sampler` or None."""
+        """`sampler` if it has a `rank` (a DistributedSampler does), else the `sampler` of `batch_sampler`, if any."""
         return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
 
     def _steps(self) -> DistributedSampler | None:
@@ -273,7 +273,7 @@ class DataLoader:
         """Starts a pass, at the position of a loaded state if there is one, and returns its batches."""
         steps = self._steps()
         if self._seed is None:
-            # With micro_batches all ranks need the same seed, and threads' generators may differ between ranks.
+            # With micro_batches all ranks need the same seed: the sampler's. Threads' generators may differ.
             self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks with the same seed need different random numbers: their rank is mixed in.
         holder = self._sampler_of_rank()
@@ -302,7 +302,7 @@ class DataLoader:
         return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
-        """The workers of a pass: the persistent ones if their configuration is unchanged, otherwise new ones."""
+        """Returns the persistent workers if the configuration is unchanged or cannot be pickled, else new workers."""
         from ddp.data.shared_memory import Payload
         from ddp.data.worker_pool import WorkerPool
 

@@ -90,7 +90,7 @@ class DevicePrefetcher(Iterator[Any]):
         return (moved, position), arrived
 
     def _pinned(self, array: Any) -> Any:
-        """The array in pinned memory: itself if it is empty, or C-contiguous and pinned by CuPy; otherwise a copy."""
+        """Returns `array` if it is empty, or C-contiguous and pinned by CuPy. Otherwise returns a pinned copy."""
         if not array.nbytes or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, by_cupy=True)):
             return array
         pinned = self._copies.empty_pinned(self._xp, array.shape, array.dtype)

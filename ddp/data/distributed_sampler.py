@@ -124,7 +124,7 @@ class DistributedSampler(IndexSampler):
 
     @property
     def num_samples(self) -> int:
-        """The largest number of samples that a rank reads in an epoch. All ranks read as many, unless tail is "exact".
+        """The largest number of samples that a rank reads in an epoch. Only with tail="exact" may ranks read fewer.
 
         With micro_batches: the number of samples in the first micro-batches of all steps together.
         """
@@ -205,7 +205,7 @@ class DistributedSampler(IndexSampler):
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter`. If a state of the same epoch was loaded, `iter` still continues from it.
 
-        Not needed, since epochs are counted here. A loop that calls it, as PyTorch requires, works as with PyTorch.
+        A call is not needed, since the sampler counts epochs. A loop with the calls that PyTorch needs works, too.
 
         Raises: ArgumentError for an epoch below 0.
         """
@@ -230,7 +230,7 @@ class DistributedSampler(IndexSampler):
 
         Raises: StateDictError if the state is not of a DistributedSampler, or if the length of its dataset, its seed,
         its `shuffle` or (if this sampler has micro_batches) its number of micro-batches differs. A sampler
-        without micro_batches continues at any state with them, since the cursor counts the samples that were read.
+        without micro_batches can load the state of one with micro_batches: the cursor counts the samples read so far.
         """
         check_mapping(self, state_dict)
         epoch = read_count(self, state_dict, "epoch", 2**63 - 1)
@@ -280,7 +280,7 @@ def draw(sampler: Any, seed: int, epoch: int) -> Order:
     """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
-    if isinstance(sampler, IndexSampler):  # otherwise it would draw a seed from its own generator
+    if isinstance(sampler, IndexSampler):  # gets this seed, instead of one from its own generator
         sampler._loaded = {**sampler._next(draw=False), "seed": [seed, epoch]}
     numpy_state = np.random.get_state()
     python_state = random.getstate()

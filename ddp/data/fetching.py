@@ -146,7 +146,7 @@ class FetchResult(NamedTuple):
 class BatchMaker:
     """Makes the batches of passes over a dataset.
 
-    seeding: called with the seed of a pass or batch before that begins
+    seeding: called before each pass and before each batch, with its seed
     out: allocates a batch's arrays for `default_collate`
 
     `position` says what is being read, for error messages: an index, all indices of the batch, or a text for a stream.
@@ -179,7 +179,7 @@ class BatchMaker:
                 pass
 
     def make(self, seed: int, indices: Any) -> FetchResult:
-        """Makes the batch of a list of indices, or of one index; of a stream, the next batch."""
+        """Makes the batch of `indices`: a list, or one index. For a stream, makes the next batch."""
         self._seeding(seed)
         dataset, _, _, stream, size, drop_last = self._config
         self.position = "the next of the stream" if stream else indices
@@ -212,7 +212,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     """Returns a function that takes a whole batch from each array of a TensorDataset, or of a Subset of one.
 
     That function returns what `default_collate` would make of the samples, and raises an IndexError for an index out of
-    range. The result is None for other datasets, for a tensor that requires grad or is on a GPU, for a dtype that no
+    range. `_rows` returns None for other datasets, for a tensor that requires grad or is on a GPU, for a dtype that no
     tensor has, and for a Subset whose indices are not a list of integers.
     """
     subsets: list[Any] = []
@@ -226,7 +226,7 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
         return None
     length = len(dataset)
     chosen = [np.asarray(positions) for positions in subsets]
-    # An array of another kind is, for example, a mask of bool.
+    # Other indices, such as a mask of bool, are not supported here.
     if any(positions.dtype.kind not in "iu" or positions.ndim != 1 for positions in chosen):
         return None
 

@@ -33,9 +33,9 @@ _PART = 1 << 16  # indices drawn together: a pass may have more than fit into me
 class Sampler(Generic[T_co]):
     """Indices of a dataset in the order in which they are to be read: a subclass has `__iter__()`.
 
-    It is resumed at its position if it also has `state_dict()`, `load_state_dict(state)`, and `state_after(state, n)`,
-    the state n indices after `state` in the same pass. Otherwise a loader reads it from the beginning, and skips what
-    was consumed.
+    A loader resumes a sampler at its position if the sampler has `state_dict()`, `load_state_dict(state)`, and
+    `state_after(state, n)`, the state n indices after `state` in the same pass. Otherwise the loader reads it from the
+    beginning, and skips what was consumed.
     """
 
     def __iter__(self) -> Iterator[T_co]:
@@ -94,7 +94,7 @@ class IndexSampler(Sampler[int]):
     def _chunks(self, began: State) -> Iterator[Iterator[int]]:
         """Yields the indices of a pass, as Python integers, and sets the sampler's position.
 
-        If another pass has begun meanwhile, only that one sets the position.
+        If a newer pass has begun meanwhile, only the newer pass sets the position.
         """
         cursor = began["cursor"]
         for part in self._indices(began):
@@ -360,8 +360,8 @@ class BatchSampler(Sampler[list[int]]):
     sampler: a Sampler, or any iterable of indices
     drop_last: leave out the last list if it is shorter
 
-    Its position is the sampler's, if the sampler has one. If the last list is shorter, it ends the sampler's pass: the
-    state after it is the beginning of the next pass.
+    Its position is the sampler's, if the sampler has one. A last list that is shorter exhausts the sampler, so the
+    position after this list is the beginning of the next pass.
 
     If the sampler is a DistributedSampler, all ranks make the same number of lists. With tail="exact", a rank that has
     run out of samples makes empty lists, and `len()` counts them. With micro_batches, all ranks make lists for the same
@@ -376,7 +376,7 @@ class BatchSampler(Sampler[list[int]]):
         self.sampler: Any = sampler
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
-        self._is_distributed = hasattr(sampler, "most_after")  # as a DistributedSampler has
+        self._is_distributed = hasattr(sampler, "most_after")  # a method of DistributedSampler
         self._lists_per_step = len(getattr(sampler, "micro_batches_of_rank", None) or ()) or 1  # of this rank
 
     def __len__(self) -> int:

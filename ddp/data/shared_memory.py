@@ -33,7 +33,7 @@ from ddp.errors import ArgumentError
 
 _GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of similar sizes can use the same block
 _ALIGNMENT = 64  # bytes: a cache line
-_HELD = 32  # maximum number of blocks of one worker that the consumer keeps; further batches are copied from theirs
+_HELD = 32  # maximum number of blocks of one worker that the consumer keeps; beyond that, it copies batches
 
 _LARGE = 4096  # bytes: arrays of a dataset of at least this size are stored after the pickle
 _SCRIPT = b"\x8c\x08__main__"  # how a pickle refers to the user's script
@@ -271,7 +271,7 @@ class Payload:
         self._block: Block | None = None
 
     def share_memory_of(self, previous: Payload | None) -> bool:
-        """Uses the memory of an earlier payload, if that was written and has the same bytes. Returns whether it does.
+        """Uses the memory of `previous` if that payload is in memory and has the same bytes. Returns False if not.
 
         So the dataset is not written again for the workers of the next pass.
         """
