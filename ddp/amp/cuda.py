@@ -11,14 +11,14 @@ __all__ = ["GradScaler", "autocast"]
 
 
 class CudaAutocast(autocast_mode.autocast):
-    """`ddp.autocast("cuda", dtype, enabled)`."""
+    """The same as `ddp.autocast("cuda", dtype, enabled, cache_enabled)`, with `enabled` as the first argument."""
 
     def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True) -> None:
         super().__init__("cuda", dtype, enabled, cache_enabled)
 
 
 class CudaGradScaler(grad_scaler.GradScaler):
-    """`ddp.amp.GradScaler("cuda", ...)`."""
+    """The same as `ddp.amp.GradScaler("cuda", ...)`, without the device among the arguments."""
 
     __init__ = partialmethod(grad_scaler.GradScaler.__init__, "cuda")
 

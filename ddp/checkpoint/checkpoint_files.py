@@ -255,7 +255,7 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
 def write_file(path: str, chunks: Iterable[memoryview]) -> int:
     """Writes a new file and syncs it to the disk. Returns its length. A file that exists at a URL is replaced.
 
-    Raises: FileExistsError if a path that is not a URL exists; other errors of class OSError.
+    Raises: FileExistsError if the path exists and is no URL; other errors of class OSError.
     """
     if is_url(path):
         return remote_files.write_file(path, chunks)

@@ -44,7 +44,7 @@ C = TypeVar("C", bound="Checkpointer")
 
 
 class Checkpointer:
-    """Saves everything that training changes, and continues from there with the same numbers.
+    """Saves and restores everything that training changes, so that training continues with the same numbers.
 
     folder: of this run, a path or a URL of fsspec ("s3://bucket/run"); every checkpoint is a folder in it
     model: a Module, or DataParallel; optimizer, scheduler: one, or a list; scaler: a GradScaler
@@ -194,8 +194,8 @@ class Checkpointer:
     def stop(self) -> NoReturn:
         """Saves, unless this step is saved already, and exits with code 75. The same command continues the training.
 
-        If `ddp-launch --resize` asked for the stop, the state is written to memory instead. It goes to the folder if
-        ddp-launch holds no memory, or the write to memory fails. Then ddp-launch starts the ranks that continue.
+        If `ddp-launch --resize` asked for the stop, the state is written to memory instead. It still goes to the folder
+        if ddp-launch holds no memory, or the write to memory fails. Then ddp-launch starts the ranks that continue.
 
         Raises: SystemExit; the errors of `save`.
         """
@@ -388,7 +388,7 @@ class Checkpointer:
     # -- the state in memory
 
     def _open_memory(self) -> None:
-        """Opens the memory, and finds the state of an earlier start. Collective."""
+        """Opens the launcher's memory, and finds the state of an earlier start of the job. Collective."""
 
         def take() -> None:
             self._memory = state_memory.take(os.fspath(self.folder), self._comm)
@@ -436,7 +436,7 @@ class Checkpointer:
         After such an error this rank does not use the memory again. Other errors are raised, and so is a
         CollectiveTimeout, which is an OSError.
 
-        together: `fn` is collective: it raises these errors on all ranks or on none, and only rank 0 logs them
+        together: `fn` is collective. It raises these errors on all ranks or on none, and only rank 0 logs them
         """
         try:
             fn()

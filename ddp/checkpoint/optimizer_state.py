@@ -119,7 +119,7 @@ class SavedOptimizer:
         """Loads the state into an optimizer for which `check` has been called.
 
         Reads only the pieces that overlap with the elements whose state this rank will hold. With a ZeroOptimizer these
-        are elements of its shards; otherwise all.
+        are elements of its shards; otherwise they are all elements.
         """
         saved = self._described
         params = list(_params(optimizer))

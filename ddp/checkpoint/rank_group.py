@@ -92,8 +92,8 @@ class RankGroup:
 
         failed: the beginning of the error message; reraise: True: a rank whose `fn` raised raises that error instead
         Raises: CheckpointError on every rank if `fn` raised on one, or if a rank made no progress for `PATIENCE`
-        seconds or was stopped for longer than the communicator's time limit. After the latter two, and after `close`,
-        every later call raises it. PeerLeft or a related error if a rank has ended.
+        seconds or was stopped for longer than the communicator's time limit. After such a timeout, and after `close`,
+        every later call raises it, too. PeerLeft or a related error if a rank has ended.
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")

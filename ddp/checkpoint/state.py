@@ -57,7 +57,7 @@ def random_state() -> RandomState:
 
 
 def restore_random(saved: RandomState) -> None:
-    """Sets the generators of `random_state` to a state that it returned.
+    """Sets the random generators to a state that `random_state` returned.
 
     NumPy's generator keeps its state if its bit generator is not of the saved kind.
     """
@@ -155,7 +155,7 @@ class TrainedObjects:
 
     model: a Module, which may be a DataParallel or contain some; parallel: the DataParallel modules in it, in order
     user: a dict, or an object with a state_dict; loader: the argument of `resume`
-    began: the loader's epoch at the start of the pass that is being made; None: no pass is being made
+    began: the loader's epoch at the start of the pass under way; None: no pass is under way
     """
 
     model: Module | None

@@ -73,7 +73,7 @@ class Stamp(NamedTuple):
     """The header of a slot.
 
     owner: a hash of the Checkpointer's folder; start: which start of the job wrote the slot, from 0
-    node: of the rank; node_size: number of ranks of that node, which together wrote one copy of all that is equal
+    node: the rank's node; node_size: its number of ranks. Together they wrote one copy of what is equal on all ranks
     sharded: whether this rank holds pieces of a sharded optimizer, or ranks exchange copies of such pieces
     own_at: position of the first array that this rank alone has; text_at, text_bytes: position and length of the text
     copied: the ranks on other nodes whose pieces are copied in this slot; the text begins with them

@@ -1,8 +1,8 @@
 """The CUDA devices of this process, and this thread's random generators on them.
 
-Some functions can be called without CuPy or a GPU: for example, `is_available`, `device_count`, `is_bf16_supported` and
-those that seed generators. The others raise DeviceError then. For an invalid `device` argument, functions raise the
-same errors as `set_device`.
+Without CuPy or a GPU, some functions still work: for example, `is_available`, `device_count`, `is_bf16_supported` and
+those that seed generators. The others raise DeviceError. For an invalid `device` argument, functions raise the errors
+of `set_device`.
 """
 
 from __future__ import annotations

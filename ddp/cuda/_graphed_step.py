@@ -68,8 +68,8 @@ def graphed_step(
     keep a `clone()`. Gradients are in `param.grad`, as without a graph. Random numbers are the same as without a graph.
 
     The step is captured again if one of these differs from the captured call: the shape, dtype or requires_grad of a
-    tensor among the arguments; another argument; the mode, memory or requires_grad of a module; which gradients exist
-    before the call; the autocast, grad, inference or anomaly mode; the TF32 setting; the settings of
+    tensor argument; the value of another argument; the mode, memory or requires_grad of a module; which gradients
+    exist before the call; the autocast, grad, inference or anomaly mode; the TF32 setting; the settings of
     `ddp.backends.cudnn`, if the step uses cuDNN; the settings of an optimizer, unless it keeps them in device memory.
 
     Python code runs only in warm-up calls and when the step is captured: prints, counters and hooks do not run at a
@@ -257,8 +257,8 @@ class GradSnapshot:
     def matches(self) -> bool:
         """Whether the buffer is full or empty as in the snapshot, and in the same memory."""
         buffer = self.leaf.grad_buffer
-        # An empty buffer may have other memory, because a replay replaces it by the graph's memory. But a buffer that
-        # is bound to a bucket of a reducer must keep its memory.
+        # An empty buffer may have other memory: a replay gives it the graph's memory. But a buffer that is bound to a
+        # bucket of a reducer must keep its memory.
         is_empty = self.state is EMPTY
         if buffer.full is is_empty:
             return False

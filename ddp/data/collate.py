@@ -166,7 +166,7 @@ def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _as(like: Any, content: Any) -> Any:
-    """Makes a mapping or sequence of `content`, of the class of `like` if possible; a tuple becomes a list."""
+    """Converts `content`, a dict or list, to the class of `like` if possible. For a tuple, returns the list."""
     if isinstance(like, tuple):
         return content
     try:

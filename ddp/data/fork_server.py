@@ -2,10 +2,10 @@
 
 The server of `multiprocessing.get_context("forkserver")` has five faults here. A process has only one such server, for
 everything that it starts in that way. The server inherits the variables that make a process a rank of the job, so MPI
-starts in it if it preloads a module that uses MPI. In Python 3.11 it never preloads the user's script. Instead, each
-process that it forks imports the script again, needed or not. These processes live on if the server is killed. And the
-server listens at a path in TMPDIR: a killed job leaves the folder behind, and a path of more than 107 bytes cannot be
-bound.
+starts in it if it preloads a module that uses MPI. In Python 3.11 the server never preloads the user's script.
+Instead, each process that it forks imports the script again, needed or not. These processes live on if the server is
+killed. And the server listens at a path in TMPDIR: a killed job leaves the folder behind, and a path of more than 107
+bytes cannot be bound.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, so that it can
 import the modules of the workers before they are wanted. When a loader needs a server, the server is replaced if it has

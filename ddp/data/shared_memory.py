@@ -53,7 +53,7 @@ class Lease:
 
 
 class PackedBatch(NamedTuple):
-    """A batch as it is sent. slot: of its block in the worker; None: it has no arrays
+    """A batch as it is sent. slot: the slot of its block in the worker; None: the batch has no arrays
 
     new: size of the block (bytes) if its descriptor is sent along, otherwise 0
     leaves: for each array its offset in the block, its dtype and shape, and whether it is that of a tensor
