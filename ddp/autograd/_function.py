@@ -30,7 +30,7 @@ class FunctionContext:
         self._restored: tuple[Any, ...] | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keeps tensors, such as inputs and outputs, for backward, which raises if one was changed in place meanwhile.
+        """Keeps tensors for backward, such as inputs and outputs. Backward raises if one of them was changed in place.
 
         Raises: DtypeError for values that are neither tensors nor None. Keep those as attributes of `ctx`.
         """
@@ -112,7 +112,7 @@ class _FunctionBackward:
 
 
 class Function:
-    """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
+    """The base class of your own ops. A subclass defines two static methods, and is called by its method `apply`.
 
     forward(ctx, *args, **kwargs) returns a tensor or a tuple. The ops in it are not recorded. With
     setup_context(ctx, inputs, output), forward has no parameter ctx. backward(ctx, *grads) returns a gradient or None

@@ -38,8 +38,7 @@ def backward(
     grad_tensors: a gradient for each tensor, of its shape; None: 1, for tensors of one element. inputs: only these get
     a gradient. retain_graph, create_graph: as in Tensor.backward.
 
-    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
-    its tensor; ArgumentError for another number of gradients, or for empty `inputs`.
+    Raises: as Tensor.backward; ArgumentError if `grad_tensors` has another length than `tensors`.
     """
     outputs = as_list(tensors)
     run_backward(outputs, seeds_of(outputs, grad_tensors), retain_graph, create_graph, inputs)
@@ -62,8 +61,8 @@ def grad(
     With neither, `grad` raises GraphError. create_graph: gradients have a graph, so that they can be differentiated.
     retain_graph: keeps the graph for another backward; None: as create_graph.
 
-    Raises: GraphError, GraphFreedError, VersionError; ShapeError, DtypeError, DeviceError if a gradient does not fit
-    its output; ArgumentError for another number of gradients, for only_inputs=False, for materialize_grads=True with
+    Raises: as Tensor.backward without `inputs`, and GraphError if an input does not require grad; ArgumentError if
+    `grad_outputs` has another length than `outputs`, for only_inputs=False, for materialize_grads=True with
     allow_unused=False, and for is_grads_batched=True: call grad for each gradient instead.
     """
     if is_grads_batched:

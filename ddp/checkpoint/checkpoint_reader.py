@@ -51,7 +51,7 @@ def newest_first(names: Iterable[str]) -> list[str]:
 
 
 def next_name(step: int, names: Iterable[str]) -> str:
-    """The name for a new checkpoint of `step`, in a folder that contains `names`: it sorts as the newest.
+    """The name for a new checkpoint of `step` in a folder that contains `names`. It counts as newer than all of them.
 
     `next_name(5, ["step-0000000004"]) == "step-0000000005"`, `next_name(4, ["step-0000000004"]) == "step-0000000004.2"`
     """
@@ -66,7 +66,7 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name has the form of those that `temporary_name` returns."""
+    """Whether `temporary_name` may have made this name."""
     return _TEMPORARY.fullmatch(name) is not None
 
 

@@ -14,7 +14,7 @@ from ddp.errors import CheckpointError, how_to_install
 
 
 def is_url(path: str) -> bool:
-    """Whether a path names a file system of fsspec: `is_url("s3://bucket/run")`."""
+    """Whether a path is a URL, which fsspec opens: `is_url("s3://bucket/run")`."""
     return "://" in path
 
 

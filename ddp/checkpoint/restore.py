@@ -276,8 +276,8 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     """
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
-    # If the path is that of a checkpoint, it is verified as it is read. In a folder of checkpoints, each is verified
-    # whole first, from the newest on, until one is undamaged.
+    # A single checkpoint is verified while it is read. In a folder, `find` first verifies whole checkpoints, from the
+    # newest on, until it finds an undamaged one.
     single = exists(os.path.join(path, MANIFEST_FILE))
     saved: Any = open_checkpoint(path) if single else find(RankGroup(), path)
     if _checked_state(saved)["model"] is None:

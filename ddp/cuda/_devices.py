@@ -71,12 +71,12 @@ def _cupy() -> Any:
 
 
 def current_device() -> int:
-    """The number of this thread's current device, which "cuda" names. Raises: DeviceError without a GPU."""
+    """The number of this thread's current device, for which "cuda" stands. Raises: DeviceError without a GPU."""
     return _index(None)
 
 
 def set_device(device: DeviceLike) -> None:
-    """Makes a device this thread's current one, which "cuda" names. A negative number changes nothing.
+    """Makes a device the current one of this thread, for which "cuda" stands. A negative number changes nothing.
 
     Raises: DeviceError without a GPU, or for a device that does not exist or is not a CUDA device; ArgumentError for an
     invalid name; DtypeError for an argument of another type.

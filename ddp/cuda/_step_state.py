@@ -79,7 +79,7 @@ def modes_now() -> Hashable:
 
 
 class StepState:
-    """The modules and optimizers that a step uses, found in its closure, the globals it names and a method's object."""
+    """The modules and optimizers that a step uses: those in its closure, in its globals, and in a method's object."""
 
     def __init__(self, fn: Any, modules: Iterable[Any] = ()) -> None:
         self._roots: list[Any] = []

@@ -46,7 +46,7 @@ def use(which: str | Callable[[int], Any]) -> None:
         or a function from bytes to a `cupy.cuda.MemoryPointer`, such as RMM's
 
     Raises: ArgumentError for anything else; DeviceError after the first tensor if another allocator is in use, without
-    a GPU, or if the GPU has no cudaMallocAsync.
+    a GPU, inside of `cupy.cuda.using_allocator`, or if the GPU has no cudaMallocAsync.
     """
     cupy = _cupy()
     memory_pool.use(cupy, which)

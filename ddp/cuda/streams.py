@@ -275,7 +275,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to `end_event`. Both must have completed.
 
-        Raises: ArgumentError if one was not recorded, has not completed, or was made without enable_timing.
+        Raises: ArgumentError if an event was not recorded, has not completed, or was made without enable_timing.
         """
         for name, event in (("this event", self), ("end_event", end_event)):
             if not event.enable_timing:

@@ -42,7 +42,7 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; wor
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of workers: that of this process, without the variables by which engines mark a rank for MPI.
+    """The environment of workers: this process's, without the variables that tell MPI that a process is a rank.
 
     It sets one BLAS thread, keeps mpi4py from starting MPI, and names the rank for which the workers work.
     """

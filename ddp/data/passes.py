@@ -30,7 +30,7 @@ class Batches(Iterator[tuple[Any, Any]]):
     ahead: number of tasks that each worker still has when the consumer gets a batch
     """
 
-    workers: Sequence[int] = ()  # those that give batches, in the order of their next batches
+    workers: Sequence[int] = ()  # the workers that still give batches, in the order of their next batches
     position: State | None = None  # of a stream: the position after the last batch that was received
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:

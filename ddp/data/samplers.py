@@ -27,7 +27,7 @@ Order = np.ndarray[Any, Any]  # of int64
 
 # Number of indices converted to Python integers at once. As Python integers, a whole order takes five times the memory.
 _AT_ONCE = 4096
-_PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
+_PART = 1 << 16  # number of indices drawn at once: a pass may have more than fit into memory
 
 
 class Sampler(Generic[T_co]):

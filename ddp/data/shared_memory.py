@@ -31,11 +31,11 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import bfloat16
 from ddp.errors import ArgumentError
 
-_GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of similar sizes can use the same block
+_GRAIN = 1 << 16  # bytes: block sizes are multiples of this, so that batches of similar sizes can use the same block
 _ALIGNMENT = 64  # bytes: a cache line
 _HELD = 32  # maximum number of blocks of one worker that the consumer keeps; beyond that, it copies batches
 
-_LARGE = 4096  # bytes: arrays of a dataset of at least this size are stored after the pickle
+_LARGE = 4096  # bytes: a dataset's arrays are stored after the pickle if they have at least this size
 _SCRIPT = b"\x8c\x08__main__"  # how a pickle refers to the user's script
 
 # NumPy's `==` would write one byte for each byte that it compares.
@@ -44,9 +44,9 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Lease:
-    """An object that all arrays over a block keep alive: `weakref.finalize` calls back when the last one is gone.
+    """An object that all arrays over a block keep alive. `weakref.finalize` calls back when the last array is freed.
 
-    That may happen in any thread, whenever the garbage collector runs: the callback must do very little.
+    The callback may run in any thread, whenever the garbage collector runs, so it must do very little.
     """
 
     __slots__ = ("__weakref__",)
@@ -76,8 +76,8 @@ class BatchWriter:
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._free: list[int] = []
-        self._slot: int | None = None  # of the batch that is being made
-        self._used = 0  # bytes of its block that are in use
+        self._slot: int | None = None  # the block of the batch that is being made
+        self._used = 0  # bytes in use in the block `_slot`
         self._usual = 0  # bytes of the largest batch so far
 
     def begin(self, returned: Iterable[int] = ()) -> None:
@@ -327,7 +327,7 @@ class _PayloadPickler(pickle.Pickler):
             whole = whole.base
         if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
             return NotImplemented
-        # `offset` of a view is that of its base.
+        # A view has the `offset` of its base.
         offset = whole.offset + _address(obj) - _address(whole)
         return np.memmap, (
             str(whole.filename),
